@@ -327,7 +327,7 @@ fn what_cannot_be_restored_is_refused_with_the_reason() {
         (
             r#"(module (type $f (func)) (type $c (cont $f)) (func $g) (elem declare func $g)
                 (func (export "f") (resume $c (cont.new $c (ref.func $g)))))"#,
-            "switches stacks (resume)",
+            "switches stacks (cont.new)",
         ),
     ];
     for (text, reason) in cases {

@@ -3,6 +3,9 @@
 
 #![allow(dead_code, reason = "each test file uses a part")]
 
+pub(crate) mod random;
+pub(crate) mod stateful;
+
 use afresh_rewrite::{DataSegment, PrepareOptions, Prepared, WarmState, WarmValue, names, prepare};
 use wasmtime::{
     Config, Engine, Extern, Func, Global, Instance, Memory, Module, Ref, Store, StoreLimits,
