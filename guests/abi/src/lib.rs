@@ -83,3 +83,20 @@ pub fn fail(why: &str) -> ! {
     eprintln!("guest failed: {why}");
     std::process::abort()
 }
+
+/// Writes `{"error": message}`, by hand because the guest's own JSON writer may be
+/// what failed.
+pub fn write_error(message: &str, answer: &mut Vec<u8>) {
+    answer.extend_from_slice(b"{\"error\":\"");
+    for character in message.chars() {
+        match character {
+            '"' => answer.extend_from_slice(b"\\\""),
+            '\\' => answer.extend_from_slice(b"\\\\"),
+            control if control < ' ' => {
+                answer.extend_from_slice(format!("\\u{:04x}", u32::from(control)).as_bytes());
+            }
+            other => answer.extend_from_slice(other.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    answer.extend_from_slice(b"\"}");
+}

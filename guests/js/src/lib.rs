@@ -10,7 +10,7 @@
 
 use std::cell::RefCell;
 
-use afresh_guest_abi::{Random, fail, respond};
+use afresh_guest_abi::{Random, fail, respond, write_error};
 use rquickjs::{CatchResultExt, CaughtError, Context, Ctx, Function, Object, Persistent, Runtime};
 
 const PROGRAM: &str = include_str!("app.js");
@@ -104,20 +104,4 @@ fn describe(error: CaughtError<'_>) -> String {
         }
         other => other.to_string(),
     }
-}
-
-/// Writes `{"error": message}`, by hand because the engine may be what failed.
-fn write_error(message: &str, answer: &mut Vec<u8>) {
-    answer.extend_from_slice(b"{\"error\":\"");
-    for character in message.chars() {
-        match character {
-            '"' => answer.extend_from_slice(b"\\\""),
-            '\\' => answer.extend_from_slice(b"\\\\"),
-            control if control < ' ' => {
-                answer.extend_from_slice(format!("\\u{:04x}", u32::from(control)).as_bytes());
-            }
-            other => answer.extend_from_slice(other.encode_utf8(&mut [0; 4]).as_bytes()),
-        }
-    }
-    answer.extend_from_slice(b"\"}");
 }
