@@ -14,7 +14,7 @@ use std::cell::RefCell;
 use afresh_guest_abi::{fail, respond, write_error};
 use rustpython_vm::builtins::{PyBaseExceptionRef, PyStr};
 use rustpython_vm::compiler::Mode;
-use rustpython_vm::{Interpreter, PyObjectRef, PyResult, Settings, VirtualMachine};
+use rustpython_vm::{AsObject, Interpreter, PyObjectRef, PyResult, Settings, VirtualMachine};
 
 const PROGRAM: &str = include_str!("app.py");
 
