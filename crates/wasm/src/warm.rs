@@ -62,6 +62,8 @@ pub(crate) enum Pools {
 }
 
 pub(crate) struct Inner {
+    /// Keeps the thread that timeouts count on alive.
+    _engine: Engine,
     pub(crate) exports: HashMap<String, Callable>,
     pub(crate) memory: Option<ModuleExport>,
     pub(crate) pools: Pools,
@@ -303,6 +305,7 @@ impl Warm {
         let initialize = cold && exports.contains_key(INITIALIZE);
         let memory = module.get_export_index(&names::memory(0));
         let mut inner = Inner {
+            _engine: guest.engine.clone(),
             exports,
             memory,
             pools,
