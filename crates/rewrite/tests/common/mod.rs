@@ -58,12 +58,22 @@ pub(crate) fn place(running: &mut Running, segments: &[DataSegment]) {
     }
 }
 
+/// Instantiates a module; imported functions return 77.
 pub(crate) fn start(engine: &Engine, wasm: &[u8]) -> wasmtime::Result<Running> {
     let module = Module::new(engine, wasm)?;
     let limits = StoreLimitsBuilder::new().memory_size(32 << 20).table_elements(20_000).build();
     let mut store = Store::new(engine, limits);
     store.limiter(|limits| limits);
-    let instance = Instance::new(&mut store, &module, &[])?;
+    let mut imports = Vec::new();
+    for import in module.imports() {
+        let ty = import.ty().func().expect("only functions are imported").clone();
+        let func = Func::new(&mut store, ty, |_, _, results| {
+            results.fill(Val::I32(77));
+            Ok(())
+        });
+        imports.push(Extern::Func(func));
+    }
+    let instance = Instance::new(&mut store, &module, &imports)?;
     Ok(Running { store, instance })
 }
 
