@@ -3,7 +3,9 @@
 //!
 //! What is promised: every original index, import and export stays; every call of an original
 //! export has the same results, effects and traps as before. What may differ: fuel consumed and
-//! the depth at which the stack overflows, by a little, as some instructions become calls.
+//! the depth at which the stack overflows, by a little, as some instructions become calls. A start
+//! function of a module that can be restored or baked becomes [`names::START`], for the host to
+//! call.
 
 use std::collections::BTreeMap;
 
@@ -163,6 +165,10 @@ pub fn prepare(wasm: &[u8], options: &PrepareOptions) -> Result<Prepared, Prepar
     let segments = move_data(&model, &mut sections)?;
     for (index, _) in (0..).zip(&model.memories) {
         add.export(&names::memory(index), ExportKind::Memory, index);
+    }
+    if let Some(start) = model.start.filter(|_| options.restorable || options.bakeable) {
+        sections.remove(SectionId::Start);
+        add.export(names::START, ExportKind::Func, start);
     }
     let mut guards = guards(&model, &analysis, options, &mut add)?;
     let code = rewrite_code(&model, &mut guards, &mut add)?;
