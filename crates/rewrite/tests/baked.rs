@@ -67,6 +67,7 @@ fn a_baked_module_starts_warm() {
     let (prepared, mut warm) = start_prepared(&engine, GUEST, &bakeable());
     warm.call("warm", &[]).expect("no trap");
     let before = format!("{:?}", warm.call("state", &[]));
+    assert!(before.starts_with("Ok([I32(42)"), "the start function ran once: {before}");
     let state = warm.warm_state(&prepared);
     assert_eq!(state.dropped_data.iter().copied().collect::<Vec<_>>(), [0]);
     assert_eq!(state.dropped_elements.iter().copied().collect::<Vec<_>>(), [2]);
