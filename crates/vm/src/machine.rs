@@ -1,0 +1,388 @@
+//! One KVM virtual machine with one vCPU: creating it, running it, reading what it wrote.
+//!
+//! Promises: memory slots are set up once and never changed on the way of a call; registers go in
+//! and out through the shared run page (`KVM_SYNC_REGS`), so that a call costs one `KVM_RUN` for
+//! each exit and nothing else. May break it: a kernel without `KVM_CAP_SYNC_REGS` (before 4.17),
+//! which is refused.
+
+use std::io;
+use std::sync::OnceLock;
+
+use afresh_sys::kvm::{
+    DirtyRing, StopFlag, clear_dirty_log, dirty_ring_limit, enable_dirty_ring,
+    enable_manual_protect, get_dirty_log, reset_dirty_rings,
+};
+use kvm_bindings::{
+    CpuId, KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES, KVM_MEM_LOG_DIRTY_PAGES,
+    KVM_MEM_READONLY, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs, kvm_sregs,
+    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs,
+};
+use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
+
+use rustix::io::Errno;
+
+use crate::PAGE;
+use crate::abi::PORT;
+use crate::layout::Span;
+use crate::pages::{PageSet, Run};
+use crate::system::ExtendedState;
+
+/// Why KVM cannot be used, or failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum KvmError {
+    /// `/dev/kvm` does not exist.
+    #[error("/dev/kvm is missing: load the kvm_intel or kvm_amd module, or enable nested virtualisation")]
+    Missing,
+    /// `/dev/kvm` may not be opened.
+    #[error("no permission for /dev/kvm: add this user to the group that owns it (often `kvm`)")]
+    Permission,
+    /// `/dev/kvm` cannot be opened for another reason.
+    #[error("/dev/kvm cannot be opened")]
+    Open(#[source] io::Error),
+    /// The kernel lacks something that every sandbox needs.
+    #[error("this kernel's KVM lacks {0}; Linux 5.5 or newer is needed")]
+    Lacks(&'static str),
+    /// The tracker that was asked for is not available.
+    #[error("this kernel's KVM has no {0}; choose another tracker")]
+    NoTracker(&'static str),
+    /// A KVM call failed.
+    #[error("KVM: {what} failed")]
+    Call {
+        /// Which call.
+        what: &'static str,
+        /// What the kernel said.
+        source: io::Error,
+    },
+}
+
+pub(crate) fn failed<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> KvmError {
+    move |error| KvmError::Call { what, source: error.into() }
+}
+
+/// What one process needs to know of KVM.
+struct Host {
+    kvm: Kvm,
+    cpuid: CpuId,
+    extended: ExtendedState,
+    xcr0: u64,
+}
+
+fn host() -> Result<&'static Host, KvmError> {
+    static HOST: OnceLock<Host> = OnceLock::new();
+    if let Some(host) = HOST.get() {
+        return Ok(host);
+    }
+    let host = open()?;
+    Ok(HOST.get_or_init(|| host))
+}
+
+fn open() -> Result<Host, KvmError> {
+    let kvm = Kvm::new().map_err(|error| match Errno::from_raw_os_error(error.errno()) {
+        Errno::NOENT | Errno::NXIO | Errno::NODEV => KvmError::Missing,
+        Errno::ACCESS | Errno::PERM => KvmError::Permission,
+        _ => KvmError::Open(error.into()),
+    })?;
+    for (cap, name) in [
+        (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
+        (Cap::SyncRegs, "KVM_CAP_SYNC_REGS"),
+        (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
+    ] {
+        if !kvm.check_extension(cap) {
+            return Err(KvmError::Lacks(name));
+        }
+    }
+    let cpuid = kvm
+        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
+        .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
+    let leaf = |function, index| {
+        cpuid
+            .as_slice()
+            .iter()
+            .find(|e| e.function == function && e.index == index)
+    };
+    let xsave = leaf(1, 0).is_some_and(|e| e.ecx >> 26 & 1 == 1);
+    // x87, SSE, AVX and AVX-512; components with other rules are left out.
+    let xcr0 = leaf(0xd, 0).map_or(3, |e| u64::from(e.eax) & 0xe7 | 3);
+    let extended = if xsave { ExtendedState::Xsave } else { ExtendedState::Fxsave };
+    Ok(Host { kvm, cpuid, extended, xcr0 })
+}
+
+/// The form of extended state on this host.
+pub(crate) fn extended_state() -> Result<ExtendedState, KvmError> {
+    Ok(host()?.extended)
+}
+
+/// How KVM reports what the guest wrote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tracking {
+    /// Not at all.
+    Off,
+    /// A bitmap for each memory slot.
+    Log,
+    /// A ring of entries, of this many.
+    Ring(u32),
+}
+
+/// The most entries a dirty ring may have on this host; 0 where there is none.
+pub(crate) fn ring_limit() -> Result<u32, KvmError> {
+    let vm = host()?.kvm.create_vm().map_err(failed("KVM_CREATE_VM"))?;
+    Ok(dirty_ring_limit(&vm))
+}
+
+/// A range of guest-physical memory and what backs it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Backing {
+    pub(crate) span: Span,
+    pub(crate) host: *mut u8,
+    pub(crate) read_only: bool,
+    /// Whether the guest's writes are part of what a reset undoes.
+    pub(crate) tracked: bool,
+}
+
+/// Why the vCPU stopped.
+#[derive(Debug)]
+pub(crate) enum Exit {
+    /// An `out` to the hypercall port with this value.
+    Hypercall(u32),
+    /// A fault without a handler.
+    Shutdown,
+    /// A signal, or the stop flag.
+    Interrupted,
+    /// The dirty ring must be emptied.
+    RingFull,
+    /// Anything else, in words.
+    Other(String),
+}
+
+#[derive(Debug)]
+struct TrackedSlot {
+    first: u64,
+    pages: u64,
+    number: u32,
+    bitmap: Vec<u64>,
+}
+
+/// A machine.
+#[derive(Debug)]
+pub(crate) struct Machine {
+    ring: Option<DirtyRing>,
+    vcpu: VcpuFd,
+    vm: VmFd,
+    created: kvm_sregs,
+    tracked: Vec<TrackedSlot>,
+    tracking: Tracking,
+}
+
+impl Machine {
+    /// Creates a machine over `memory`.
+    ///
+    /// # Safety
+    /// The backings must stay mapped for as long as the machine lives.
+    pub(crate) unsafe fn new(memory: &[Backing], tracking: Tracking) -> Result<Self, KvmError> {
+        let host = host()?;
+        let vm = host.kvm.create_vm().map_err(failed("KVM_CREATE_VM"))?;
+        match tracking {
+            Tracking::Off => {}
+            Tracking::Log => enable_manual_protect(&vm)
+                .map_err(|_| KvmError::NoTracker("dirty log with manual protection"))?,
+            Tracking::Ring(entries) => enable_dirty_ring(&vm, entries)
+                .map_err(|_| KvmError::NoTracker("dirty ring"))?,
+        }
+        let mut vcpu = vm.create_vcpu(0).map_err(failed("KVM_CREATE_VCPU"))?;
+        let ring = match tracking {
+            Tracking::Ring(entries) => {
+                Some(DirtyRing::map(&vcpu, entries).map_err(failed("mapping the dirty ring"))?)
+            }
+            _ => None,
+        };
+        let mut tracked = Vec::new();
+        for (number, backing) in memory.iter().enumerate() {
+            let number = number as u32;
+            let track = backing.tracked && tracking != Tracking::Off;
+            let region = kvm_userspace_memory_region {
+                slot: number,
+                flags: if track { KVM_MEM_LOG_DIRTY_PAGES } else { 0 }
+                    | if backing.read_only { KVM_MEM_READONLY } else { 0 },
+                guest_phys_addr: backing.span.start,
+                memory_size: backing.span.len,
+                userspace_addr: backing.host as u64,
+            };
+            // SAFETY: the backing is mapped and stays so, by this function's contract.
+            unsafe { vm.set_user_memory_region(region) }
+                .map_err(failed("KVM_SET_USER_MEMORY_REGION"))?;
+            if track {
+                let pages = backing.span.len / PAGE;
+                let words = if tracking == Tracking::Log { pages.div_ceil(64) } else { 0 };
+                tracked.push(TrackedSlot {
+                    first: backing.span.start / PAGE,
+                    pages,
+                    number,
+                    bitmap: vec![0; words as usize],
+                });
+            }
+        }
+        vcpu.set_cpuid2(&host.cpuid).map_err(failed("KVM_SET_CPUID2"))?;
+        if host.extended == ExtendedState::Xsave {
+            let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
+            xcrs.xcrs[0].value = host.xcr0;
+            vcpu.set_xcrs(&xcrs).map_err(failed("KVM_SET_XCRS"))?;
+        }
+        let created = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
+        vcpu.get_kvm_run().kvm_valid_regs = u64::from(KVM_SYNC_X86_REGS);
+        Ok(Self { ring, vcpu, vm, created, tracked, tracking })
+    }
+
+    /// Special registers as KVM created them.
+    pub(crate) fn created_sregs(&self) -> &kvm_sregs {
+        &self.created
+    }
+
+    pub(crate) fn tracking(&self) -> Tracking {
+        self.tracking
+    }
+
+    /// The byte that makes the vCPU stop.
+    ///
+    /// # Safety
+    /// It must not be used after the machine is dropped.
+    pub(crate) unsafe fn stop_flag(&mut self) -> StopFlag {
+        // SAFETY: the caller's contract.
+        unsafe { StopFlag::new(&mut self.vcpu) }
+    }
+
+    /// General registers at the last exit.
+    pub(crate) fn regs(&mut self) -> kvm_regs {
+        self.vcpu.sync_regs_mut().regs
+    }
+
+    /// Sets general registers before the next run.
+    pub(crate) fn set_regs(&mut self, regs: &kvm_regs) {
+        self.vcpu.sync_regs_mut().regs = *regs;
+        self.vcpu.get_kvm_run().kvm_dirty_regs |= u64::from(KVM_SYNC_X86_REGS);
+    }
+
+    /// Sets special registers before the next run.
+    pub(crate) fn set_sregs(&mut self, sregs: &kvm_sregs) {
+        self.vcpu.sync_regs_mut().sregs = *sregs;
+        self.vcpu.get_kvm_run().kvm_dirty_regs |= u64::from(KVM_SYNC_X86_SREGS);
+    }
+
+    /// Special registers now; a system call.
+    pub(crate) fn get_sregs(&self) -> Result<kvm_sregs, KvmError> {
+        self.vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))
+    }
+
+    /// Extended state now, as words.
+    pub(crate) fn get_xsave(&self) -> Result<[u32; 1024], KvmError> {
+        Ok(self.vcpu.get_xsave().map_err(failed("KVM_GET_XSAVE"))?.region)
+    }
+
+    /// Makes the vCPU runnable after a shutdown: no pending event, then every register at the
+    /// next run.
+    pub(crate) fn revive(&mut self) -> Result<(), KvmError> {
+        self.vcpu
+            .set_vcpu_events(&kvm_vcpu_events::default())
+            .map_err(failed("KVM_SET_VCPU_EVENTS"))?;
+        self.vcpu
+            .set_mp_state(kvm_bindings::kvm_mp_state::default())
+            .map_err(failed("KVM_SET_MP_STATE"))
+    }
+
+    /// Runs until the next exit.
+    #[inline]
+    pub(crate) fn run(&mut self) -> Result<Exit, KvmError> {
+        Ok(match self.vcpu.run() {
+            Ok(VcpuExit::IoOut(PORT, data)) => match data.first_chunk() {
+                Some(number) if data.len() == 4 => Exit::Hypercall(u32::from_ne_bytes(*number)),
+                _ => Exit::Other(format!("a hypercall of {} bytes instead of 4", data.len())),
+            },
+            Ok(VcpuExit::Shutdown) => Exit::Shutdown,
+            Ok(VcpuExit::Intr) => Exit::Interrupted,
+            Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) => Exit::RingFull,
+            Ok(VcpuExit::InternalError) => Exit::Other(
+                "an instruction that this host's KVM cannot emulate (KVM_EXIT_INTERNAL_ERROR)".into(),
+            ),
+            Ok(other) => Exit::Other(format!("{other:?}")),
+            Err(error) if error.errno() == Errno::INTR.raw_os_error() => Exit::Interrupted,
+            Err(error) => return Err(failed("KVM_RUN")(error)),
+        })
+    }
+
+    /// Adds to `fresh` every page outside `known` that the guest wrote since it was last protected.
+    /// The pages stay writable.
+    pub(crate) fn drain(&mut self, known: &PageSet, fresh: &mut PageSet) -> Result<(), KvmError> {
+        match self.tracking {
+            Tracking::Off => {}
+            Tracking::Ring(_) => {
+                if let Some(ring) = &mut self.ring {
+                    while let Some(gfn) = ring.pop() {
+                        if let Some(slot) = self.tracked.iter().find(|s| s.number == gfn.slot) {
+                            let page = slot.first + gfn.offset;
+                            if !known.contains(page) {
+                                fresh.insert(page);
+                            }
+                        }
+                    }
+                }
+            }
+            Tracking::Log => {
+                for slot in &mut self.tracked {
+                    get_dirty_log(&self.vm, slot.number, slot.pages, &mut slot.bitmap)
+                        .map_err(failed("KVM_GET_DIRTY_LOG"))?;
+                    for (index, word) in slot.bitmap.iter().enumerate() {
+                        let first = slot.first + index as u64 * 64;
+                        let mut word = *word & !known.word_at(first);
+                        while word != 0 {
+                            fresh.insert(first + u64::from(word.trailing_zeros()));
+                            word &= word - 1;
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Write-protects at least the pages `runs`, so that later writes to them are reported again.
+    /// A ring protects everything that it reported.
+    pub(crate) fn protect(&mut self, runs: &[Run]) -> Result<(), KvmError> {
+        match self.tracking {
+            Tracking::Off => Ok(()),
+            Tracking::Ring(_) => {
+                if let Some(ring) = &mut self.ring {
+                    ring.give_back();
+                }
+                reset_dirty_rings(&self.vm)
+                    .map(|_| ())
+                    .map_err(failed("KVM_RESET_DIRTY_RINGS"))
+            }
+            Tracking::Log => self.protect_by_log(runs),
+        }
+    }
+
+    fn protect_by_log(&mut self, runs: &[Run]) -> Result<(), KvmError> {
+        for slot in &mut self.tracked {
+            let mut wanted = PageSet::new(slot.pages);
+            for run in runs {
+                let start = run.start.saturating_sub(slot.first);
+                let end = run.end.saturating_sub(slot.first).min(slot.pages);
+                if start < end && run.end > slot.first {
+                    wanted.insert_range(start, end);
+                }
+            }
+            for (word, range) in wanted.word_runs() {
+                let first = word * 64;
+                let count = (range.len() as u64 * 64).min(slot.pages - first);
+                clear_dirty_log(&self.vm, slot.number, first, count as u32, range)
+                    .map_err(failed("KVM_CLEAR_DIRTY_LOG"))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Entries of the ring that are taken, and how many there are.
+    pub(crate) fn ring_use(&self) -> Option<(u32, u32)> {
+        self.ring.as_ref().map(|ring| (ring.held(), ring.entries()))
+    }
+}

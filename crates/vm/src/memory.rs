@@ -1,0 +1,138 @@
+//! A guest's memory as the host reaches it: bounds-checked copies that note what they write.
+//!
+//! Promises: no address that a guest names is used unchecked, no reference to guest memory is ever
+//! formed, and every page written through this interface is known to the next reset, whatever
+//! tracks the guest's own writes. May break it: writing through the slot's raw address elsewhere.
+
+use std::sync::Arc;
+
+use crate::layout::Span;
+use crate::shared::SharedMemory;
+use crate::slot::Slot;
+use crate::PAGE;
+use crate::pages::{PageSet, Run};
+
+/// An address range that is not (wholly) accessible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at guest address {address:#x} are not {}", if *.write { "writable" } else { "readable" })]
+#[non_exhaustive]
+pub struct AccessError {
+    /// First guest address.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Whether the access was a write.
+    pub write: bool,
+}
+
+/// A span and how to reach it.
+#[derive(Debug, Clone)]
+struct Window {
+    span: Span,
+    writable: bool,
+    shared: Option<Arc<SharedMemory>>,
+}
+
+/// Where each accessible guest address lies in the host.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Map {
+    windows: Vec<Window>,
+}
+
+impl Map {
+    /// Adds a span; adjacent spans of the same kind become one, so that a buffer may cross them.
+    pub(crate) fn add(&mut self, span: Span, writable: bool, shared: Option<Arc<SharedMemory>>) {
+        if let Some(last) = self.windows.last_mut()
+            && last.span.end() == span.start
+            && last.writable == writable
+            && last.shared.is_none()
+            && shared.is_none()
+        {
+            last.span.len += span.len;
+            return;
+        }
+        self.windows.push(Window { span, writable, shared });
+    }
+
+    fn find(&self, address: u64, len: u64, write: bool) -> Result<&Window, AccessError> {
+        self.windows
+            .iter()
+            .find(|w| w.span.holds(address, len) && (w.writable || !write))
+            .ok_or(AccessError { address, len, write })
+    }
+
+    pub(crate) fn check(&self, address: u64, len: u64, write: bool) -> Result<(), AccessError> {
+        self.find(address, len, write).map(|_| ())
+    }
+}
+
+/// The memory of one sandbox: its slot, its map and what the host wrote since the last reset.
+#[derive(Debug)]
+pub(crate) struct GuestMemory {
+    pub(crate) slot: Slot,
+    map: Arc<Map>,
+    /// Runs that the guest or the host may write and that a reset restores.
+    pub(crate) writable: Arc<Vec<Run>>,
+    pub(crate) host_written: PageSet,
+}
+
+impl GuestMemory {
+    pub(crate) fn new(slot: Slot, map: Arc<Map>, writable: Arc<Vec<Run>>) -> Self {
+        let pages = slot.pages();
+        Self { slot, map, writable, host_written: PageSet::new(pages) }
+    }
+
+    pub(crate) fn map(&self) -> &Arc<Map> {
+        &self.map
+    }
+
+    fn pointer(&self, window: &Window, address: u64) -> *mut u8 {
+        match &window.shared {
+            Some(shared) => shared.pointer((address - window.span.start) as usize),
+            None => self.slot.pointer(address as usize),
+        }
+    }
+
+    /// Copies guest memory out.
+    pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        let len = out.len() as u64;
+        let window = self.map.find(address, len, false)?;
+        // SAFETY: the window holds `len` bytes at `address`, mapped for as long as `self` lives;
+        // the vCPU is stopped, and another party of shared memory can at worst tear the copy.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.pointer(window, address), out.as_mut_ptr(), out.len());
+        }
+        Ok(())
+    }
+
+    /// Copies guest memory into a new vector. The range is checked before anything is allocated.
+    pub(crate) fn read_vec(&self, address: u64, len: u64) -> Result<Vec<u8>, AccessError> {
+        let window = self.map.find(address, len, false)?;
+        let len = len as usize;
+        let mut out = Vec::with_capacity(len);
+        // SAFETY: as in `read`; the vector has room for `len` bytes and they are initialised by the
+        // copy before its length is set.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.pointer(window, address), out.as_mut_ptr(), len);
+            out.set_len(len);
+        }
+        Ok(out)
+    }
+
+    /// Copies `bytes` into guest memory that the guest itself may write.
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        let len = bytes.len() as u64;
+        if len == 0 {
+            return self.map.check(address, 0, true);
+        }
+        let window = self.map.find(address, len, true)?;
+        let target = self.pointer(window, address);
+        if window.shared.is_none() {
+            self.host_written
+                .insert_range(address / PAGE, (address + len - 1) / PAGE + 1);
+        }
+        // SAFETY: the window holds `len` writable bytes at `address`; the vCPU is stopped.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+        Ok(())
+    }
+}

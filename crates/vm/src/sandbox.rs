@@ -1,0 +1,355 @@
+//! A sandbox: one guest, called and brought back.
+//!
+//! Promises: after a reset every byte and register the guest can see equals the image; a call that
+//! failed leaves a sandbox that refuses calls until it is reset; a reset that failed leaves one that
+//! refuses everything. May break it: strategy `None`, which is for measuring only.
+
+use std::sync::Arc;
+
+use kvm_bindings::{kvm_regs, kvm_sregs};
+
+use crate::PAGE;
+use crate::builder::{BuildError, Config, SandboxBuilder, Template};
+use crate::call::{CallError, End, Phase, next_generation};
+use crate::crash::NO_FAULT;
+use crate::layout::Span;
+use crate::machine::{Backing, KvmError, Machine, extended_state, ring_limit};
+use crate::memory::{AccessError, GuestMemory};
+use crate::pages::PageSet;
+use crate::reset::{ResetReport, Resetter};
+use crate::slot::{Image, Slot};
+use crate::watch::{StopHandle, Watch};
+
+/// Whether a sandbox may be called.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum State {
+    /// It may.
+    Ready,
+    /// A call failed; it must be reset first.
+    NeedsReset,
+    /// Its state is unknown.
+    Quarantined,
+}
+
+/// A guest and everything it needs to run.
+#[derive(Debug)]
+pub struct Sandbox {
+    // Dropped in this order: the machine before the memory that it maps.
+    pub(crate) watch: Arc<Watch>,
+    pub(crate) machine: Machine,
+    pub(crate) memory: GuestMemory,
+    pub(crate) resetter: Resetter,
+    pub(crate) template: Arc<Template>,
+    pub(crate) config: Config,
+    pub(crate) generation: u64,
+    /// Where calls start.
+    pub(crate) entry: u64,
+    sregs: kvm_sregs,
+    state: State,
+}
+
+/// The first thing that differs from the image.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Difference {
+    /// A page of memory.
+    #[error("page {page} (guest address {:#x}) differs from the image", page * PAGE)]
+    Memory {
+        /// Its index.
+        page: u64,
+    },
+    /// General, special or extended registers.
+    #[error("the {0} registers differ from the initial state")]
+    Registers(&'static str),
+}
+
+/// Why [`Sandbox::verify`] did not confirm that the sandbox is pristine.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerifyError {
+    /// It is not.
+    #[error(transparent)]
+    Differs(#[from] Difference),
+    /// It could not be told.
+    #[error(transparent)]
+    Call(#[from] CallError),
+}
+
+impl Sandbox {
+    /// Starts describing a sandbox.
+    pub fn builder() -> SandboxBuilder {
+        SandboxBuilder::default()
+    }
+
+    pub(crate) fn start(
+        template: Arc<Template>,
+        image: Arc<Image>,
+        config: Config,
+        entry: u64,
+    ) -> Result<Self, BuildError> {
+        let extended = extended_state()?;
+        let writable: u64 = template.writable.iter().map(|run| run.end - run.start).sum();
+        let tracking = config.strategy.tracking(writable, ring_limit()?)?;
+        let slot = Slot::new(image, Arc::clone(&template.accessible))
+            .map_err(|error| BuildError::Memory { what: "reserved", source: error.into() })?;
+        let backings = backings(&template, &slot);
+        // SAFETY: the slot and the shared memory live in the sandbox and its template, and the
+        // machine is dropped first.
+        let mut machine = unsafe { Machine::new(&backings, tracking) }?;
+        let mut sregs = template.system.sregs(machine.created_sregs(), extended);
+        sregs.cr2 = NO_FAULT;
+        // SAFETY: `Drop` retires the flag before the machine goes.
+        let flag = unsafe { machine.stop_flag() };
+        let watch = Watch::new(flag).map_err(BuildError::Watchdog)?;
+        if config.timeout.is_some() {
+            watch.register().map_err(BuildError::Watchdog)?;
+        }
+        let pages = slot.pages();
+        let memory = GuestMemory::new(slot, Arc::clone(&template.map), Arc::clone(&template.writable));
+        Ok(Self {
+            watch,
+            machine,
+            memory,
+            resetter: Resetter::new(config.strategy, pages),
+            template,
+            config,
+            generation: next_generation(),
+            entry,
+            sregs,
+            state: State::Ready,
+        })
+    }
+
+    /// Runs the program's initialisation and makes the result the image.
+    pub(crate) fn initialise(&mut self, boot: u64) -> Result<(), BuildError> {
+        self.enter(self.entry, [boot, 0, 0]);
+        match self.drive(Phase::Init).map_err(BuildError::Init)? {
+            End::Ready(entry) => self.entry = entry,
+            End::Done(_) | End::Probe => {
+                let call = crate::abi::CALL_DONE;
+                let error = crate::call::GuestError::MisplacedHypercall(call);
+                return Err(BuildError::Init(error.into()));
+            }
+        }
+        let image = self.capture().map_err(|error| BuildError::Memory {
+            what: "captured",
+            source: error,
+        })?;
+        self.memory
+            .slot
+            .rebase(Arc::new(image))
+            .map_err(|error| BuildError::Memory { what: "mapped", source: error.into() })?;
+        self.machine.protect(&self.template.writable)?;
+        self.resetter.restart();
+        self.memory.host_written.clear();
+        Ok(())
+    }
+
+    /// The memory as it is, as an image.
+    fn capture(&mut self) -> Result<Image, std::io::Error> {
+        let mut pages = PageSet::new(self.memory.slot.pages());
+        self.resetter
+            .written(&mut self.machine, &self.memory, &mut pages)
+            .map_err(std::io::Error::other)?;
+        pages.union_with(self.memory.slot.image().stored());
+        let copies: Vec<(u64, Vec<u8>)> = pages
+            .runs()
+            .into_iter()
+            .map(|run| {
+                let mut bytes = vec![0; ((run.end - run.start) * PAGE) as usize];
+                self.memory.slot.read_run(&run, &mut bytes);
+                (run.start, bytes)
+            })
+            .collect();
+        let pieces = copies.iter().map(|(first, bytes)| (*first, bytes.as_slice()));
+        Ok(Image::build(self.memory.slot.pages(), pieces)?)
+    }
+
+    fn enter(&mut self, target: u64, arguments: [u64; 3]) {
+        let regs = self.entry_regs(target, arguments);
+        self.machine.set_regs(&regs);
+        self.machine.set_sregs(&self.sregs);
+    }
+
+    fn entry_regs(&self, target: u64, arguments: [u64; 3]) -> kvm_regs {
+        self.template.system.regs(&self.template.layout, target, arguments)
+    }
+
+    /// Calls the guest with `input` and returns its output. What the guest wrote stays until the
+    /// next [`reset`](Self::reset).
+    ///
+    /// # Errors
+    /// See [`CallError`]. After an error of the guest the sandbox must be reset.
+    pub fn call(&mut self, input: &[u8]) -> Result<Vec<u8>, CallError> {
+        match self.state {
+            State::Ready => {}
+            State::NeedsReset => return Err(CallError::NeedsReset),
+            State::Quarantined => return Err(CallError::Quarantined),
+        }
+        let buffer = self.template.layout.input;
+        if input.len() as u64 > buffer.len {
+            return Err(CallError::InputTooLarge { len: input.len(), capacity: buffer.len });
+        }
+        let outcome = self.call_inner(buffer, input);
+        if outcome.is_err() {
+            self.state = State::NeedsReset;
+        }
+        outcome
+    }
+
+    fn call_inner(&mut self, buffer: Span, input: &[u8]) -> Result<Vec<u8>, CallError> {
+        let _ = self.memory.write(buffer.start, input);
+        self.enter(self.entry, [buffer.start, input.len() as u64, 0]);
+        match self.drive(Phase::Call)? {
+            End::Done(output) => Ok(output),
+            End::Ready(_) | End::Probe => {
+                let call = crate::abi::CALL_READY;
+                Err(crate::call::GuestError::MisplacedHypercall(call).into())
+            }
+        }
+    }
+
+    /// Calls the guest, then brings the sandbox back to its image whatever came of the call.
+    ///
+    /// # Errors
+    /// The call's error, or the reset's where that failed.
+    pub fn run(&mut self, input: &[u8]) -> Result<Vec<u8>, CallError> {
+        let outcome = self.call(input);
+        match outcome {
+            Err(CallError::Quarantined) => outcome,
+            _ => {
+                self.reset()?;
+                outcome
+            }
+        }
+    }
+
+    /// Brings memory and registers back to the image.
+    ///
+    /// # Errors
+    /// KVM's or the kernel's; the sandbox is then quarantined.
+    pub fn reset(&mut self) -> Result<ResetReport, CallError> {
+        if self.state == State::Quarantined {
+            return Err(CallError::Quarantined);
+        }
+        let outcome = self.reset_inner();
+        self.state = match outcome {
+            Ok(_) => State::Ready,
+            Err(_) => State::Quarantined,
+        };
+        self.generation = next_generation();
+        Ok(outcome?)
+    }
+
+    fn reset_inner(&mut self) -> Result<ResetReport, KvmError> {
+        if self.state == State::NeedsReset {
+            self.machine.revive()?;
+        }
+        self.resetter.reset(&mut self.machine, &mut self.memory)
+    }
+
+    /// Compares all memory and all registers with the image. The registers are those of a call's
+    /// start, after the entry code cleared the extended state.
+    ///
+    /// # Errors
+    /// The first difference, or why it could not be told.
+    pub fn verify(&mut self) -> Result<(), VerifyError> {
+        match self.state {
+            State::Ready => {}
+            State::NeedsReset => return Err(CallError::NeedsReset.into()),
+            State::Quarantined => return Err(CallError::Quarantined.into()),
+        }
+        if let Some(page) = self.memory.slot.first_difference() {
+            return Err(Difference::Memory { page }.into());
+        }
+        let probe = self.template.system.probe();
+        self.enter(probe, [0; 3]);
+        self.drive(Phase::Probe)?;
+        let mut regs = self.machine.regs();
+        let mut expected = self.entry_regs(probe, [0; 3]);
+        // The entry code used these three and stands at, or just after, its `out`.
+        (expected.rax, expected.rdx) = (0, 0);
+        if regs.rip == probe + 2 {
+            regs.rip = probe;
+        }
+        (expected.rip, expected.rflags, regs.rflags) = (probe, 0, 0);
+        if regs != expected {
+            return Err(Difference::Registers("general").into());
+        }
+        if self.machine.get_sregs().map_err(CallError::from)? != self.sregs {
+            return Err(Difference::Registers("special").into());
+        }
+        let state = self.machine.get_xsave().map_err(CallError::from)?;
+        // XSTATE_BV without x87: no component but the legacy control words is off its initial value.
+        let (control, mxcsr, components) = (state[0] & 0xffff, state[6], state[128] & !1);
+        let legacy_clear = state[8..104].iter().all(|word| *word == 0);
+        if control != 0x37f || mxcsr != 0x1f80 || components & !2 != 0 || !legacy_clear {
+            return Err(Difference::Registers("extended").into());
+        }
+        Ok(())
+    }
+
+    /// A handle that stops a running call from another thread.
+    pub fn stop_handle(&self) -> StopHandle {
+        StopHandle(Arc::clone(&self.watch))
+    }
+
+    /// Copies guest memory out.
+    ///
+    /// # Errors
+    /// Where the range is not readable by the guest.
+    pub fn read_memory(&self, address: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        self.memory.read(address, out)
+    }
+
+    /// Copies bytes into guest memory; the next reset undoes it.
+    ///
+    /// # Errors
+    /// Where the range is not writable by the guest.
+    pub fn write_memory(&mut self, address: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        self.memory.write(address, bytes)
+    }
+
+    /// Where the guest's heap lies.
+    pub fn heap(&self) -> Span {
+        self.template.layout.heap
+    }
+
+    /// Where the extra regions lie, in the order of the builder.
+    pub fn regions(&self) -> Vec<Span> {
+        self.template.layout.regions.iter().map(|region| region.span).collect()
+    }
+}
+
+impl Drop for Sandbox {
+    fn drop(&mut self) {
+        self.watch.retire();
+    }
+}
+
+fn backings(template: &Template, slot: &Slot) -> Vec<Backing> {
+    let in_slot = |span: Span, read_only, tracked| Backing {
+        span,
+        host: slot.pointer(span.start as usize),
+        read_only,
+        tracked,
+    };
+    let spans = |runs: &[crate::pages::Run]| -> Vec<Span> {
+        runs.iter()
+            .map(|run| Span { start: run.start * PAGE, len: (run.end - run.start) * PAGE })
+            .collect()
+    };
+    let mut backings: Vec<Backing> = spans(&template.writable)
+        .into_iter()
+        .map(|span| in_slot(span, false, true))
+        .collect();
+    backings.extend(template.read_only.iter().map(|span| in_slot(*span, true, false)));
+    backings.extend(template.shared.iter().map(|(span, memory)| Backing {
+        span: *span,
+        host: memory.pointer(0),
+        read_only: false,
+        tracked: false,
+    }));
+    backings.push(in_slot(template.system.span, false, false));
+    backings
+}
