@@ -91,10 +91,16 @@ pub(crate) fn classify(
         };
         return Crash { rip, cr2: Some(address), reason };
     }
-    let mut code = [0; 4];
+    let (mut code, mut before) = ([0; 4], [0]);
     let reason = match memory.read(regs.rip, &mut code) {
         Ok(()) => by_instruction(code),
         Err(_) => CrashReason::Protection,
+    };
+    // A breakpoint may leave RIP behind it.
+    let _ = memory.read(regs.rip.wrapping_sub(1), &mut before);
+    let reason = match reason {
+        CrashReason::Protection if before == [0xcc] => CrashReason::Interrupt,
+        other => other,
     };
     Crash { rip, cr2: None, reason }
 }

@@ -163,6 +163,9 @@ struct TrackedSlot {
     bitmap: Vec<u64>,
 }
 
+/// Extended state of a new vCPU, the same for all.
+static FRESH_XSAVE: OnceLock<[u32; 1024]> = OnceLock::new();
+
 /// A machine.
 #[derive(Debug)]
 pub(crate) struct Machine {
@@ -170,6 +173,7 @@ pub(crate) struct Machine {
     vcpu: VcpuFd,
     vm: VmFd,
     created: kvm_sregs,
+    fresh: &'static [u32; 1024],
     tracked: Vec<TrackedSlot>,
     tracking: Tracking,
 }
@@ -229,8 +233,10 @@ impl Machine {
             vcpu.set_xcrs(&xcrs).map_err(failed("KVM_SET_XCRS"))?;
         }
         let created = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
+        let xsave = vcpu.get_xsave().map_err(failed("KVM_GET_XSAVE"))?;
+        let fresh = FRESH_XSAVE.get_or_init(|| xsave.region);
         vcpu.get_kvm_run().kvm_valid_regs = u64::from(KVM_SYNC_X86_REGS);
-        Ok(Self { ring, vcpu, vm, created, tracked, tracking })
+        Ok(Self { ring, vcpu, vm, created, fresh, tracked, tracking })
     }
 
     /// Special registers as KVM created them.
@@ -276,6 +282,11 @@ impl Machine {
     /// Extended state now, as words.
     pub(crate) fn get_xsave(&self) -> Result<[u32; 1024], KvmError> {
         Ok(self.vcpu.get_xsave().map_err(failed("KVM_GET_XSAVE"))?.region)
+    }
+
+    /// Extended state of a vCPU that never ran.
+    pub(crate) fn fresh_xsave(&self) -> &'static [u32; 1024] {
+        self.fresh
     }
 
     /// Makes the vCPU runnable after a shutdown: no pending event, then every register at the

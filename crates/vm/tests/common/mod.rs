@@ -1,0 +1,43 @@
+//! Sample guests for the tests: built once a test run by the ordinary host toolchain.
+#![allow(dead_code, reason = "each test file uses its own part")]
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::OnceLock;
+
+/// Whether tests that need KVM can run; says loudly when they cannot.
+pub fn kvm() -> bool {
+    static USABLE: OnceLock<bool> = OnceLock::new();
+    *USABLE.get_or_init(|| {
+        let usable = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
+        if !usable {
+            eprintln!("SKIPPED: /dev/kvm is missing or not accessible; micro-VM tests did not run");
+        }
+        usable
+    })
+}
+
+/// The ELF of a sample guest.
+pub fn guest(name: &str) -> Vec<u8> {
+    static BUILT: OnceLock<PathBuf> = OnceLock::new();
+    let folder = BUILT.get_or_init(|| {
+        let guests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guests/vm");
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR")).join("guests-vm");
+        let status = Command::new(env!("CARGO"))
+            .args(["build", "--release", "--quiet"])
+            .current_dir(&guests)
+            .env("CARGO_TARGET_DIR", &target)
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS")
+            .status()
+            .expect("cargo runs");
+        assert!(status.success(), "the sample guests build");
+        target.join("release")
+    });
+    std::fs::read(folder.join(name)).expect("the sample guest was built")
+}
+
+/// Input for the `dirty` guest.
+pub fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}

@@ -1,0 +1,169 @@
+//! A guest runs, is contained, and is pristine again.
+
+mod common;
+
+use std::time::Duration;
+
+use afresh_vm::{CallError, CrashReason, GuestError, Sandbox, Strategy};
+use common::{guest, kvm, words};
+
+const STRATEGIES: [Strategy; 7] = [
+    Strategy::Auto,
+    Strategy::FullCopy,
+    Strategy::Discard,
+    Strategy::Log,
+    Strategy::Ring,
+    Strategy::WriteSetLog,
+    Strategy::WriteSetRing,
+];
+
+#[test]
+fn a_guest_returns_what_it_computes() {
+    if !kvm() {
+        return;
+    }
+    let mut sandbox = Sandbox::builder().build(&guest("hash")).unwrap();
+    let digest = sandbox.run(b"abc").unwrap();
+    assert_eq!(digest[..4], [0xba, 0x78, 0x16, 0xbf]);
+    sandbox.verify().unwrap();
+}
+
+#[test]
+fn every_sample_works() {
+    if !kvm() {
+        return;
+    }
+    let mut json = Sandbox::builder().build(&guest("json")).unwrap();
+    let output = json.run(br#"[{"a": 1, "b": "x"}, {"a": 2.5}]"#).unwrap();
+    assert_eq!(output, br#"{"rows":2,"sums":{"a":3.5}}"#);
+    json.verify().unwrap();
+
+    let mut zlib = Sandbox::builder().build(&guest("zlib")).unwrap();
+    let output = zlib.run(&[b'x'; 5000]).unwrap();
+    assert!(output.len() < 100 && output[0] == 0x78);
+    zlib.verify().unwrap();
+
+    let mut spin = Sandbox::builder().build(&guest("spin")).unwrap();
+    assert_eq!(spin.run(b"").unwrap(), b"did not spin");
+}
+
+#[test]
+fn nothing_of_a_call_is_left_after_a_reset() {
+    if !kvm() {
+        return;
+    }
+    let elf = guest("dirty");
+    for strategy in STRATEGIES {
+        let mut sandbox = Sandbox::builder().memory(4 << 20).strategy(strategy).build(&elf).unwrap();
+        for round in 0..40_u64 {
+            let (first, count, stride) = (round * 3 % 50, 1 + round % 90, 1 + round % 7);
+            sandbox.call(&words(&[1, first, count, stride, round + 1])).unwrap();
+            let sum = sandbox.call(&words(&[2, first, count, stride])).unwrap();
+            assert_eq!(sum, (count * (round + 1)).to_le_bytes(), "{strategy:?}");
+            sandbox.reset().unwrap();
+            sandbox.verify().unwrap_or_else(|error| panic!("{strategy:?}, round {round}: {error}"));
+        }
+    }
+}
+
+#[test]
+fn registers_do_not_leak_from_call_to_call() {
+    if !kvm() {
+        return;
+    }
+    let mut sandbox = Sandbox::builder().build(&guest("dirty")).unwrap();
+    for _ in 0..3 {
+        sandbox.run(&words(&[6])).unwrap();
+        sandbox.verify().unwrap();
+    }
+}
+
+#[test]
+fn a_crash_is_explained_and_undone() {
+    if !kvm() {
+        return;
+    }
+    let elf = guest("crash");
+    let mut sandbox = Sandbox::builder().build(&elf).unwrap();
+    for (what, reason) in [
+        (b'n', CrashReason::NullPointer),
+        (b'u', CrashReason::InvalidOpcode),
+        (b'd', CrashReason::Division),
+        (b'p', CrashReason::Protection),
+        (b'o', CrashReason::Protection),
+        (b'r', CrashReason::ReadOnly),
+        (b'x', CrashReason::Execute),
+        (b's', CrashReason::StackOverflow),
+        (b'w', CrashReason::Unmapped),
+        (b'c', CrashReason::Interrupt),
+        (b'k', CrashReason::InvalidOpcode),
+    ] {
+        let what = char::from(what);
+        match sandbox.call(&[what as u8]) {
+            Err(CallError::Guest(GuestError::Crash(crash))) => {
+                assert_eq!(crash.reason, reason, "{what}: {crash}");
+                assert!(crash.rip.is_some(), "{what}: {crash}");
+                println!("{what}: {crash}");
+            }
+            other => panic!("{what}: {other:?}"),
+        }
+        assert!(matches!(sandbox.call(b" "), Err(CallError::NeedsReset)));
+        sandbox.reset().unwrap();
+        sandbox.verify().unwrap_or_else(|error| panic!("{what}: {error}"));
+        assert_eq!(sandbox.run(b" ").unwrap(), 1_u64.to_le_bytes(), "{what}");
+    }
+}
+
+#[test]
+fn every_other_misdeed_has_its_own_error() {
+    if !kvm() {
+        return;
+    }
+    let mut sandbox = Sandbox::builder().build(&guest("crash")).unwrap();
+    let mut error = |what: u8| match sandbox.run(&[what]) {
+        Err(CallError::Guest(error)) => error,
+        other => panic!("{}: {other:?}", char::from(what)),
+    };
+    assert!(matches!(error(b'm'), GuestError::Panic(text) if text.ends_with("as asked: 1")));
+    assert_eq!(error(b'h'), GuestError::UnknownHypercall(12345));
+    assert!(matches!(error(b'b'), GuestError::BadPointer { call: 2, .. }));
+    assert_eq!(error(b'R'), GuestError::MisplacedHypercall(1));
+    assert_eq!(error(b'f'), GuestError::Failed { status: 7, output: b"because".to_vec() });
+    sandbox.verify().unwrap();
+}
+
+#[test]
+fn a_runaway_guest_is_stopped_and_undone() {
+    if !kvm() {
+        return;
+    }
+    let timeout = Duration::from_millis(30);
+    let mut sandbox = Sandbox::builder().timeout(timeout).build(&guest("spin")).unwrap();
+    for _ in 0..3 {
+        let start = std::time::Instant::now();
+        let error = sandbox.run(b"spin").unwrap_err();
+        assert!(matches!(error, CallError::Guest(GuestError::Timeout { .. })), "{error}");
+        assert!(start.elapsed() >= timeout && start.elapsed() < Duration::from_secs(5));
+        sandbox.verify().unwrap();
+        assert_eq!(sandbox.run(b"").unwrap(), b"did not spin");
+    }
+}
+
+#[test]
+fn a_stop_handle_ends_a_call() {
+    if !kvm() {
+        return;
+    }
+    let mut sandbox = Sandbox::builder().build(&guest("spin")).unwrap();
+    let handle = sandbox.stop_handle();
+    handle.stop();
+    let stopper = std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(50));
+        handle.stop();
+    });
+    let error = sandbox.run(b"spin").unwrap_err();
+    assert!(matches!(error, CallError::Guest(GuestError::Stopped { .. })), "{error}");
+    stopper.join().unwrap();
+    sandbox.verify().unwrap();
+    assert_eq!(sandbox.run(b"").unwrap(), b"did not spin");
+}
