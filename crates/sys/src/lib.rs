@@ -1,4 +1,40 @@
-//! System calls that the engine needs, each behind a safe or a documented interface.
+//! The system calls that afresh stands on, and nothing above them.
+//!
+//! This is the only crate that talks to the kernel. Everything it offers is a thin, typed wrapper
+//! with an error that names the call, the errno and, where one is known, the way out. It promises
+//! no policy: which strategy resets a slot is decided in `afresh-memory`.
+//!
+//! * [`Reservation`]: a range of address space and the mappings inside it.
+//! * [`Memfd`]: anonymous files that back images.
+//! * [`Uffd`]: userfaultfd, for write protection and for filling missing pages.
+//! * [`pagemap`]: `PAGEMAP_SCAN`, which lists the pages that were written.
+//! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
+//! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
+//! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
+//! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
+//!
+//! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
 
-#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+mod error;
+mod features;
+pub mod inject;
+#[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
 pub mod kvm;
+mod page;
+
+#[cfg(not(miri))]
+mod linux;
+#[cfg(not(miri))]
+use linux as imp;
+
+#[cfg(miri)]
+mod fake;
+#[cfg(miri)]
+use fake as imp;
+
+pub use error::{Call, SysError};
+pub use features::{Feature, Features, UnknownFeature};
+pub use imp::fault;
+pub use imp::pagemap;
+pub use imp::{Advice, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent, UffdMode};
+pub use page::{PAGE_SIZE, PageRange, page_align_up};

@@ -1,0 +1,140 @@
+//! What a failed system call says: which call, which errno, and what to do about it.
+
+use std::fmt;
+
+/// The kinds of system call this crate makes; also the names that [`crate::inject`] understands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Call {
+    /// Reserve address space or place a mapping in it.
+    Map,
+    /// Release address space.
+    Unmap,
+    /// Change page protection.
+    Protect,
+    /// `madvise`.
+    Advise,
+    /// Move pages between mappings.
+    Remap,
+    /// `memfd_create`.
+    MemfdCreate,
+    /// `ftruncate` of a memfd.
+    Truncate,
+    /// Seal a memfd.
+    Seal,
+    /// Write into a memfd.
+    Write,
+    /// Read from a memfd.
+    Read,
+    /// Give a range of a memfd back.
+    PunchHole,
+    /// Open a userfaultfd and negotiate its features.
+    UffdOpen,
+    /// Register a range with a userfaultfd.
+    UffdRegister,
+    /// Unregister a range.
+    UffdUnregister,
+    /// Set or clear write protection.
+    UffdWriteProtect,
+    /// Fill a missing page (copy, zero, continue, move) or wake a waiter.
+    UffdFill,
+    /// Read events from a userfaultfd.
+    UffdRead,
+    /// `PAGEMAP_SCAN`.
+    PagemapScan,
+    /// Install a signal handler.
+    Signal,
+}
+
+impl Call {
+    /// The name the kernel's documentation uses.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Call::Map => "mmap",
+            Call::Unmap => "munmap",
+            Call::Protect => "mprotect",
+            Call::Advise => "madvise",
+            Call::Remap => "mremap",
+            Call::MemfdCreate => "memfd_create",
+            Call::Truncate => "ftruncate",
+            Call::Seal => "fcntl(F_ADD_SEALS)",
+            Call::Write => "pwrite",
+            Call::Read => "pread",
+            Call::PunchHole => "fallocate(PUNCH_HOLE)",
+            Call::UffdOpen => "userfaultfd",
+            Call::UffdRegister => "ioctl(UFFDIO_REGISTER)",
+            Call::UffdUnregister => "ioctl(UFFDIO_UNREGISTER)",
+            Call::UffdWriteProtect => "ioctl(UFFDIO_WRITEPROTECT)",
+            Call::UffdFill => "ioctl(UFFDIO_COPY/ZEROPAGE/CONTINUE/MOVE/WAKE)",
+            Call::UffdRead => "read(userfaultfd)",
+            Call::PagemapScan => "ioctl(PAGEMAP_SCAN)",
+            Call::Signal => "sigaction",
+        }
+    }
+}
+
+/// A system call failed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub struct SysError {
+    /// Which call.
+    pub call: Call,
+    /// The errno it returned.
+    pub errno: i32,
+}
+
+impl SysError {
+    /// An error of `call` with `errno`.
+    #[must_use]
+    pub fn new(call: Call, errno: i32) -> Self {
+        Self { call, errno }
+    }
+
+    /// An error of `call` with the calling thread's current errno.
+    #[must_use]
+    pub fn last(call: Call) -> Self {
+        Self::new(call, std::io::Error::last_os_error().raw_os_error().unwrap_or(0))
+    }
+
+    /// Whether the kernel said that memory, maps or descriptors ran out, which giving some back
+    /// can cure.
+    #[must_use]
+    pub fn is_exhaustion(&self) -> bool {
+        matches!(self.errno, libc::ENOMEM | libc::EMFILE | libc::ENFILE | libc::ENOSPC)
+    }
+
+    fn way_out(&self) -> Option<&'static str> {
+        match (self.call, self.errno) {
+            (Call::Map | Call::Protect | Call::Remap, libc::ENOMEM) => Some(
+                "out of address space or of mappings: raise vm.max_map_count, or ulimit -v, or use \
+                 fewer or smaller slots",
+            ),
+            (Call::MemfdCreate | Call::UffdOpen, libc::EMFILE | libc::ENFILE) => {
+                Some("out of file descriptors: raise ulimit -n")
+            }
+            (Call::Write | Call::Truncate, libc::ENOSPC | libc::ENOMEM) => {
+                Some("out of memory for images: raise the memory limit or drop images")
+            }
+            (Call::UffdOpen, libc::EPERM) => Some(
+                "userfaultfd is not permitted here: set vm.unprivileged_userfaultfd=1, allow it in \
+                 the seccomp profile, or let afresh use another tracker",
+            ),
+            (Call::UffdOpen, libc::ENOSYS | libc::EINVAL) => {
+                Some("this kernel's userfaultfd lacks a feature: Linux 6.1 or newer is needed")
+            }
+            (Call::PagemapScan, libc::ENOTTY) => Some("PAGEMAP_SCAN needs Linux 6.7 or newer"),
+            _ => None,
+        }
+    }
+}
+
+impl fmt::Display for SysError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let io = std::io::Error::from_raw_os_error(self.errno);
+        write!(f, "{} failed: {io}", self.call.name())?;
+        if let Some(way) = self.way_out() {
+            write!(f, "; {way}")?;
+        }
+        Ok(())
+    }
+}

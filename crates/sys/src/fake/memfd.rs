@@ -1,0 +1,114 @@
+//! A file that is a vector.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::{Call, PageRange, SysError, inject};
+
+#[derive(Debug, Default)]
+struct State {
+    bytes: Vec<u8>,
+    sealed: bool,
+}
+
+/// An anonymous file.
+#[derive(Clone, Debug)]
+pub struct Memfd(Arc<Mutex<State>>);
+
+impl Memfd {
+    /// Creates an empty file.
+    ///
+    /// # Errors
+    /// Injected ones.
+    pub fn new(_name: &std::ffi::CStr) -> Result<Self, SysError> {
+        inject::gate(Call::MemfdCreate)?;
+        Ok(Self(Arc::default()))
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn writable(&self, call: Call) -> Result<MutexGuard<'_, State>, SysError> {
+        inject::gate(call)?;
+        let state = self.state();
+        if state.sealed { Err(SysError::new(call, libc::EPERM)) } else { Ok(state) }
+    }
+
+    /// Sets the length.
+    ///
+    /// # Errors
+    /// `EPERM` on a sealed file.
+    pub fn set_len(&self, bytes: usize) -> Result<(), SysError> {
+        self.writable(Call::Truncate)?.bytes.resize(bytes, 0);
+        Ok(())
+    }
+
+    /// Writes all of `bytes` at `offset`.
+    ///
+    /// # Errors
+    /// `EPERM` on a sealed file.
+    pub fn write_at(&self, bytes: &[u8], offset: usize) -> Result<(), SysError> {
+        let mut state = self.writable(Call::Write)?;
+        let end = offset + bytes.len();
+        if state.bytes.len() < end {
+            state.bytes.resize(end, 0);
+        }
+        state.bytes[offset..end].copy_from_slice(bytes);
+        Ok(())
+    }
+
+    /// Writes from raw memory.
+    ///
+    /// # Safety
+    /// `source .. source + len` must be readable.
+    ///
+    /// # Errors
+    /// `EPERM` on a sealed file.
+    pub unsafe fn write_from(
+        &self,
+        source: *const u8,
+        len: usize,
+        offset: usize,
+    ) -> Result<(), SysError> {
+        // SAFETY: the caller promises that the range is readable.
+        self.write_at(unsafe { std::slice::from_raw_parts(source, len) }, offset)
+    }
+
+    /// Zeroes a range.
+    ///
+    /// # Errors
+    /// `EPERM` on a sealed file.
+    pub fn punch_hole(&self, range: PageRange) -> Result<(), SysError> {
+        let mut state = self.writable(Call::PunchHole)?;
+        let end = (range.byte_start() + range.byte_len()).min(state.bytes.len());
+        let start = range.byte_start().min(end);
+        state.bytes[start..end].fill(0);
+        Ok(())
+    }
+
+    /// Makes the file immutable.
+    ///
+    /// # Errors
+    /// Injected ones.
+    pub fn seal(&self) -> Result<(), SysError> {
+        inject::gate(Call::Seal)?;
+        self.state().sealed = true;
+        Ok(())
+    }
+
+    /// Bytes held.
+    #[must_use]
+    pub fn resident_bytes(&self) -> usize {
+        self.state().bytes.len()
+    }
+
+    /// A copy of `len` bytes at `offset`; bytes past the end are zero.
+    pub(super) fn read(&self, offset: usize, len: usize) -> Vec<u8> {
+        let state = self.state();
+        let mut out = vec![0; len];
+        let from = offset.min(state.bytes.len());
+        let to = (offset + len).min(state.bytes.len());
+        out[..to - from].copy_from_slice(&state.bytes[from..to]);
+        out
+    }
+}

@@ -1,0 +1,24 @@
+//! A pretend kernel for Miri: maps are heap memory, files are vectors, write tracking is missing.
+//!
+//! It lets the page arithmetic, copy-back and bookkeeping above run in the interpreter, which finds
+//! undefined behaviour that tests on hardware cannot. Strategies that need fault signals report
+//! themselves as missing, as on a host without them.
+
+pub mod fault;
+mod memfd;
+pub mod pagemap;
+mod reservation;
+mod uffd;
+
+use std::collections::BTreeMap;
+
+use crate::Feature;
+
+pub use memfd::Memfd;
+pub use reservation::{Advice, Protection, Reservation};
+pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
+
+/// Everything is missing here.
+pub(crate) fn probe() -> BTreeMap<Feature, String> {
+    Feature::ALL.into_iter().map(|f| (f, "not simulated".to_owned())).collect()
+}

@@ -1,0 +1,65 @@
+//! userfaultfd is missing in the interpreter: opening one fails, so no value of it exists.
+
+use crate::{Call, SysError};
+
+/// How faults on registered ranges are answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum UffdMode {
+    /// SIGBUS in the faulting thread.
+    Sigbus,
+    /// Write protection lifted by the kernel.
+    Async,
+    /// Events on the descriptor.
+    Events,
+}
+
+/// Which faults a registered range reports.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Interest(());
+
+impl Interest {
+    /// Only writes to write-protected pages.
+    pub const WRITES: Self = Self(());
+}
+
+/// An event; none ever comes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum UffdEvent {}
+
+/// A userfaultfd that cannot be opened.
+#[derive(Debug)]
+pub enum Uffd {}
+
+impl Uffd {
+    /// Always fails.
+    ///
+    /// # Errors
+    /// `ENOSYS`.
+    pub fn open(_mode: UffdMode) -> Result<Self, SysError> {
+        Err(SysError::new(Call::UffdOpen, libc::ENOSYS))
+    }
+
+    /// Unreachable: no value exists.
+    ///
+    /// # Errors
+    /// None.
+    pub fn register(&self, _: *const u8, _: usize, _: Interest) -> Result<(), SysError> {
+        match *self {}
+    }
+
+    /// Unreachable: no value exists.
+    ///
+    /// # Errors
+    /// None.
+    pub fn unregister(&self, _: *const u8, _: usize) -> Result<(), SysError> {
+        match *self {}
+    }
+
+    /// Unreachable: no value exists.
+    ///
+    /// # Errors
+    /// None.
+    pub fn write_protect(&self, _: *const u8, _: usize, _: bool) -> Result<(), SysError> {
+        match *self {}
+    }
+}

@@ -1,0 +1,57 @@
+//! The real kernel behind the wrappers.
+
+pub mod fault;
+mod memfd;
+pub mod pagemap;
+mod reservation;
+mod uffd;
+
+pub use memfd::Memfd;
+pub use reservation::{Advice, Protection, Reservation};
+pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
+
+use std::collections::BTreeMap;
+
+use crate::{Feature, PageRange, SysError};
+
+/// Finds what is missing by trying each facility once on a page of its own.
+pub(crate) fn probe() -> BTreeMap<Feature, String> {
+    let mut missing = BTreeMap::new();
+    let mut note = |feature, result: Result<(), SysError>| {
+        if let Err(error) = result {
+            missing.insert(feature, error.to_string());
+        }
+    };
+    note(Feature::UffdSigbus, probe_uffd(UffdMode::Sigbus));
+    note(Feature::UffdAsync, probe_uffd(UffdMode::Async));
+    note(
+        Feature::PagemapScan,
+        Reservation::new(1).and_then(|r| {
+            r.map_anonymous(PageRange::new(0, 1), Protection::ReadWrite)?;
+            pagemap::written(r.base().as_ptr(), 1, |_| {})
+        }),
+    );
+    note(
+        Feature::Populate,
+        Reservation::new(1).and_then(|r| {
+            r.map_anonymous(PageRange::new(0, 1), Protection::ReadWrite)?;
+            r.advise(PageRange::new(0, 1), Advice::PopulateWrite)
+        }),
+    );
+    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
+        missing.insert(Feature::Kvm, format!("/dev/kvm: {error}"));
+    }
+    missing
+}
+
+/// Registers and protects a page of a private memfd mapping, which is what slots are made of.
+fn probe_uffd(mode: UffdMode) -> Result<(), SysError> {
+    let range = PageRange::new(0, 1);
+    let file = Memfd::new(c"afresh-probe")?;
+    file.set_len(range.byte_len())?;
+    let memory = Reservation::new(1)?;
+    memory.map_private(range, Protection::ReadWrite, &file, 0)?;
+    let uffd = Uffd::open(mode)?;
+    uffd.register(memory.base().as_ptr(), range.byte_len(), Interest::WRITES)?;
+    uffd.write_protect(memory.base().as_ptr(), range.byte_len(), true)
+}

@@ -1,0 +1,91 @@
+//! `PAGEMAP_SCAN`: which pages of a range were written since they were write-protected.
+//!
+//! The range must be registered with a userfaultfd in asynchronous write-protect mode
+//! ([`crate::UffdMode::Async`]). The kernel walks page tables, so a scan costs time in proportion to
+//! the populated part of the range: about half a microsecond a MiB.
+
+use std::fs::File;
+use std::os::fd::AsRawFd;
+use std::sync::OnceLock;
+
+use linux_raw_sys::general::{
+    PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PAGE_IS_WRITTEN, page_region, pm_scan_arg,
+};
+
+use crate::{Call, PAGE_SIZE, PageRange, SysError, inject};
+
+/// `_IOWR('f', 16, struct pm_scan_arg)`.
+const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
+
+/// Regions a single call may return. The walk is resumed when it fills them all.
+const BATCH: usize = 256;
+
+fn pagemap() -> Result<&'static File, SysError> {
+    static FILE: OnceLock<Result<File, i32>> = OnceLock::new();
+    FILE.get_or_init(|| {
+        File::open("/proc/self/pagemap").map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
+    })
+    .as_ref()
+    .map_err(|errno| SysError::new(Call::PagemapScan, *errno))
+}
+
+/// Calls `found` with each run of written pages in the `pages` pages at `base`, in order; runs are
+/// relative to `base`.
+///
+/// Swapped-out pages count as written when the kernel says so; pages that were never populated do
+/// not (a page table that exists reports its empty entries as written, which the present-or-swapped
+/// condition filters out).
+///
+/// # Errors
+/// `ENOTTY` before Linux 6.7.
+pub fn written(
+    base: *const u8,
+    pages: usize,
+    mut found: impl FnMut(PageRange),
+) -> Result<(), SysError> {
+    let file = pagemap()?;
+    let start = base as u64;
+    let end = start + (pages * PAGE_SIZE) as u64;
+    let mut from = start;
+    while from < end {
+        inject::gate(Call::PagemapScan)?;
+        let mut regions = [page_region { start: 0, end: 0, categories: 0 }; BATCH];
+        let mut arg = pm_scan_arg {
+            size: size_of::<pm_scan_arg>() as u64,
+            flags: 0,
+            start: from,
+            end,
+            walk_end: 0,
+            vec: regions.as_mut_ptr() as u64,
+            vec_len: BATCH as u64,
+            max_pages: 0,
+            category_inverted: 0,
+            category_mask: u64::from(PAGE_IS_WRITTEN),
+            category_anyof_mask: u64::from(PAGE_IS_PRESENT | PAGE_IS_SWAPPED),
+            return_mask: u64::from(PAGE_IS_WRITTEN),
+        };
+        // SAFETY: `arg` and the vector it points to live through the call, and their sizes are given.
+        let n = unsafe { libc::ioctl(file.as_raw_fd(), PAGEMAP_SCAN, &mut arg) };
+        if n < 0 {
+            let error = SysError::last(Call::PagemapScan);
+            if error.errno == libc::EINTR {
+                continue;
+            }
+            return Err(error);
+        }
+        let n = (n as usize).min(BATCH);
+        for region in &regions[..n] {
+            found(PageRange::new(
+                (region.start - start) as usize / PAGE_SIZE,
+                (region.end - region.start) as usize / PAGE_SIZE,
+            ));
+        }
+        // `walk_end` can be stale once the vector is full, so the end of the last region is where
+        // the walk resumes; a call that did not fill the vector has seen everything.
+        if n < BATCH {
+            break;
+        }
+        from = regions[n - 1].end;
+    }
+    Ok(())
+}

@@ -1,0 +1,298 @@
+//! Reserved address space and the mappings placed inside it.
+//!
+//! A [`Reservation`] owns a range of addresses; everything mapped in it is replaced or released
+//! through it, never outside it. All offsets are pages relative to its base. It does not track what
+//! is mapped where: that is the slot's knowledge.
+
+use std::os::fd::{AsFd, AsRawFd};
+use std::ptr::NonNull;
+
+use crate::{Call, Memfd, PAGE_SIZE, PageRange, SysError, inject};
+
+/// Page protection of a mapping.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Protection {
+    /// Any access faults.
+    None,
+    /// Reads only.
+    Read,
+    /// Reads and writes.
+    ReadWrite,
+}
+
+impl Protection {
+    fn bits(self) -> libc::c_int {
+        match self {
+            Protection::None => libc::PROT_NONE,
+            Protection::Read => libc::PROT_READ,
+            Protection::ReadWrite => libc::PROT_READ | libc::PROT_WRITE,
+        }
+    }
+}
+
+/// What to tell the kernel about a range (`madvise`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Advice {
+    /// Throw private pages away: anonymous ones read as zero again, file ones as the file.
+    Discard,
+    /// Fault every page in for reading.
+    PopulateRead,
+    /// Fault every page in for writing (breaks copy-on-write).
+    PopulateWrite,
+    /// Prefer huge pages.
+    HugePage,
+    /// Never use huge pages.
+    NoHugePage,
+    /// Make huge pages of what is there now.
+    Collapse,
+    /// Do not inherit the range across `fork`.
+    DontFork,
+}
+
+const MADV_POPULATE_READ: libc::c_int = 22;
+const MADV_POPULATE_WRITE: libc::c_int = 23;
+const MADV_COLLAPSE: libc::c_int = 25;
+
+impl Advice {
+    fn bits(self) -> libc::c_int {
+        match self {
+            Advice::Discard => libc::MADV_DONTNEED,
+            Advice::PopulateRead => MADV_POPULATE_READ,
+            Advice::PopulateWrite => MADV_POPULATE_WRITE,
+            Advice::HugePage => libc::MADV_HUGEPAGE,
+            Advice::NoHugePage => libc::MADV_NOHUGEPAGE,
+            Advice::Collapse => MADV_COLLAPSE,
+            Advice::DontFork => libc::MADV_DONTFORK,
+        }
+    }
+}
+
+/// An owned range of address space; released when dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    base: NonNull<u8>,
+    pages: usize,
+}
+
+// SAFETY: the type owns a range of addresses, which mean the same in every thread; every method that
+// changes a mapping is a system call, which the kernel serialises. Access to the memory itself is
+// through raw pointers, whose users answer for races.
+unsafe impl Send for Reservation {}
+// SAFETY: as above; `&self` methods only make system calls.
+unsafe impl Sync for Reservation {}
+
+impl Reservation {
+    /// Reserves `pages` pages of inaccessible address space; no memory is used.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the address space or the number of mappings is exhausted.
+    pub fn new(pages: usize) -> Result<Self, SysError> {
+        Self::aligned(pages, PAGE_SIZE)
+    }
+
+    /// Reserves `pages` pages whose base is a multiple of `align` bytes (a power of two of at least
+    /// a page), as huge pages need.
+    ///
+    /// # Errors
+    /// `ENOMEM` as for [`Reservation::new`].
+    pub fn aligned(pages: usize, align: usize) -> Result<Self, SysError> {
+        debug_assert!(align.is_power_of_two() && align >= PAGE_SIZE);
+        let bytes =
+            pages.max(1).checked_mul(PAGE_SIZE).ok_or(SysError::new(Call::Map, libc::ENOMEM))?;
+        let slack = align - PAGE_SIZE;
+        let total = bytes.checked_add(slack).ok_or(SysError::new(Call::Map, libc::ENOMEM))?;
+        inject::gate(Call::Map)?;
+        // SAFETY: a new private anonymous mapping at an address of the kernel's choice disturbs
+        // nothing that exists.
+        let raw = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                total,
+                libc::PROT_NONE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+                -1,
+                0,
+            )
+        };
+        if raw == libc::MAP_FAILED {
+            return Err(SysError::last(Call::Map));
+        }
+        let start = raw as usize;
+        let base = start.next_multiple_of(align);
+        for (from, len) in [(start, base - start), (base + bytes, start + total - base - bytes)] {
+            if len > 0 {
+                // SAFETY: the slack lies inside the mapping just made, and nobody uses it yet.
+                unsafe { libc::munmap(from as *mut _, len) };
+            }
+        }
+        let base = NonNull::new(base as *mut u8).ok_or(SysError::new(Call::Map, libc::ENOMEM))?;
+        Ok(Self { base, pages: pages.max(1) })
+    }
+
+    /// The first address.
+    #[must_use]
+    pub fn base(&self) -> NonNull<u8> {
+        self.base
+    }
+
+    /// Number of pages reserved.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// Address of page `page`, which may be one past the end.
+    ///
+    /// # Panics
+    /// If `page` lies outside the reservation: a bug in the caller that must not become a wild
+    /// pointer.
+    #[must_use]
+    pub fn page_ptr(&self, page: usize) -> *mut u8 {
+        assert!(page <= self.pages, "page {page} outside a reservation of {}", self.pages);
+        // SAFETY: just checked to lie inside (or one past) the mapping this value owns.
+        unsafe { self.base.as_ptr().add(page * PAGE_SIZE) }
+    }
+
+    fn check(&self, range: PageRange, call: Call) -> Result<(), SysError> {
+        if range.start.checked_add(range.len).is_some_and(|end| end <= self.pages) {
+            Ok(())
+        } else {
+            Err(SysError::new(call, libc::EINVAL))
+        }
+    }
+
+    fn place(
+        &self,
+        range: PageRange,
+        protection: Protection,
+        flags: libc::c_int,
+        fd: libc::c_int,
+        offset: usize,
+    ) -> Result<(), SysError> {
+        inject::gate(Call::Map)?;
+        self.check(range, Call::Map)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: MAP_FIXED replaces only addresses inside the reservation, which this value owns;
+        // `check` has bounded the range.
+        let raw = unsafe {
+            libc::mmap(
+                self.page_ptr(range.start).cast(),
+                range.byte_len(),
+                protection.bits(),
+                flags | libc::MAP_FIXED,
+                fd,
+                offset as libc::off_t,
+            )
+        };
+        if raw == libc::MAP_FAILED { Err(SysError::last(Call::Map)) } else { Ok(()) }
+    }
+
+    /// Replaces `range` by fresh private zero memory.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the number of mappings is exhausted.
+    pub fn map_anonymous(&self, range: PageRange, protection: Protection) -> Result<(), SysError> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        self.place(range, protection, flags, -1, 0)
+    }
+
+    /// Replaces `range` by a private (copy-on-write) view of `file` from `file_page` on.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the number of mappings is exhausted.
+    pub fn map_private(
+        &self,
+        range: PageRange,
+        protection: Protection,
+        file: &Memfd,
+        file_page: usize,
+    ) -> Result<(), SysError> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+        self.place(range, protection, flags, file.as_fd().as_raw_fd(), file_page * PAGE_SIZE)
+    }
+
+    /// Replaces `range` by a shared view of `file` from `file_page` on.
+    ///
+    /// # Errors
+    /// `EPERM` for a writable view of a sealed file.
+    pub fn map_shared(
+        &self,
+        range: PageRange,
+        protection: Protection,
+        file: &Memfd,
+        file_page: usize,
+    ) -> Result<(), SysError> {
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        self.place(range, protection, flags, file.as_fd().as_raw_fd(), file_page * PAGE_SIZE)
+    }
+
+    /// Changes the protection of `range`.
+    ///
+    /// # Errors
+    /// `ENOMEM` when splitting a mapping would exceed `vm.max_map_count`.
+    pub fn protect(&self, range: PageRange, protection: Protection) -> Result<(), SysError> {
+        inject::gate(Call::Protect)?;
+        self.check(range, Call::Protect)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        // SAFETY: the range lies inside the reservation, which this value owns.
+        let rc = unsafe {
+            libc::mprotect(self.page_ptr(range.start).cast(), range.byte_len(), protection.bits())
+        };
+        if rc != 0 { Err(SysError::last(Call::Protect)) } else { Ok(()) }
+    }
+
+    /// Advises the kernel about `range`.
+    ///
+    /// # Errors
+    /// Whatever `madvise` says; `EAGAIN` is retried a bounded number of times.
+    pub fn advise(&self, range: PageRange, advice: Advice) -> Result<(), SysError> {
+        self.check(range, Call::Advise)?;
+        if range.is_empty() {
+            return Ok(());
+        }
+        for attempt in 0.. {
+            inject::gate(Call::Advise)?;
+            // SAFETY: the range lies inside the reservation, which this value owns. Discarding
+            // changes bytes only as the caller of this method asked.
+            let rc = unsafe {
+                libc::madvise(self.page_ptr(range.start).cast(), range.byte_len(), advice.bits())
+            };
+            if rc == 0 {
+                break;
+            }
+            let error = SysError::last(Call::Advise);
+            if error.errno != libc::EAGAIN || attempt == 100 {
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    /// How many pages of `range` are resident, by `mincore`. A page of a file counts when the file
+    /// has it in memory, mapped here or not.
+    #[must_use]
+    pub fn resident_pages(&self, range: PageRange) -> usize {
+        if self.check(range, Call::Map).is_err() || range.is_empty() {
+            return 0;
+        }
+        let mut vector = vec![0u8; range.len];
+        // SAFETY: the range lies inside the reservation and the vector has one byte a page.
+        let rc = unsafe {
+            libc::mincore(self.page_ptr(range.start).cast(), range.byte_len(), vector.as_mut_ptr())
+        };
+        if rc != 0 { 0 } else { vector.iter().filter(|b| **b & 1 != 0).count() }
+    }
+}
+
+impl Drop for Reservation {
+    fn drop(&mut self) {
+        // SAFETY: this value owns exactly this range and is going away; its users hold borrows of it
+        // or of a type that owns it.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.pages * PAGE_SIZE) };
+    }
+}
