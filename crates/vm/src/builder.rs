@@ -6,6 +6,8 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_memory::{Image, ImageBuilder, ImageError, PageRange, SlotError};
+
 use crate::PAGE;
 use crate::call::CallError;
 use crate::elf::{ElfError, Program};
@@ -13,11 +15,9 @@ use crate::host::{HostFunction, HostFunctions};
 use crate::layout::{BASE, Layout, LayoutError, RegionKind, Sizes, Span};
 use crate::machine::{KvmError, extended_state};
 use crate::memory::Map;
-use crate::pages::Run;
-use crate::reset::Strategy;
 use crate::sandbox::Sandbox;
 use crate::shared::SharedMemory;
-use crate::slot::Image;
+use crate::strategy::Strategy;
 use crate::system::System;
 
 /// Why a sandbox could not be made.
@@ -33,14 +33,12 @@ pub enum BuildError {
     /// KVM cannot be used, or failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    /// The image could not be stored.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// Memory could not be reserved or mapped.
-    #[error("guest memory could not be {what}")]
-    Memory {
-        /// What failed.
-        what: &'static str,
-        /// What the kernel said.
-        source: std::io::Error,
-    },
+    #[error(transparent)]
+    Slot(#[from] SlotError),
     /// The guest's initialisation failed.
     #[error("the guest's initialisation failed: {0}")]
     Init(#[source] CallError),
@@ -75,8 +73,10 @@ pub(crate) struct Template {
     pub(crate) system: System,
     pub(crate) functions: HostFunctions,
     pub(crate) map: Arc<Map>,
-    pub(crate) accessible: Arc<Vec<Run>>,
-    pub(crate) writable: Arc<Vec<Run>>,
+    /// Regions of the slot: everything but gaps and shared memory.
+    pub(crate) accessible: Vec<PageRange>,
+    /// Those that the guest may write.
+    pub(crate) writable: Vec<PageRange>,
     pub(crate) shared: Vec<(Span, Arc<SharedMemory>)>,
     pub(crate) read_only: Vec<Span>,
 }
@@ -152,8 +152,7 @@ impl SandboxBuilder {
     /// Adds memory shared with the host; it is not part of the image and is never reset.
     #[must_use]
     pub fn shared(mut self, memory: Arc<SharedMemory>) -> Self {
-        self.regions
-            .push((memory.len() as u64, RegionKind::Shared, Content::Shared(memory)));
+        self.regions.push((memory.len() as u64, RegionKind::Shared, Content::Shared(memory)));
         self
     }
 
@@ -211,9 +210,15 @@ impl SandboxBuilder {
         let (template, image) = assemble(&program, layout, system, self.functions, contents)?;
         let entry = BASE + program.entry();
         let boot = template.system.boot();
-        let mut sandbox = Sandbox::start(Arc::new(template), Arc::new(image), self.config, entry)?;
+        let strategy = self.config.strategy;
+        // Without tracking, finding out what the initialisation wrote would mean to read everything.
+        let tracked = Config { strategy: Strategy::Auto, ..self.config };
+        let mut sandbox = Sandbox::start(Arc::new(template), &image, tracked, entry)?;
         sandbox.initialise(boot)?;
-        Ok(sandbox)
+        match strategy {
+            Strategy::Auto => Ok(sandbox),
+            _ => sandbox.pristine().with_strategy(strategy).spawn(),
+        }
     }
 }
 
@@ -224,12 +229,13 @@ fn assemble(
     functions: HostFunctions,
     contents: Vec<Content>,
 ) -> Result<(Template, Image), BuildError> {
-    let run = |span: Span| span.start / PAGE..span.end() / PAGE;
+    let run = |span: Span| PageRange::covering(span.start as usize, span.len as usize);
     let mut accessible = vec![run(layout.main)];
     let mut writable = vec![run(layout.main)];
     let (mut shared, mut read_only) = (Vec::new(), Vec::new());
     let loaded = program.image(BASE);
-    let mut pieces: Vec<(u64, &[u8])> = vec![(BASE / PAGE, &loaded)];
+    let mut image = ImageBuilder::new((system.span.end() / PAGE) as usize);
+    image.segment(BASE as usize, &loaded)?;
     let mut region_map = Vec::new();
     for (placed, content) in layout.regions.iter().zip(&contents) {
         let pages = run(placed.span);
@@ -241,21 +247,20 @@ fn assemble(
             }
             (RegionKind::Gap, _) => continue,
             (RegionKind::ReadOnly, Content::Bytes(bytes)) => {
-                pieces.push((pages.start, bytes));
+                image.segment(placed.span.start as usize, bytes)?;
                 read_only.push(placed.span);
                 region_map.push((placed.span, false, None));
             }
             _ => {
-                writable.push(pages.clone());
+                writable.push(pages);
                 region_map.push((placed.span, true, None));
             }
         }
         accessible.push(pages);
     }
     accessible.push(run(system.span));
-    pieces.push((system.span.start / PAGE, &system.bytes));
-    let image = Image::build(system.span.end() / PAGE, pieces)
-        .map_err(|error| BuildError::Memory { what: "written", source: error.into() })?;
+    image.segment(system.span.start as usize, &system.bytes)?;
+    let image = image.build()?;
     let mut map = Map::default();
     for (span, writable, _) in layout.mapped(program) {
         if span.start < layout.main.end() {
@@ -272,8 +277,8 @@ fn assemble(
         system,
         functions,
         map: Arc::new(map),
-        accessible: Arc::new(accessible),
-        writable: Arc::new(writable),
+        accessible,
+        writable,
         shared,
         read_only,
     };

@@ -6,6 +6,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use afresh_memory::{ImageError, ResetError, SlotError, TrackError};
 use kvm_bindings::kvm_regs;
 
 use crate::abi::{
@@ -88,7 +89,9 @@ pub enum CallError {
     #[error(transparent)]
     Guest(#[from] GuestError),
     /// The input does not fit the input buffer.
-    #[error("input of {len} bytes exceeds the guest's input buffer of {capacity}; raise it with SandboxBuilder::input")]
+    #[error(
+        "input of {len} bytes exceeds the guest's input buffer of {capacity}; raise it with SandboxBuilder::input"
+    )]
     InputTooLarge {
         /// Length of the input.
         len: usize,
@@ -104,6 +107,23 @@ pub enum CallError {
     /// KVM failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    /// Noticing the guest's writes failed.
+    #[error(transparent)]
+    Track(#[from] TrackError),
+    /// The reset failed; the sandbox is quarantined.
+    #[error(transparent)]
+    Reset(#[from] ResetError),
+    /// The snapshot is of another guest.
+    #[error(
+        "the snapshot belongs to another guest; restore it in a sandbox forked from the same one"
+    )]
+    ForeignSnapshot,
+    /// A snapshot could not be stored.
+    #[error(transparent)]
+    Snapshot(#[from] ImageError),
+    /// A snapshot could not be put in place; the sandbox is quarantined.
+    #[error(transparent)]
+    Restore(#[from] SlotError),
 }
 
 /// How a run ended well.
@@ -155,7 +175,7 @@ impl Sandbox {
                         }
                     }
                 }
-                Exit::RingFull => self.resetter.ring_full(&mut self.machine)?,
+                Exit::RingFull => self.memory.ring_full()?,
                 Exit::Interrupted => {
                     if let Some(stopped) = self.watch.interrupted() {
                         let rip = self.machine.regs().rip;
@@ -259,8 +279,9 @@ impl Sandbox {
         let mut chunk = [0; 256];
         while len > 0 {
             let take = len.min(chunk.len() as u64) as usize;
-            let n = rustix::rand::getrandom(&mut chunk[..take], rustix::rand::GetRandomFlags::empty())
-                .map_err(|error| GuestError::Unexpected(format!("getrandom: {error}")))?;
+            let n =
+                rustix::rand::getrandom(&mut chunk[..take], rustix::rand::GetRandomFlags::empty())
+                    .map_err(|error| GuestError::Unexpected(format!("getrandom: {error}")))?;
             self.memory
                 .write(address, &chunk[..n])
                 .map_err(|access| GuestError::BadPointer { call, access })?;

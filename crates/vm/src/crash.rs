@@ -78,10 +78,10 @@ pub(crate) fn classify(
     if sregs.cr2 != NO_FAULT {
         let address = sregs.cr2;
         let readable = memory.map().check(address, 1, false).is_ok();
-        let reason = if address == regs.rip {
-            CrashReason::Execute
-        } else if address < 0x10000 {
+        let reason = if address < 0x10000 {
             CrashReason::NullPointer
+        } else if address == regs.rip {
+            CrashReason::Execute
         } else if address < stack_floor && address >= stack_floor - crate::PAGE {
             CrashReason::StackOverflow
         } else if readable {
@@ -107,10 +107,7 @@ pub(crate) fn classify(
 
 fn by_instruction(code: [u8; 4]) -> CrashReason {
     // Skip operand-size and REX prefixes.
-    let start = code
-        .iter()
-        .position(|byte| *byte != 0x66 && byte & 0xf0 != 0x40)
-        .unwrap_or(0);
+    let start = code.iter().position(|byte| *byte != 0x66 && byte & 0xf0 != 0x40).unwrap_or(0);
     let byte = |offset: usize| code.get(start + offset).copied().unwrap_or(0);
     match (byte(0), byte(1)) {
         (0x0f, 0x0b | 0xb9 | 0xff | 0x05) => CrashReason::InvalidOpcode,

@@ -138,9 +138,7 @@ impl<'a> Program<'a> {
     /// The first malformed or unsupported field.
     pub fn parse(bytes: &'a [u8]) -> Result<Self, ElfError> {
         let header = check_header(bytes)?;
-        let headers = header
-            .program_headers(LE, bytes)
-            .map_err(|_| ElfError::ProgramHeaders)?;
+        let headers = header.program_headers(LE, bytes).map_err(|_| ElfError::ProgramHeaders)?;
         let mut segments: Vec<Segment> = Vec::new();
         let mut dynamic = None;
         for (index, entry) in headers.iter().enumerate() {
@@ -166,17 +164,12 @@ impl<'a> Program<'a> {
             None => return Err(ElfError::NoSegment),
         };
         let entry = header.e_entry(LE);
-        let in_code = |s: &Segment| s.executable && entry >= s.address && entry - s.address < s.size;
+        let in_code =
+            |s: &Segment| s.executable && entry >= s.address && entry - s.address < s.size;
         if !segments.iter().any(in_code) {
             return Err(ElfError::Entry(entry));
         }
-        let mut program = Self {
-            bytes,
-            segments,
-            relocations: Vec::new(),
-            entry,
-            span,
-        };
+        let mut program = Self { bytes, segments, relocations: Vec::new(), entry, span };
         if let Some(dynamic) = dynamic {
             let entries = dynamic
                 .dynamic(LE, bytes)
@@ -303,10 +296,7 @@ impl<'a> Program<'a> {
 
     fn check_place(&self, place: u64) -> Result<(), ElfError> {
         let inside = |s: &Segment| {
-            place >= s.address
-                && place
-                    .checked_add(8)
-                    .is_some_and(|end| end <= s.address + s.size)
+            place >= s.address && place.checked_add(8).is_some_and(|end| end <= s.address + s.size)
         };
         if self.segments.iter().any(inside) {
             Ok(())
@@ -381,13 +371,7 @@ fn check_segment(
     if writable && executable {
         return Err(ElfError::WritableCode(index));
     }
-    Ok(Segment {
-        address,
-        size,
-        writable,
-        executable,
-        file: offset as usize..end as usize,
-    })
+    Ok(Segment { address, size, writable, executable, file: offset as usize..end as usize })
 }
 
 fn check_neighbours(index: usize, last: &Segment, segment: &Segment) -> Result<(), ElfError> {

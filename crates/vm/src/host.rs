@@ -140,7 +140,7 @@ macro_rules! functions {
             R: HostReturn,
             $($name: FromWire,)*
         {
-            #[allow(non_snake_case)]
+            #[allow(non_snake_case, unused_mut, reason = "one name for type and value; no arguments")]
             fn call(&self, arguments: &[u8]) -> Result<Vec<u8>, HostError> {
                 let mut rest = arguments;
                 $(let $name = $name::from_wire(&mut rest).ok_or(HostError::Arguments)?;)*

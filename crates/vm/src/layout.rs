@@ -69,10 +69,7 @@ impl Span {
 
     /// Whether `len` bytes at `address` lie inside.
     pub fn holds(self, address: u64, len: u64) -> bool {
-        address >= self.start
-            && address
-                .checked_add(len)
-                .is_some_and(|end| end <= self.end())
+        address >= self.start && address.checked_add(len).is_some_and(|end| end <= self.end())
     }
 }
 
@@ -110,7 +107,6 @@ pub(crate) struct Sizes {
 #[derive(Debug, Clone)]
 pub(crate) struct Layout {
     pub(crate) main: Span,
-    pub(crate) program: Span,
     pub(crate) stack: Span,
     pub(crate) input: Span,
     pub(crate) heap: Span,
@@ -153,7 +149,7 @@ impl Layout {
             regions.push(Placed { span: Span { start: next, len }, kind });
             next = end;
         }
-        Ok(Self { main, program, stack, input, heap, regions, system: next + PAGE })
+        Ok(Self { main, stack, input, heap, regions, system: next + PAGE })
     }
 
     /// Guest pages that the guest may read, with whether it may write and whether it may execute.
@@ -169,7 +165,9 @@ impl Layout {
         }
         for region in &self.regions {
             match region.kind {
-                RegionKind::ReadWrite | RegionKind::Shared => spans.push((region.span, true, false)),
+                RegionKind::ReadWrite | RegionKind::Shared => {
+                    spans.push((region.span, true, false))
+                }
                 RegionKind::ReadOnly => spans.push((region.span, false, false)),
                 RegionKind::Gap => {}
             }

@@ -30,11 +30,12 @@ mod layout;
 mod machine;
 mod memory;
 mod pages;
-mod reset;
 mod sandbox;
 mod shared;
-mod slot;
+mod snapshot;
+mod strategy;
 mod system;
+mod tracker;
 mod watch;
 
 pub use builder::{BuildError, SandboxBuilder};
@@ -45,9 +46,10 @@ pub use host::{FromWire, HostError, HostFunction, HostReturn, IntoWire};
 pub use layout::{LayoutError, RegionKind, Span};
 pub use machine::KvmError;
 pub use memory::AccessError;
-pub use reset::{ResetReport, Strategy};
 pub use sandbox::{Difference, Sandbox, VerifyError};
 pub use shared::SharedMemory;
+pub use snapshot::Snapshot;
+pub use strategy::Strategy;
 pub use watch::StopHandle;
 
 /// Bytes of a page.

@@ -6,11 +6,10 @@
 //! which is refused.
 
 use std::io;
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use afresh_sys::kvm::{
-    DirtyRing, StopFlag, clear_dirty_log, dirty_ring_limit, enable_dirty_ring,
-    enable_manual_protect, get_dirty_log, reset_dirty_rings,
+    DirtyRing, StopFlag, dirty_ring_limit, enable_dirty_ring, enable_manual_protect,
 };
 use kvm_bindings::{
     CpuId, KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES, KVM_MEM_LOG_DIRTY_PAGES,
@@ -18,21 +17,22 @@ use kvm_bindings::{
     kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
-
 use rustix::io::Errno;
 
 use crate::PAGE;
 use crate::abi::PORT;
 use crate::layout::Span;
-use crate::pages::{PageSet, Run};
 use crate::system::ExtendedState;
+use crate::tracker::{Shared, Source, Watched};
 
 /// Why KVM cannot be used, or failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum KvmError {
     /// `/dev/kvm` does not exist.
-    #[error("/dev/kvm is missing: load the kvm_intel or kvm_amd module, or enable nested virtualisation")]
+    #[error(
+        "/dev/kvm is missing: load the kvm_intel or kvm_amd module, or enable nested virtualisation"
+    )]
     Missing,
     /// `/dev/kvm` may not be opened.
     #[error("no permission for /dev/kvm: add this user to the group that owns it (often `kvm`)")]
@@ -66,6 +66,7 @@ struct Host {
     cpuid: CpuId,
     extended: ExtendedState,
     xcr0: u64,
+    ring_limit: u32,
 }
 
 fn host() -> Result<&'static Host, KvmError> {
@@ -96,16 +97,14 @@ fn open() -> Result<Host, KvmError> {
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
     let leaf = |function, index| {
-        cpuid
-            .as_slice()
-            .iter()
-            .find(|e| e.function == function && e.index == index)
+        cpuid.as_slice().iter().find(|e| e.function == function && e.index == index)
     };
     let xsave = leaf(1, 0).is_some_and(|e| e.ecx >> 26 & 1 == 1);
     // x87, SSE, AVX and AVX-512; components with other rules are left out.
     let xcr0 = leaf(0xd, 0).map_or(3, |e| u64::from(e.eax) & 0xe7 | 3);
     let extended = if xsave { ExtendedState::Xsave } else { ExtendedState::Fxsave };
-    Ok(Host { kvm, cpuid, extended, xcr0 })
+    let ring_limit = dirty_ring_limit(&kvm);
+    Ok(Host { kvm, cpuid, extended, xcr0, ring_limit })
 }
 
 /// The form of extended state on this host.
@@ -126,8 +125,7 @@ pub(crate) enum Tracking {
 
 /// The most entries a dirty ring may have on this host; 0 where there is none.
 pub(crate) fn ring_limit() -> Result<u32, KvmError> {
-    let vm = host()?.kvm.create_vm().map_err(failed("KVM_CREATE_VM"))?;
-    Ok(dirty_ring_limit(&vm))
+    Ok(host()?.ring_limit)
 }
 
 /// A range of guest-physical memory and what backs it.
@@ -155,43 +153,32 @@ pub(crate) enum Exit {
     Other(String),
 }
 
-#[derive(Debug)]
-struct TrackedSlot {
-    first: u64,
-    pages: u64,
-    number: u32,
-    bitmap: Vec<u64>,
-}
-
 /// Extended state of a new vCPU, the same for all.
 static FRESH_XSAVE: OnceLock<[u32; 1024]> = OnceLock::new();
 
 /// A machine.
 #[derive(Debug)]
 pub(crate) struct Machine {
-    ring: Option<DirtyRing>,
     vcpu: VcpuFd,
-    vm: VmFd,
+    vm: Arc<VmFd>,
     created: kvm_sregs,
     fresh: &'static [u32; 1024],
-    tracked: Vec<TrackedSlot>,
     tracking: Tracking,
+    ring: Option<DirtyRing>,
 }
 
 impl Machine {
-    /// Creates a machine over `memory`.
-    ///
-    /// # Safety
-    /// The backings must stay mapped for as long as the machine lives.
-    pub(crate) unsafe fn new(memory: &[Backing], tracking: Tracking) -> Result<Self, KvmError> {
+    /// Creates a machine without memory.
+    pub(crate) fn new(tracking: Tracking) -> Result<Self, KvmError> {
         let host = host()?;
         let vm = host.kvm.create_vm().map_err(failed("KVM_CREATE_VM"))?;
         match tracking {
             Tracking::Off => {}
             Tracking::Log => enable_manual_protect(&vm)
                 .map_err(|_| KvmError::NoTracker("dirty log with manual protection"))?,
-            Tracking::Ring(entries) => enable_dirty_ring(&vm, entries)
-                .map_err(|_| KvmError::NoTracker("dirty ring"))?,
+            Tracking::Ring(entries) => {
+                enable_dirty_ring(&vm, entries).map_err(|_| KvmError::NoTracker("dirty ring"))?
+            }
         }
         let mut vcpu = vm.create_vcpu(0).map_err(failed("KVM_CREATE_VCPU"))?;
         let ring = match tracking {
@@ -200,10 +187,38 @@ impl Machine {
             }
             _ => None,
         };
-        let mut tracked = Vec::new();
+        vcpu.set_cpuid2(&host.cpuid).map_err(failed("KVM_SET_CPUID2"))?;
+        if host.extended == ExtendedState::Xsave {
+            let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
+            xcrs.xcrs[0].value = host.xcr0;
+            vcpu.set_xcrs(&xcrs).map_err(failed("KVM_SET_XCRS"))?;
+        }
+        let created = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
+        let fresh = match FRESH_XSAVE.get() {
+            Some(fresh) => fresh,
+            None => {
+                let xsave = vcpu.get_xsave().map_err(failed("KVM_GET_XSAVE"))?;
+                FRESH_XSAVE.get_or_init(|| xsave.region)
+            }
+        };
+        vcpu.get_kvm_run().kvm_valid_regs = u64::from(KVM_SYNC_X86_REGS);
+        Ok(Self { vcpu, vm: Arc::new(vm), created, fresh, tracking, ring })
+    }
+
+    /// Gives the machine its memory, once. Returns what the engine needs to track it, unless
+    /// tracking is off. `pages` bounds the guest-physical space.
+    ///
+    /// # Safety
+    /// The backings must stay mapped for as long as the machine runs.
+    pub(crate) unsafe fn attach(
+        &mut self,
+        memory: &[Backing],
+        pages: usize,
+    ) -> Result<Option<Shared>, KvmError> {
+        let mut watched = Vec::new();
         for (number, backing) in memory.iter().enumerate() {
             let number = number as u32;
-            let track = backing.tracked && tracking != Tracking::Off;
+            let track = backing.tracked && self.tracking != Tracking::Off;
             let region = kvm_userspace_memory_region {
                 slot: number,
                 flags: if track { KVM_MEM_LOG_DIRTY_PAGES } else { 0 }
@@ -213,39 +228,30 @@ impl Machine {
                 userspace_addr: backing.host as u64,
             };
             // SAFETY: the backing is mapped and stays so, by this function's contract.
-            unsafe { vm.set_user_memory_region(region) }
+            unsafe { self.vm.set_user_memory_region(region) }
                 .map_err(failed("KVM_SET_USER_MEMORY_REGION"))?;
             if track {
-                let pages = backing.span.len / PAGE;
-                let words = if tracking == Tracking::Log { pages.div_ceil(64) } else { 0 };
-                tracked.push(TrackedSlot {
-                    first: backing.span.start / PAGE,
-                    pages,
+                let pages = (backing.span.len / PAGE) as usize;
+                let words = if self.tracking == Tracking::Log { pages.div_ceil(64) } else { 0 };
+                watched.push(Watched {
                     number,
-                    bitmap: vec![0; words as usize],
+                    first: (backing.span.start / PAGE) as usize,
+                    pages,
+                    bitmap: vec![0; words],
                 });
             }
         }
-        vcpu.set_cpuid2(&host.cpuid).map_err(failed("KVM_SET_CPUID2"))?;
-        if host.extended == ExtendedState::Xsave {
-            let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
-            xcrs.xcrs[0].value = host.xcr0;
-            vcpu.set_xcrs(&xcrs).map_err(failed("KVM_SET_XCRS"))?;
-        }
-        let created = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
-        let xsave = vcpu.get_xsave().map_err(failed("KVM_GET_XSAVE"))?;
-        let fresh = FRESH_XSAVE.get_or_init(|| xsave.region);
-        vcpu.get_kvm_run().kvm_valid_regs = u64::from(KVM_SYNC_X86_REGS);
-        Ok(Self { ring, vcpu, vm, created, fresh, tracked, tracking })
+        let source = match (self.tracking, self.ring.take()) {
+            (Tracking::Ring(_), Some(ring)) => Source::Ring(ring),
+            (Tracking::Log, _) => Source::Log,
+            _ => return Ok(None),
+        };
+        Ok(Some(Shared::new(Arc::clone(&self.vm), source, watched, pages)))
     }
 
     /// Special registers as KVM created them.
     pub(crate) fn created_sregs(&self) -> &kvm_sregs {
         &self.created
-    }
-
-    pub(crate) fn tracking(&self) -> Tracking {
-        self.tracking
     }
 
     /// The byte that makes the vCPU stop.
@@ -312,88 +318,12 @@ impl Machine {
             Ok(VcpuExit::Intr) => Exit::Interrupted,
             Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) => Exit::RingFull,
             Ok(VcpuExit::InternalError) => Exit::Other(
-                "an instruction that this host's KVM cannot emulate (KVM_EXIT_INTERNAL_ERROR)".into(),
+                "an instruction that this host's KVM cannot emulate (KVM_EXIT_INTERNAL_ERROR)"
+                    .into(),
             ),
             Ok(other) => Exit::Other(format!("{other:?}")),
             Err(error) if error.errno() == Errno::INTR.raw_os_error() => Exit::Interrupted,
             Err(error) => return Err(failed("KVM_RUN")(error)),
         })
-    }
-
-    /// Adds to `fresh` every page outside `known` that the guest wrote since it was last protected.
-    /// The pages stay writable.
-    pub(crate) fn drain(&mut self, known: &PageSet, fresh: &mut PageSet) -> Result<(), KvmError> {
-        match self.tracking {
-            Tracking::Off => {}
-            Tracking::Ring(_) => {
-                if let Some(ring) = &mut self.ring {
-                    while let Some(gfn) = ring.pop() {
-                        if let Some(slot) = self.tracked.iter().find(|s| s.number == gfn.slot) {
-                            let page = slot.first + gfn.offset;
-                            if !known.contains(page) {
-                                fresh.insert(page);
-                            }
-                        }
-                    }
-                }
-            }
-            Tracking::Log => {
-                for slot in &mut self.tracked {
-                    get_dirty_log(&self.vm, slot.number, slot.pages, &mut slot.bitmap)
-                        .map_err(failed("KVM_GET_DIRTY_LOG"))?;
-                    for (index, word) in slot.bitmap.iter().enumerate() {
-                        let first = slot.first + index as u64 * 64;
-                        let mut word = *word & !known.word_at(first);
-                        while word != 0 {
-                            fresh.insert(first + u64::from(word.trailing_zeros()));
-                            word &= word - 1;
-                        }
-                    }
-                }
-            }
-        }
-        Ok(())
-    }
-
-    /// Write-protects at least the pages `runs`, so that later writes to them are reported again.
-    /// A ring protects everything that it reported.
-    pub(crate) fn protect(&mut self, runs: &[Run]) -> Result<(), KvmError> {
-        match self.tracking {
-            Tracking::Off => Ok(()),
-            Tracking::Ring(_) => {
-                if let Some(ring) = &mut self.ring {
-                    ring.give_back();
-                }
-                reset_dirty_rings(&self.vm)
-                    .map(|_| ())
-                    .map_err(failed("KVM_RESET_DIRTY_RINGS"))
-            }
-            Tracking::Log => self.protect_by_log(runs),
-        }
-    }
-
-    fn protect_by_log(&mut self, runs: &[Run]) -> Result<(), KvmError> {
-        for slot in &mut self.tracked {
-            let mut wanted = PageSet::new(slot.pages);
-            for run in runs {
-                let start = run.start.saturating_sub(slot.first);
-                let end = run.end.saturating_sub(slot.first).min(slot.pages);
-                if start < end && run.end > slot.first {
-                    wanted.insert_range(start, end);
-                }
-            }
-            for (word, range) in wanted.word_runs() {
-                let first = word * 64;
-                let count = (range.len() as u64 * 64).min(slot.pages - first);
-                clear_dirty_log(&self.vm, slot.number, first, count as u32, range)
-                    .map_err(failed("KVM_CLEAR_DIRTY_LOG"))?;
-            }
-        }
-        Ok(())
-    }
-
-    /// Entries of the ring that are taken, and how many there are.
-    pub(crate) fn ring_use(&self) -> Option<(u32, u32)> {
-        self.ring.as_ref().map(|ring| (ring.held(), ring.entries()))
     }
 }

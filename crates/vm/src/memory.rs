@@ -6,11 +6,11 @@
 
 use std::sync::Arc;
 
+use afresh_memory::{PageRange, Slot, TrackError};
+
 use crate::layout::Span;
 use crate::shared::SharedMemory;
-use crate::slot::Slot;
-use crate::PAGE;
-use crate::pages::{PageSet, Run};
+use crate::tracker::Shared;
 
 /// An address range that is not (wholly) accessible.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -70,30 +70,32 @@ impl Map {
     }
 }
 
-/// The memory of one sandbox: its slot, its map and what the host wrote since the last reset.
+/// The memory of one sandbox: its slot, its map and who is told what the host writes.
 #[derive(Debug)]
 pub(crate) struct GuestMemory {
     pub(crate) slot: Slot,
     map: Arc<Map>,
-    /// Runs that the guest or the host may write and that a reset restores.
-    pub(crate) writable: Arc<Vec<Run>>,
-    pub(crate) host_written: PageSet,
+    tracker: Option<Shared>,
 }
 
 impl GuestMemory {
-    pub(crate) fn new(slot: Slot, map: Arc<Map>, writable: Arc<Vec<Run>>) -> Self {
-        let pages = slot.pages();
-        Self { slot, map, writable, host_written: PageSet::new(pages) }
+    pub(crate) fn new(slot: Slot, map: Arc<Map>, tracker: Option<Shared>) -> Self {
+        Self { slot, map, tracker }
     }
 
     pub(crate) fn map(&self) -> &Arc<Map> {
         &self.map
     }
 
+    /// Makes room in a full dirty ring.
+    pub(crate) fn ring_full(&self) -> Result<(), TrackError> {
+        self.tracker.as_ref().map_or(Ok(()), Shared::ring_full)
+    }
+
     fn pointer(&self, window: &Window, address: u64) -> *mut u8 {
         match &window.shared {
             Some(shared) => shared.pointer((address - window.span.start) as usize),
-            None => self.slot.pointer(address as usize),
+            None => self.slot.base().wrapping_add(address as usize),
         }
     }
 
@@ -107,7 +109,11 @@ impl GuestMemory {
         // SAFETY: the window holds `len` bytes at `address`, mapped for as long as `self` lives;
         // the vCPU is stopped, and another party of shared memory can at worst tear the copy.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.pointer(window, address), out.as_mut_ptr(), out.len());
+            std::ptr::copy_nonoverlapping(
+                self.pointer(window, address),
+                out.as_mut_ptr(),
+                out.len(),
+            );
         }
         Ok(())
     }
@@ -137,9 +143,10 @@ impl GuestMemory {
         }
         let window = self.map.find(address, len, true)?;
         let target = self.pointer(window, address);
-        if window.shared.is_none() {
-            self.host_written
-                .insert_range(address / PAGE, (address + len - 1) / PAGE + 1);
+        if window.shared.is_none()
+            && let Some(tracker) = &self.tracker
+        {
+            tracker.host_wrote(PageRange::covering(address as usize, bytes.len()));
         }
         // SAFETY: the window holds `len` writable bytes at `address`; the vCPU is stopped.
         unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };

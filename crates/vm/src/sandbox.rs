@@ -6,6 +6,7 @@
 
 use std::sync::Arc;
 
+use afresh_memory::{Image, ResetReport, Slot, SlotConfig, TrackError};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 use crate::PAGE;
@@ -13,16 +14,13 @@ use crate::builder::{BuildError, Config, SandboxBuilder, Template};
 use crate::call::{CallError, End, Phase, next_generation};
 use crate::crash::NO_FAULT;
 use crate::layout::Span;
-use crate::machine::{Backing, KvmError, Machine, extended_state, ring_limit};
+use crate::machine::{Backing, Machine, Tracking, extended_state, ring_limit};
 use crate::memory::{AccessError, GuestMemory};
-use crate::pages::PageSet;
-use crate::reset::{ResetReport, Resetter};
-use crate::slot::{Image, Slot};
 use crate::watch::{StopHandle, Watch};
 
 /// Whether a sandbox may be called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+pub(crate) enum State {
     /// It may.
     Ready,
     /// A call failed; it must be reset first.
@@ -38,14 +36,13 @@ pub struct Sandbox {
     pub(crate) watch: Arc<Watch>,
     pub(crate) machine: Machine,
     pub(crate) memory: GuestMemory,
-    pub(crate) resetter: Resetter,
     pub(crate) template: Arc<Template>,
     pub(crate) config: Config,
     pub(crate) generation: u64,
     /// Where calls start.
     pub(crate) entry: u64,
     sregs: kvm_sregs,
-    state: State,
+    pub(crate) state: State,
 }
 
 /// The first thing that differs from the image.
@@ -53,10 +50,10 @@ pub struct Sandbox {
 #[non_exhaustive]
 pub enum Difference {
     /// A page of memory.
-    #[error("page {page} (guest address {:#x}) differs from the image", page * PAGE)]
+    #[error("page {page} (guest address {:#x}) differs from the image", *page as u64 * PAGE)]
     Memory {
         /// Its index.
-        page: u64,
+        page: usize,
     },
     /// General, special or extended registers.
     #[error("the {0} registers differ from the initial state")]
@@ -83,19 +80,41 @@ impl Sandbox {
 
     pub(crate) fn start(
         template: Arc<Template>,
-        image: Arc<Image>,
+        image: &Image,
         config: Config,
         entry: u64,
     ) -> Result<Self, BuildError> {
         let extended = extended_state()?;
-        let writable: u64 = template.writable.iter().map(|run| run.end - run.start).sum();
+        let writable = template.writable.iter().map(|range| range.len).sum();
         let tracking = config.strategy.tracking(writable, ring_limit()?)?;
-        let slot = Slot::new(image, Arc::clone(&template.accessible))
-            .map_err(|error| BuildError::Memory { what: "reserved", source: error.into() })?;
-        let backings = backings(&template, &slot);
-        // SAFETY: the slot and the shared memory live in the sandbox and its template, and the
-        // machine is dropped first.
-        let mut machine = unsafe { Machine::new(&backings, tracking) }?;
+        let mut machine = Machine::new(tracking)?;
+        let slot_config = SlotConfig {
+            strategy: config.strategy.engine(),
+            regions: template.accessible.clone(),
+            // The write set may be all memory: it is resident anyway.
+            write_set_limit: usize::MAX,
+            ..SlotConfig::default()
+        };
+        let mut shared = None;
+        let slot = if tracking == Tracking::Off {
+            let slot = Slot::new(image, slot_config)?;
+            let backings = backings(&template, slot.base());
+            // SAFETY: the sandbox drops its machine before its memory, and keeps the template.
+            unsafe { machine.attach(&backings, slot.capacity()) }?;
+            slot
+        } else {
+            Slot::with_tracker(image, slot_config, |base, pages| {
+                let backings = backings(&template, base.as_ptr());
+                // SAFETY: as above.
+                let attached = unsafe { machine.attach(&backings, pages) };
+                let tracker = attached
+                    .and_then(|shared| {
+                        shared.ok_or(crate::KvmError::NoTracker("dirty log or dirty ring"))
+                    })
+                    .map_err(|error| TrackError::Backend(Box::new(error)))?;
+                Ok(shared.insert(tracker).tracker())
+            })?
+        };
         let mut sregs = template.system.sregs(machine.created_sregs(), extended);
         sregs.cr2 = NO_FAULT;
         // SAFETY: `Drop` retires the flag before the machine goes.
@@ -104,13 +123,11 @@ impl Sandbox {
         if config.timeout.is_some() {
             watch.register().map_err(BuildError::Watchdog)?;
         }
-        let pages = slot.pages();
-        let memory = GuestMemory::new(slot, Arc::clone(&template.map), Arc::clone(&template.writable));
+        let memory = GuestMemory::new(slot, Arc::clone(&template.map), shared);
         Ok(Self {
             watch,
             machine,
             memory,
-            resetter: Resetter::new(config.strategy, pages),
             template,
             config,
             generation: next_generation(),
@@ -131,38 +148,9 @@ impl Sandbox {
                 return Err(BuildError::Init(error.into()));
             }
         }
-        let image = self.capture().map_err(|error| BuildError::Memory {
-            what: "captured",
-            source: error,
-        })?;
-        self.memory
-            .slot
-            .rebase(Arc::new(image))
-            .map_err(|error| BuildError::Memory { what: "mapped", source: error.into() })?;
-        self.machine.protect(&self.template.writable)?;
-        self.resetter.restart();
-        self.memory.host_written.clear();
+        let image = self.memory.slot.freeze()?;
+        self.memory.slot.set_image(&image, &self.template.accessible)?;
         Ok(())
-    }
-
-    /// The memory as it is, as an image.
-    fn capture(&mut self) -> Result<Image, std::io::Error> {
-        let mut pages = PageSet::new(self.memory.slot.pages());
-        self.resetter
-            .written(&mut self.machine, &self.memory, &mut pages)
-            .map_err(std::io::Error::other)?;
-        pages.union_with(self.memory.slot.image().stored());
-        let copies: Vec<(u64, Vec<u8>)> = pages
-            .runs()
-            .into_iter()
-            .map(|run| {
-                let mut bytes = vec![0; ((run.end - run.start) * PAGE) as usize];
-                self.memory.slot.read_run(&run, &mut bytes);
-                (run.start, bytes)
-            })
-            .collect();
-        let pieces = copies.iter().map(|(first, bytes)| (*first, bytes.as_slice()));
-        Ok(Image::build(self.memory.slot.pages(), pieces)?)
     }
 
     fn enter(&mut self, target: u64, arguments: [u64; 3]) {
@@ -175,17 +163,22 @@ impl Sandbox {
         self.template.system.regs(&self.template.layout, target, arguments)
     }
 
+    /// Whether the sandbox may be used.
+    pub(crate) fn check(&self) -> Result<(), CallError> {
+        match self.state {
+            State::Ready => Ok(()),
+            State::NeedsReset => Err(CallError::NeedsReset),
+            State::Quarantined => Err(CallError::Quarantined),
+        }
+    }
+
     /// Calls the guest with `input` and returns its output. What the guest wrote stays until the
     /// next [`reset`](Self::reset).
     ///
     /// # Errors
     /// See [`CallError`]. After an error of the guest the sandbox must be reset.
     pub fn call(&mut self, input: &[u8]) -> Result<Vec<u8>, CallError> {
-        match self.state {
-            State::Ready => {}
-            State::NeedsReset => return Err(CallError::NeedsReset),
-            State::Quarantined => return Err(CallError::Quarantined),
-        }
+        self.check()?;
         let buffer = self.template.layout.input;
         if input.len() as u64 > buffer.len {
             return Err(CallError::InputTooLarge { len: input.len(), capacity: buffer.len });
@@ -238,14 +231,14 @@ impl Sandbox {
             Err(_) => State::Quarantined,
         };
         self.generation = next_generation();
-        Ok(outcome?)
+        outcome
     }
 
-    fn reset_inner(&mut self) -> Result<ResetReport, KvmError> {
+    fn reset_inner(&mut self) -> Result<ResetReport, CallError> {
         if self.state == State::NeedsReset {
             self.machine.revive()?;
         }
-        self.resetter.reset(&mut self.machine, &mut self.memory)
+        Ok(self.memory.slot.reset()?)
     }
 
     /// Compares all memory and all registers with the image. The registers are those of a call's
@@ -254,13 +247,9 @@ impl Sandbox {
     /// # Errors
     /// The first difference, or why it could not be told.
     pub fn verify(&mut self) -> Result<(), VerifyError> {
-        match self.state {
-            State::Ready => {}
-            State::NeedsReset => return Err(CallError::NeedsReset.into()),
-            State::Quarantined => return Err(CallError::Quarantined.into()),
-        }
-        if let Some(page) = self.memory.slot.first_difference() {
-            return Err(Difference::Memory { page }.into());
+        self.check()?;
+        if let Some(first) = self.memory.slot.verify().map_err(CallError::from)?.first() {
+            return Err(Difference::Memory { page: first.page }.into());
         }
         let probe = self.template.system.probe();
         self.enter(probe, [0; 3]);
@@ -282,7 +271,8 @@ impl Sandbox {
         let state = self.machine.get_xsave().map_err(CallError::from)?;
         let fresh = self.machine.fresh_xsave();
         // Everything but the header, which says how the state is stored rather than what it is.
-        let differs = |(index, (a, b)): (usize, (&u32, &u32))| !(128..144).contains(&index) && a != b;
+        let differs =
+            |(index, (a, b)): (usize, (&u32, &u32))| !(128..144).contains(&index) && a != b;
         if state.iter().zip(fresh).enumerate().any(differs) {
             return Err(Difference::Registers("extended").into());
         }
@@ -327,22 +317,19 @@ impl Drop for Sandbox {
     }
 }
 
-fn backings(template: &Template, slot: &Slot) -> Vec<Backing> {
+fn backings(template: &Template, base: *mut u8) -> Vec<Backing> {
     let in_slot = |span: Span, read_only, tracked| Backing {
         span,
-        host: slot.pointer(span.start as usize),
+        host: base.wrapping_add(span.start as usize),
         read_only,
         tracked,
     };
-    let spans = |runs: &[crate::pages::Run]| -> Vec<Span> {
-        runs.iter()
-            .map(|run| Span { start: run.start * PAGE, len: (run.end - run.start) * PAGE })
-            .collect()
+    let span = |range: &afresh_memory::PageRange| Span {
+        start: range.byte_start() as u64,
+        len: range.byte_len() as u64,
     };
-    let mut backings: Vec<Backing> = spans(&template.writable)
-        .into_iter()
-        .map(|span| in_slot(span, false, true))
-        .collect();
+    let mut backings: Vec<Backing> =
+        template.writable.iter().map(|range| in_slot(span(range), false, true)).collect();
     backings.extend(template.read_only.iter().map(|span| in_slot(*span, true, false)));
     backings.extend(template.shared.iter().map(|(span, memory)| Backing {
         span: *span,

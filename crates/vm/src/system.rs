@@ -87,11 +87,7 @@ impl System {
         boot_page(layout, &mut bytes[3 * PAGE as usize..]);
         let root = tables.address;
         bytes.extend(tables.bytes());
-        Self {
-            span: Span { start, len: bytes.len() as u64 },
-            bytes,
-            tables: root,
-        }
+        Self { span: Span { start, len: bytes.len() as u64 }, bytes, tables: root }
     }
 
     /// General registers at the start of a call to `target`.
@@ -253,9 +249,8 @@ impl Tables {
             let table = self.leaf(address);
             let first = (address >> 12 & 511) as usize;
             let count = ((span.end() - address) / PAGE).min(512 - first as u64);
-            for (index, entry) in self.pages[table][first..first + count as usize]
-                .iter_mut()
-                .enumerate()
+            for (index, entry) in
+                self.pages[table][first..first + count as usize].iter_mut().enumerate()
             {
                 // Segments may share a page; its rights are the union.
                 let old = *entry;

@@ -65,7 +65,8 @@ impl Watch {
             static THREAD: i32 = rustix::thread::gettid().as_raw_nonzero().get();
         }
         self.thread.store(THREAD.with(|tid| *tid), Ordering::Relaxed);
-        let deadline = timeout.map_or(NEVER, |timeout| now().saturating_add(nanoseconds(timeout)).clamp(1, NEVER));
+        let deadline = timeout
+            .map_or(NEVER, |timeout| now().saturating_add(nanoseconds(timeout)).clamp(1, NEVER));
         self.deadline.store(deadline, Ordering::SeqCst);
         if timeout.is_some()
             && let Ok(watchdog) = watchdog()

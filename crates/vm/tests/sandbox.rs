@@ -7,16 +7,6 @@ use std::time::Duration;
 use afresh_vm::{CallError, CrashReason, GuestError, Sandbox, Strategy};
 use common::{guest, kvm, words};
 
-const STRATEGIES: [Strategy; 7] = [
-    Strategy::Auto,
-    Strategy::FullCopy,
-    Strategy::Discard,
-    Strategy::Log,
-    Strategy::Ring,
-    Strategy::WriteSetLog,
-    Strategy::WriteSetRing,
-];
-
 #[test]
 fn a_guest_returns_what_it_computes() {
     if !kvm() {
@@ -53,8 +43,9 @@ fn nothing_of_a_call_is_left_after_a_reset() {
         return;
     }
     let elf = guest("dirty");
-    for strategy in STRATEGIES {
-        let mut sandbox = Sandbox::builder().memory(4 << 20).strategy(strategy).build(&elf).unwrap();
+    for strategy in Strategy::ALL {
+        let mut sandbox =
+            Sandbox::builder().memory(4 << 20).strategy(strategy).build(&elf).unwrap();
         for round in 0..40_u64 {
             let (first, count, stride) = (round * 3 % 50, 1 + round % 90, 1 + round % 7);
             sandbox.call(&words(&[1, first, count, stride, round + 1])).unwrap();
@@ -96,12 +87,15 @@ fn a_crash_is_explained_and_undone() {
         (b's', CrashReason::StackOverflow),
         (b'w', CrashReason::Unmapped),
         (b'c', CrashReason::Interrupt),
+        // There is no system call to make: an invalid opcode, or where KVM is paravirtual a jump to
+        // the handler at address 0 that does not exist.
         (b'k', CrashReason::InvalidOpcode),
     ] {
         let what = char::from(what);
         match sandbox.call(&[what as u8]) {
             Err(CallError::Guest(GuestError::Crash(crash))) => {
-                assert_eq!(crash.reason, reason, "{what}: {crash}");
+                let null_handler = what == 'k' && crash.reason == CrashReason::NullPointer;
+                assert!(crash.reason == reason || null_handler, "{what}: {crash}");
                 assert!(crash.rip.is_some(), "{what}: {crash}");
                 println!("{what}: {crash}");
             }

@@ -38,10 +38,7 @@ const KVM_CLEAR_DIRTY_LOG: libc::c_ulong = 0xc018_aec0;
 /// # Errors
 /// `EINVAL` where the kernel is older than 5.5.
 pub fn enable_manual_protect(vm: &VmFd) -> io::Result<()> {
-    let mut cap = kvm_enable_cap {
-        cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2,
-        ..Default::default()
-    };
+    let mut cap = kvm_enable_cap { cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, ..Default::default() };
     cap.args[0] = u64::from(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE);
     vm.enable_cap(&cap).map_err(io::Error::from)
 }
@@ -54,11 +51,7 @@ pub fn get_dirty_log(vm: &VmFd, slot: u32, pages: u64, bitmap: &mut [u64]) -> io
     if (bitmap.len() as u64) < pages.div_ceil(64) {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
-    let mut log = GetLog {
-        slot,
-        padding: 0,
-        bitmap: bitmap.as_mut_ptr(),
-    };
+    let mut log = GetLog { slot, padding: 0, bitmap: bitmap.as_mut_ptr() };
     // SAFETY: the fd is a VM; the kernel writes one bit a page of the slot, rounded up to a word.
     // `pages` is the slot's size as its creator states it, and the buffer holds that many bits.
     let ret = unsafe { libc::ioctl(vm.as_raw_fd(), KVM_GET_DIRTY_LOG, &mut log) };
@@ -85,12 +78,7 @@ pub fn clear_dirty_log(
     if (bitmap.len() as u64) < u64::from(num_pages).div_ceil(64) {
         return Err(io::Error::from(io::ErrorKind::InvalidInput));
     }
-    let mut log = ClearLog {
-        slot,
-        num_pages,
-        first_page,
-        bitmap: bitmap.as_ptr(),
-    };
+    let mut log = ClearLog { slot, num_pages, first_page, bitmap: bitmap.as_ptr() };
     // SAFETY: the fd is a VM; the kernel reads `num_pages` bits from the bitmap, which holds them.
     let ret = unsafe { libc::ioctl(vm.as_raw_fd(), KVM_CLEAR_DIRTY_LOG, &mut log) };
     if ret < 0 {

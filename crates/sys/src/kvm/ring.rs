@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use kvm_bindings::{
     KVM_CAP_DIRTY_LOG_RING, KVM_CAP_DIRTY_LOG_RING_ACQ_REL, kvm_dirty_gfn, kvm_enable_cap,
 };
-use kvm_ioctls::{VcpuFd, VmFd};
+use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
 const PAGE: usize = 4096;
 /// Page offset of the ring in the vCPU's mapping (`KVM_DIRTY_LOG_PAGE_OFFSET` on x86).
@@ -22,19 +22,16 @@ const F_RESET: u32 = 2;
 // _IO(0xAE, 0xc7)
 const KVM_RESET_DIRTY_RINGS: libc::c_ulong = 0xaec7;
 
-/// The most entries a ring of this kernel may have; 0 where it has no dirty ring.
-pub fn dirty_ring_limit(vm: &VmFd) -> u32 {
-    let bytes = ring_capability(vm).map_or(0, |(_, bytes)| bytes);
-    bytes / size_of::<kvm_dirty_gfn>() as u32
-}
+/// The two names of the capability, the better ordered one first.
+const CAPABILITIES: [u32; 2] = [KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_DIRTY_LOG_RING];
 
-fn ring_capability(vm: &VmFd) -> Option<(u32, u32)> {
-    [KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_DIRTY_LOG_RING]
+/// The most entries a ring of this kernel may have; 0 where it has no dirty ring.
+pub fn dirty_ring_limit(kvm: &Kvm) -> u32 {
+    let bytes = CAPABILITIES
         .into_iter()
-        .find_map(|cap| {
-            let bytes = vm.check_extension_raw(libc::c_ulong::from(cap));
-            (bytes > 0).then_some((cap, bytes as u32))
-        })
+        .map(|cap| kvm.check_extension_raw(libc::c_ulong::from(cap)))
+        .find(|bytes| *bytes > 0);
+    bytes.unwrap_or(0) as u32 / size_of::<kvm_dirty_gfn>() as u32
 }
 
 /// Gives every vCPU created from now on a ring of `entries` entries (a power of two). The dirty
@@ -43,11 +40,11 @@ fn ring_capability(vm: &VmFd) -> Option<(u32, u32)> {
 /// # Errors
 /// `ENOTSUP` where the kernel has no dirty ring; `EINVAL` for a bad size or an existing vCPU.
 pub fn enable_dirty_ring(vm: &VmFd, entries: u32) -> io::Result<()> {
-    let (cap, _) = ring_capability(vm).ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTSUP))?;
-    let mut enable = kvm_enable_cap {
-        cap,
-        ..Default::default()
-    };
+    let cap = CAPABILITIES
+        .into_iter()
+        .find(|cap| vm.check_extension_raw(libc::c_ulong::from(*cap)) > 0)
+        .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTSUP))?;
+    let mut enable = kvm_enable_cap { cap, ..Default::default() };
     enable.args[0] = u64::from(entries) * size_of::<kvm_dirty_gfn>() as u64;
     vm.enable_cap(&enable).map_err(io::Error::from)
 }
@@ -111,12 +108,7 @@ impl DirtyRing {
         }
         let base = NonNull::new(base.cast())
             .ok_or_else(|| io::Error::other("mmap returned a null ring"))?;
-        Ok(Self {
-            base,
-            entries,
-            fetch: 0,
-            held: 0,
-        })
+        Ok(Self { base, entries, fetch: 0, held: 0 })
     }
 
     /// Entries that were read and still hold their place: the ring is full for the guest a little
@@ -148,10 +140,7 @@ impl DirtyRing {
             unsafe { ((&raw const (*entry).slot).read(), (&raw const (*entry).offset).read()) };
         self.fetch = self.fetch.wrapping_add(1);
         self.held += 1;
-        Some(DirtyGfn {
-            slot: slot & 0xffff,
-            offset,
-        })
+        Some(DirtyGfn { slot: slot & 0xffff, offset })
     }
 
     /// Marks every entry that was read as free. `reset_dirty_rings` then write-protects their pages.

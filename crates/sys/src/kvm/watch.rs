@@ -27,9 +27,7 @@ impl StopFlag {
     /// # Safety
     /// The flag must not be used after `vcpu` is dropped.
     pub unsafe fn new(vcpu: &mut VcpuFd) -> Self {
-        Self {
-            byte: &raw mut vcpu.get_kvm_run().immediate_exit,
-        }
+        Self { byte: &raw mut vcpu.get_kvm_run().immediate_exit }
     }
 
     fn atomic(&self) -> &AtomicU8 {

@@ -6,7 +6,7 @@ use std::process::Command;
 use std::sync::OnceLock;
 
 /// Whether tests that need KVM can run; says loudly when they cannot.
-pub fn kvm() -> bool {
+pub(crate) fn kvm() -> bool {
     static USABLE: OnceLock<bool> = OnceLock::new();
     *USABLE.get_or_init(|| {
         let usable = std::fs::OpenOptions::new().read(true).write(true).open("/dev/kvm").is_ok();
@@ -18,7 +18,7 @@ pub fn kvm() -> bool {
 }
 
 /// The ELF of a sample guest.
-pub fn guest(name: &str) -> Vec<u8> {
+pub(crate) fn guest(name: &str) -> Vec<u8> {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     let folder = BUILT.get_or_init(|| {
         let guests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guests/vm");
@@ -38,6 +38,6 @@ pub fn guest(name: &str) -> Vec<u8> {
 }
 
 /// Input for the `dirty` guest.
-pub fn words(words: &[u64]) -> Vec<u8> {
+pub(crate) fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }

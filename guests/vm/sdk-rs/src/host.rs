@@ -5,9 +5,7 @@ use alloc::vec;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI64, Ordering};
 
-use crate::abi::{
-    CALL_FIND, CALL_HOST, ERR_ARGUMENTS, ERR_CAPACITY, ERR_NO_FUNCTION,
-};
+use crate::abi::{CALL_FIND, CALL_HOST, ERR_ARGUMENTS, ERR_CAPACITY, ERR_NO_FUNCTION};
 use crate::hypercall::hypercall;
 
 /// Why a host function returned nothing.
@@ -132,7 +130,8 @@ impl Import {
     pub fn call<R: FromWire>(&self, arguments: &[u8]) -> Result<R, HostCallError> {
         let mut number = self.number.load(Ordering::Relaxed);
         if number == NOT_ASKED {
-            number = hypercall(CALL_FIND, [self.name.as_ptr() as u64, self.name.len() as u64, 0, 0, 0]);
+            number =
+                hypercall(CALL_FIND, [self.name.as_ptr() as u64, self.name.len() as u64, 0, 0, 0]);
             self.number.store(number, Ordering::Relaxed);
         }
         if number < 0 {

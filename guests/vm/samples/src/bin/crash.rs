@@ -26,7 +26,9 @@ fn call(input: &[u8]) -> Vec<u8> {
         match input.first().copied().unwrap_or(0) {
             b'n' => (8 as *mut u64).write_volatile(1),
             b'u' => asm!("ud2"),
-            b'd' => asm!("xor edx, edx", "xor ecx, ecx", "div ecx", out("eax") _, out("edx") _, out("ecx") _),
+            b'd' => {
+                asm!("xor edx, edx", "xor ecx, ecx", "div ecx", out("eax") _, out("edx") _, out("ecx") _)
+            }
             b'p' => asm!("hlt"),
             b'o' => asm!("out 0x80, al", in("al") 0_u8),
             b'r' => code.write_volatile(0x90),
@@ -43,7 +45,9 @@ fn call(input: &[u8]) -> Vec<u8> {
             b'k' => asm!("syscall", out("rcx") _, out("r11") _),
             b'm' => panic!("as asked: {}", input.len()),
             b'h' => asm!("out 0xa8, eax", in("eax") 12345_u32),
-            b'b' => asm!("out 0xa8, eax", in("eax") 2_u32, in("rdi") 0, in("rsi") u64::MAX - 5, in("rdx") 100_u64),
+            b'b' => {
+                asm!("out 0xa8, eax", in("eax") 2_u32, in("rdi") 0, in("rsi") u64::MAX - 5, in("rdx") 100_u64)
+            }
             b'R' => asm!("out 0xa8, eax", in("eax") 1_u32, in("rdi") 0, in("rsi") 1_u64),
             b'f' => afresh_guest::finish(7, b"because"),
             _ => {}

@@ -40,7 +40,8 @@ fn call(input: &[u8]) -> Vec<u8> {
     match word(input, 0) {
         0 => input.get(8..).unwrap_or_default().to_vec(),
         1 => {
-            let (first, count, stride, value) = (argument(0), argument(1), argument(2), argument(3));
+            let (first, count, stride, value) =
+                (argument(0), argument(1), argument(2), argument(3));
             for index in 0..count {
                 // SAFETY: `page` checked the address.
                 unsafe { page(first + index * stride).write_volatile(value) };

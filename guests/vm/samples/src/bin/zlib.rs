@@ -12,7 +12,13 @@ const Z_OK: c_int = 0;
 
 #[link(name = "z", kind = "static")]
 unsafe extern "C" {
-    fn compress2(to: *mut u8, len: *mut c_ulong, from: *const u8, from_len: c_ulong, level: c_int) -> c_int;
+    fn compress2(
+        to: *mut u8,
+        len: *mut c_ulong,
+        from: *const u8,
+        from_len: c_ulong,
+        level: c_int,
+    ) -> c_int;
     fn uncompress(to: *mut u8, len: *mut c_ulong, from: *const u8, from_len: c_ulong) -> c_int;
     fn compressBound(len: c_ulong) -> c_ulong;
 }
@@ -24,7 +30,8 @@ fn call(input: &[u8]) -> Vec<u8> {
     unsafe {
         let mut len = compressBound(input.len() as c_ulong);
         let mut packed = vec![0; len as usize];
-        let status = compress2(packed.as_mut_ptr(), &mut len, input.as_ptr(), input.len() as c_ulong, 6);
+        let status =
+            compress2(packed.as_mut_ptr(), &mut len, input.as_ptr(), input.len() as c_ulong, 6);
         assert_eq!(status, Z_OK, "compress");
         packed.truncate(len as usize);
         let mut back_len = input.len() as c_ulong;
