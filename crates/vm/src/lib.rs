@@ -21,6 +21,7 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 pub mod abi;
+pub mod bench;
 mod builder;
 mod call;
 mod crash;

@@ -337,6 +337,10 @@ fn backings(template: &Template, base: *mut u8) -> Vec<Backing> {
         read_only: false,
         tracked: false,
     }));
-    backings.push(in_slot(template.system.span, false, false));
+    let system = template.system.span;
+    match backings.iter_mut().find(|backing| backing.span.end() == system.start) {
+        Some(main) => main.span.len += system.len,
+        None => backings.push(in_slot(system, false, false)),
+    }
     backings
 }

@@ -31,13 +31,13 @@ mod host;
 mod hypercall;
 mod mem;
 
-pub use entry::{boot, finish, ready};
+pub use entry::{boot, finish, finish_owned, ready};
 pub use heap::Heap;
 pub use host::{FromWire, HostCallError, Import, IntoWire, call_host};
 pub use hypercall::{Level, fail, fill_random, generation, log};
 
 /// Defines the program's entry points from two functions: `fn()` for the initialisation and
-/// `fn(&[u8]) -> impl AsRef<[u8]>` for a call.
+/// `fn(&[u8]) -> impl Into<Vec<u8>>` for a call.
 #[macro_export]
 macro_rules! guest {
     ($init:path, $call:path) => {
@@ -46,8 +46,7 @@ macro_rules! guest {
             extern "C" fn enter(input: *const u8, len: usize) -> ! {
                 // SAFETY: the host passes the input buffer and how much of it is filled.
                 let input = unsafe { core::slice::from_raw_parts(input, len) };
-                let output = $call(input);
-                $crate::finish(0, output.as_ref())
+                $crate::finish_owned($call(input).into())
             }
             // SAFETY: the host passes the boot page.
             unsafe { $crate::ready(boot, $init, enter) }
