@@ -62,11 +62,7 @@ const OVERHEAD: u64 = 80;
 ///
 /// # Errors
 /// See [`BenchError`].
-pub fn run(
-    guest: &[u8],
-    options: &BenchOptions,
-    out: &mut dyn Write,
-) -> Result<(), BenchError> {
+pub fn run(guest: &[u8], options: &BenchOptions, out: &mut dyn Write) -> Result<(), BenchError> {
     let mut bench = Bench { guest, options, out };
     for memory in MEMORY {
         for dirty in DIRTY {

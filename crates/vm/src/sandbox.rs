@@ -6,7 +6,7 @@
 
 use std::sync::Arc;
 
-use afresh_memory::{Image, ResetReport, Slot, SlotConfig, TrackError};
+use afresh_memory::{HostAccess, Image, ResetReport, Slot, SlotConfig, TrackError};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 use crate::PAGE;
@@ -91,6 +91,8 @@ impl Sandbox {
         let slot_config = SlotConfig {
             strategy: config.strategy.engine(),
             regions: template.accessible.clone(),
+            // KVM writes guest memory in kernel mode.
+            host_access: HostAccess::Syscalls,
             // The write set may be all memory: it is resident anyway.
             write_set_limit: usize::MAX,
             ..SlotConfig::default()

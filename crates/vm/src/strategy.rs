@@ -1,6 +1,6 @@
 //! How a sandbox is reset: the engine's strategies, over KVM's ways of noticing writes.
 
-use afresh_memory::Strategy as Engine;
+use afresh_memory::{Strategy as Engine, TrackerKind};
 
 use crate::machine::{KvmError, Tracking};
 
@@ -23,11 +23,18 @@ pub enum Strategy {
     WriteSetLog,
     /// The write set, with new pages noticed by the dirty ring.
     WriteSetRing,
+    /// The write set, with new pages noticed in the host's page tables: asynchronous userfaultfd
+    /// write protection and `PAGEMAP_SCAN`. Independent of KVM's dirty tracking.
+    WriteSetScan,
+    /// The same, with every written page protected again.
+    Scan,
+    /// Every page counts as written: the fallback where nothing can be noticed.
+    Everything,
 }
 
 impl Strategy {
     /// Every strategy, for tests and benchmarks.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 10] = [
         Self::Auto,
         Self::FullCopy,
         Self::Discard,
@@ -35,6 +42,9 @@ impl Strategy {
         Self::Ring,
         Self::WriteSetLog,
         Self::WriteSetRing,
+        Self::WriteSetScan,
+        Self::Scan,
+        Self::Everything,
     ];
 
     /// The name used by benchmarks and reports.
@@ -48,6 +58,9 @@ impl Strategy {
             Self::Ring => "ring",
             Self::WriteSetLog => "write-set-log",
             Self::WriteSetRing => "write-set-ring",
+            Self::WriteSetScan => "write-set-scan",
+            Self::Scan => "scan",
+            Self::Everything => "everything",
         }
     }
 
@@ -56,7 +69,9 @@ impl Strategy {
         match self {
             Self::FullCopy => Engine::FullCopy,
             Self::Discard => Engine::Discard,
-            Self::Log | Self::Ring => Engine::Scan,
+            Self::Log | Self::Ring | Self::Scan => Engine::Scan,
+            Self::WriteSetScan => Engine::WriteSet(Some(TrackerKind::UffdScan)),
+            Self::Everything => Engine::WriteSet(Some(TrackerKind::Everything)),
             Self::Auto | Self::WriteSetLog | Self::WriteSetRing => Engine::WriteSet(None),
         }
     }
@@ -68,7 +83,9 @@ impl Strategy {
         let wanted = (pages + 1024).next_power_of_two().max(2048);
         let ring = u32::try_from(wanted).unwrap_or(u32::MAX).min(ring_limit);
         Ok(match self {
-            Self::FullCopy | Self::Discard => Tracking::Off,
+            Self::FullCopy | Self::Discard | Self::WriteSetScan | Self::Scan | Self::Everything => {
+                Tracking::Off
+            }
             Self::Log | Self::WriteSetLog => Tracking::Log,
             Self::Ring | Self::WriteSetRing if ring_limit == 0 => {
                 return Err(KvmError::NoTracker("dirty ring"));

@@ -123,22 +123,28 @@ impl Import {
         Self { name, number: AtomicI64::new(NOT_ASKED) }
     }
 
-    /// Calls it with encoded arguments and decodes the result.
+    /// The host's number for it.
     ///
     /// # Errors
-    /// See [`HostCallError`].
-    pub fn call<R: FromWire>(&self, arguments: &[u8]) -> Result<R, HostCallError> {
+    /// [`HostCallError::Unknown`].
+    pub fn number(&self) -> Result<u64, HostCallError> {
         let mut number = self.number.load(Ordering::Relaxed);
         if number == NOT_ASKED {
             number =
                 hypercall(CALL_FIND, [self.name.as_ptr() as u64, self.name.len() as u64, 0, 0, 0]);
             self.number.store(number, Ordering::Relaxed);
         }
-        if number < 0 {
-            return Err(HostCallError::Unknown);
-        }
+        u64::try_from(number).map_err(|_| HostCallError::Unknown)
+    }
+
+    /// Calls it with encoded arguments and decodes the result, of at most 4 KiB.
+    ///
+    /// # Errors
+    /// See [`HostCallError`].
+    pub fn call<R: FromWire>(&self, arguments: &[u8]) -> Result<R, HostCallError> {
+        let number = self.number()?;
         let mut buffer = vec![0; 4096];
-        let len = call_host(number as u64, arguments, &mut buffer)?;
+        let len = call_host(number, arguments, &mut buffer)?;
         let mut rest = buffer.get(..len).ok_or(HostCallError::Result)?;
         R::from_wire(&mut rest).ok_or(HostCallError::Result)
     }

@@ -5,8 +5,11 @@
 //! 1 first count stride value: write `value` to the first word of `count` pages, `stride` apart.
 //! 2 first count stride: the sum of those words.
 //! 3 length: return that many bytes.
-//! 4 address value: write one byte anywhere.
+//! 4 address value: write eight bytes anywhere.
 //! 5 address: read one byte from anywhere.
+//! 7 number rdi rsi rdx r10 r8: make that hypercall and return its result.
+//! 8 rounds: alternate between writing a page and letting the host function `stamp` write one; the
+//!   stamps must arrive. Returns how many did.
 //! 6: change every register it may (segments, extended state), then return.
 #![no_std]
 #![no_main]
@@ -18,6 +21,8 @@ use core::arch::asm;
 
 /// Pages that commands 1 and 2 use: the whole heap but its first part, where the allocator works.
 const RESERVED: u64 = 16;
+
+static STAMP: afresh_guest::Import = afresh_guest::Import::new("stamp");
 
 fn init() {}
 
@@ -60,7 +65,7 @@ fn call(input: &[u8]) -> Vec<u8> {
         3 => vec![0xa5; argument(0) as usize],
         4 => {
             // SAFETY: not sound; the host contains it.
-            unsafe { (argument(0) as *mut u8).write_volatile(argument(1) as u8) };
+            unsafe { (argument(0) as *mut u64).write_unaligned(argument(1)) };
             Vec::new()
         }
         5 => {
@@ -77,6 +82,37 @@ fn call(input: &[u8]) -> Vec<u8> {
                 );
             }
             Vec::new()
+        }
+        7 => {
+            let result: u64;
+            // SAFETY: whatever the arguments, the host acts only on memory of this guest.
+            unsafe {
+                asm!(
+                    "out 0xa8, eax",
+                    inlateout("rax") argument(0) => result,
+                    in("rdi") argument(1), in("rsi") argument(2), in("rdx") argument(3),
+                    in("r10") argument(4), in("r8") argument(5),
+                );
+            }
+            result.to_le_bytes().to_vec()
+        }
+        8 => {
+            let mut arrived = 0_u64;
+            for round in 0..argument(0) {
+                // SAFETY: `page` checked the addresses; nothing else uses these pages.
+                let bytes = unsafe {
+                    page(2 * round).write_volatile(round);
+                    core::slice::from_raw_parts_mut(page(2 * round + 1).cast::<u8>(), 4096)
+                };
+                let arguments = round.to_le_bytes();
+                let number = STAMP.number().unwrap_or(u64::MAX);
+                if afresh_guest::call_host(number, &arguments, bytes) == Ok(8)
+                    && bytes[..8] == arguments
+                {
+                    arrived += 1;
+                }
+            }
+            arrived.to_le_bytes().to_vec()
         }
         other => panic!("unknown command {other}"),
     }
