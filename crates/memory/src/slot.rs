@@ -21,6 +21,7 @@
 mod adapt;
 mod map;
 mod reset;
+mod switch;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -112,6 +113,8 @@ pub struct Slot {
     end: usize,
     high_water: usize,
     image: Image,
+    /// The mappings show another image than `image`: see `switch`.
+    stale: bool,
     write_set: WriteSet,
     /// Reused by every reset.
     written: Vec<PageRange>,
@@ -199,6 +202,7 @@ impl Slot {
             end: 0,
             high_water: 0,
             image: Image::zero(0),
+            stale: false,
             write_set: WriteSet::default(),
             written: Vec::new(),
             adapt: Adapt::default(),
@@ -507,9 +511,12 @@ impl Slot {
                 if let Some(last) = runs.last_mut() {
                     last.len = last.end().min(end) - last.start;
                 }
-                runs
+                self.changed(&runs)
             }
-            _ => self.accessible().collect(),
+            _ => {
+                let all: Vec<PageRange> = self.accessible().collect();
+                self.changed(&all)
+            }
         };
         // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
         unsafe { self.image.derive(self.end, &changed, base) }
