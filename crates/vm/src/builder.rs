@@ -9,7 +9,7 @@ use std::time::Duration;
 use afresh_memory::{Image, ImageBuilder, ImageError, PageRange, SlotError};
 
 use crate::PAGE;
-use crate::call::CallError;
+use crate::call::{CallError, next_generation};
 use crate::elf::{ElfError, Program};
 use crate::host::{HostFunction, HostFunctions};
 use crate::layout::{BASE, Layout, LayoutError, RegionKind, Sizes, Span};
@@ -69,6 +69,8 @@ impl std::fmt::Debug for Config {
 /// What every sandbox of one program and configuration shares.
 #[derive(Debug)]
 pub(crate) struct Template {
+    /// Tells the templates of one process apart.
+    pub(crate) id: u64,
     pub(crate) layout: Layout,
     pub(crate) system: System,
     pub(crate) functions: HostFunctions,
@@ -273,6 +275,7 @@ fn assemble(
     // The guest may also pass pointers into the pages that tell it where it is.
     map.add(Span { start: system.boot(), len: PAGE }, false, None);
     let template = Template {
+        id: next_generation(),
         layout,
         system,
         functions,

@@ -49,7 +49,7 @@ pub use machine::KvmError;
 pub use memory::AccessError;
 pub use sandbox::{Difference, Sandbox, VerifyError};
 pub use shared::SharedMemory;
-pub use snapshot::Snapshot;
+pub use snapshot::{Snapshot, SnapshotError};
 pub use strategy::Strategy;
 pub use watch::StopHandle;
 

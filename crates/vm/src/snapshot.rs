@@ -7,9 +7,10 @@
 use std::sync::Arc;
 
 use afresh_memory::Image;
+use afresh_snapshot::{Frozen, Guest};
 
 use crate::builder::{BuildError, Config, Template};
-use crate::call::CallError;
+use crate::call::{CallError, next_generation};
 use crate::sandbox::{Sandbox, State};
 use crate::strategy::Strategy;
 
@@ -90,11 +91,77 @@ impl Sandbox {
             }
             State::Ready => {}
         }
-        let outcome = self.memory.slot.set_image(&snapshot.image, &self.template.accessible);
+        let outcome = self.memory.slot.switch(&snapshot.image);
         if outcome.is_err() {
             self.state = State::Quarantined;
         }
-        self.generation = crate::call::next_generation();
-        Ok(outcome?)
+        self.entry = snapshot.entry;
+        self.generation = next_generation();
+        outcome?;
+        Ok(())
+    }
+
+    /// Freezes the present state and makes it the one that the sandbox returns to: the next
+    /// checkpoint stores only what changed since this one.
+    ///
+    /// # Errors
+    /// [`CallError::NeedsReset`] after a failed call; otherwise when memory runs out.
+    pub fn checkpoint(&mut self) -> Result<Snapshot, CallError> {
+        self.check()?;
+        let image = self.memory.slot.checkpoint()?;
+        Ok(self.snapshot_of(image))
+    }
+}
+
+/// Why a sandbox could not be frozen, moved or forked on a tree.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// Freezing or moving failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// A fork could not be made.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+impl Guest for Sandbox {
+    type Error = SnapshotError;
+
+    fn checkpoint(&mut self) -> Result<Frozen, SnapshotError> {
+        let snapshot = Sandbox::checkpoint(self)?;
+        Ok(Frozen { state: snapshot.state(), image: snapshot.image })
+    }
+
+    fn switch(&mut self, to: &Frozen) -> Result<(), SnapshotError> {
+        let snapshot = self.thaw(to)?;
+        Ok(self.restore(&snapshot)?)
+    }
+
+    fn fork(&self, from: &Frozen) -> Result<Self, SnapshotError> {
+        Ok(self.thaw(from)?.spawn()?)
+    }
+}
+
+impl Snapshot {
+    /// What a tree keeps besides the image: which guest it is, and where calls start.
+    fn state(&self) -> Arc<[u8]> {
+        [self.template.id, self.entry].iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+}
+
+impl Sandbox {
+    /// The snapshot behind a state of a tree, if it is of this guest.
+    fn thaw(&self, frozen: &Frozen) -> Result<Snapshot, CallError> {
+        let word = |at: usize| {
+            let bytes = frozen.state.get(at..at + 8)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        match (word(0), word(8)) {
+            (Some(id), Some(entry)) if id == self.template.id => {
+                Ok(Snapshot { entry, ..self.snapshot_of(frozen.image.clone()) })
+            }
+            _ => Err(CallError::ForeignSnapshot),
+        }
     }
 }
