@@ -230,6 +230,16 @@ fn both_sides_state_the_same_interface() {
     for (name, value) in guest {
         assert_eq!(host.get(&name), Some(&value), "{name}");
     }
+    let header = read("../../guests/vm/include/afresh.h");
+    for (name, value) in &host {
+        let value = value.trim().trim_end_matches(';');
+        let stated = header.lines().filter(|line| line.contains(&format!("AFRESH_{name} ")));
+        let numeric = name.starts_with("CALL_") || name.starts_with("ERR_") || name == "PORT";
+        assert!(
+            !numeric || stated.into_iter().any(|line| line.contains(value)),
+            "{name} = {value}"
+        );
+    }
 }
 
 #[test]

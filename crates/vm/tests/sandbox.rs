@@ -2,10 +2,11 @@
 
 mod common;
 
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use afresh_vm::{CallError, CrashReason, GuestError, Sandbox, Strategy};
-use common::{guest, kvm, words};
+use common::{c_guest, guest, kvm, words};
 
 #[test]
 fn a_guest_returns_what_it_computes() {
@@ -160,4 +161,26 @@ fn a_stop_handle_ends_a_call() {
     stopper.join().unwrap();
     sandbox.verify().unwrap();
     assert_eq!(sandbox.run(b"").unwrap(), b"did not spin");
+}
+
+#[test]
+fn a_c_guest_speaks_the_same_interface() {
+    if !kvm() {
+        return;
+    }
+    let Some(elf) = c_guest("words") else { return };
+    let log = Arc::new(Mutex::new(Vec::new()));
+    let sink = Arc::clone(&log);
+    let builder = Sandbox::builder()
+        .host_function("seen", |words: u64| words * 10)
+        .log(move |level, text| sink.lock().unwrap().push((level, text.to_owned())));
+    let mut sandbox = builder.build(&elf).unwrap();
+    for _ in 0..3 {
+        assert_eq!(sandbox.run(b"every run  starts\nafresh ").unwrap(), b"44");
+        sandbox.verify().unwrap();
+    }
+    sandbox.call(b"one").unwrap();
+    let error = sandbox.run(b"two").unwrap_err().to_string();
+    assert_eq!(error, "guest panicked: a call left something behind");
+    assert_eq!(*log.lock().unwrap(), [(3, "words is ready".to_owned())]);
 }

@@ -41,3 +41,28 @@ pub(crate) fn guest(name: &str) -> Vec<u8> {
 pub(crate) fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
+
+/// The ELF of a C sample, or `None`, said loudly, where there is no C compiler.
+pub(crate) fn c_guest(name: &str) -> Option<Vec<u8>> {
+    let guests = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../guests/vm");
+    let output =
+        Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}-{}", std::process::id()));
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let status = Command::new(&compiler)
+        .args(["-O2", "-Wall", "-Wextra", "-Werror", "-static-pie", "-fPIE", "-nostdlib"])
+        .args(["-ffreestanding", "-fno-stack-protector", "-Wl,--no-dynamic-linker"])
+        .args(["-Wl,-z,max-page-size=4096", "-Wl,-z,noexecstack", "-I"])
+        .arg(guests.join("include"))
+        .arg(guests.join("c").join(format!("{name}.c")))
+        .arg("-o")
+        .arg(&output)
+        .status();
+    let Ok(status) = status else {
+        eprintln!("SKIPPED: no C compiler `{compiler}`; the C guest was not tested");
+        return None;
+    };
+    assert!(status.success(), "the C guest compiles");
+    let elf = std::fs::read(&output).expect("the C guest was linked");
+    let _ = std::fs::remove_file(&output);
+    Some(elf)
+}
