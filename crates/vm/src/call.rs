@@ -121,6 +121,10 @@ pub enum CallError {
     /// A snapshot could not be stored.
     #[error(transparent)]
     Snapshot(#[from] ImageError),
+    /// The guest writes more than a dirty ring holds, and moving it to a machine with another tracker
+    /// failed; the sandbox is quarantined.
+    #[error("moving the guest to a machine with a dirty log failed: {0}")]
+    Replace(#[source] Box<crate::BuildError>),
     /// A snapshot could not be put in place; the sandbox is quarantined.
     #[error(transparent)]
     Restore(#[from] SlotError),
@@ -175,7 +179,10 @@ impl Sandbox {
                         }
                     }
                 }
-                Exit::RingFull => self.memory.ring_full()?,
+                Exit::RingFull => {
+                    self.ring_overflows += 1;
+                    self.memory.ring_full()?;
+                }
                 Exit::Interrupted => {
                     if let Some(stopped) = self.watch.interrupted() {
                         let rip = self.machine.regs().rip;

@@ -50,7 +50,7 @@ pub use memory::AccessError;
 pub use sandbox::{Difference, Sandbox, VerifyError};
 pub use shared::SharedMemory;
 pub use snapshot::{Snapshot, SnapshotError};
-pub use strategy::Strategy;
+pub use strategy::{Abilities, Strategy};
 pub use watch::StopHandle;
 
 /// Bytes of a page.

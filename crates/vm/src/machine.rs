@@ -5,16 +5,18 @@
 //! each exit and nothing else. May break it: a kernel without `KVM_CAP_SYNC_REGS` (before 4.17),
 //! which is refused.
 
+use std::ffi::c_ulong;
 use std::io;
 use std::sync::{Arc, OnceLock};
 
+use afresh_memory::{Feature, Features};
 use afresh_sys::kvm::{
     DirtyRing, StopFlag, dirty_ring_limit, enable_dirty_ring, enable_manual_protect,
 };
 use kvm_bindings::{
-    CpuId, KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES, KVM_MEM_LOG_DIRTY_PAGES,
-    KVM_MEM_READONLY, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs, kvm_sregs,
-    kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs,
+    CpuId, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES,
+    KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs,
+    kvm_sregs, kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::io::Errno;
@@ -22,6 +24,7 @@ use rustix::io::Errno;
 use crate::PAGE;
 use crate::abi::PORT;
 use crate::layout::Span;
+use crate::strategy::Abilities;
 use crate::system::ExtendedState;
 use crate::tracker::{Shared, Source, Watched};
 
@@ -123,9 +126,17 @@ pub(crate) enum Tracking {
     Ring(u32),
 }
 
-/// The most entries a dirty ring may have on this host; 0 where there is none.
-pub(crate) fn ring_limit() -> Result<u32, KvmError> {
-    Ok(host()?.ring_limit)
+/// What this host offers.
+pub(crate) fn abilities() -> Result<Abilities, KvmError> {
+    let host = host()?;
+    let manual = host.kvm.check_extension_raw(c_ulong::from(KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2));
+    let features = Features::host();
+    Ok(Abilities {
+        ring: host.ring_limit,
+        log: manual > 0,
+        scan: features.has(Feature::UffdAsync) && features.has(Feature::PagemapScan),
+        xsave: host.extended == ExtendedState::Xsave,
+    })
 }
 
 /// A range of guest-physical memory and what backs it.

@@ -14,8 +14,9 @@ use crate::builder::{BuildError, Config, SandboxBuilder, Template};
 use crate::call::{CallError, End, Phase, next_generation};
 use crate::crash::NO_FAULT;
 use crate::layout::Span;
-use crate::machine::{Backing, Machine, Tracking, extended_state, ring_limit};
+use crate::machine::{Backing, Machine, Tracking, abilities, extended_state};
 use crate::memory::{AccessError, GuestMemory};
+use crate::strategy::Strategy;
 use crate::watch::{StopHandle, Watch};
 
 /// Whether a sandbox may be called.
@@ -29,6 +30,9 @@ pub(crate) enum State {
     Quarantined,
 }
 
+/// Full rings after which a sandbox gives its ring up.
+const OVERFLOWS: u32 = 2;
+
 /// A guest and everything it needs to run.
 #[derive(Debug)]
 pub struct Sandbox {
@@ -41,6 +45,8 @@ pub struct Sandbox {
     pub(crate) generation: u64,
     /// Where calls start.
     pub(crate) entry: u64,
+    /// Runs in which the dirty ring filled up.
+    pub(crate) ring_overflows: u32,
     sregs: kvm_sregs,
     pub(crate) state: State,
 }
@@ -86,10 +92,11 @@ impl Sandbox {
     ) -> Result<Self, BuildError> {
         let extended = extended_state()?;
         let writable = template.writable.iter().map(|range| range.len).sum();
-        let tracking = config.strategy.tracking(writable, ring_limit()?)?;
+        let abilities = abilities()?;
+        let tracking = config.strategy.tracking(writable, &abilities)?;
         let mut machine = Machine::new(tracking)?;
         let slot_config = SlotConfig {
-            strategy: config.strategy.engine(),
+            strategy: config.strategy.engine(&abilities),
             regions: template.accessible.clone(),
             // KVM writes guest memory in kernel mode.
             host_access: HostAccess::Syscalls,
@@ -134,6 +141,7 @@ impl Sandbox {
             config,
             generation: next_generation(),
             entry,
+            ring_overflows: 0,
             sregs,
             state: State::Ready,
         })
@@ -237,10 +245,36 @@ impl Sandbox {
     }
 
     fn reset_inner(&mut self) -> Result<ResetReport, CallError> {
+        if self.config.strategy == Strategy::Auto && self.ring_overflows >= OVERFLOWS {
+            self.replace_machine()?;
+            return Ok(ResetReport::default());
+        }
         if self.state == State::NeedsReset {
             self.machine.revive()?;
         }
         Ok(self.memory.slot.reset()?)
+    }
+
+    /// Moves to a new machine with a dirty log: a write set larger than the ring would be protected
+    /// and noticed anew in every run.
+    #[cold]
+    fn replace_machine(&mut self) -> Result<(), CallError> {
+        let snapshot = self.pristine().with_strategy(Strategy::WriteSetLog);
+        let mut other = snapshot.spawn().map_err(|error| CallError::Replace(Box::new(error)))?;
+        std::mem::swap(self, &mut other);
+        // Stop handles that were given out keep working.
+        self.watch.swap(&other.watch);
+        std::mem::swap(&mut self.watch, &mut other.watch);
+        Ok(())
+    }
+
+    /// How this sandbox is reset: never [`Strategy::Auto`], but what that came to mean.
+    #[must_use]
+    pub fn strategy(&self) -> Strategy {
+        match abilities() {
+            Ok(abilities) => self.config.strategy.resolve(&abilities).0,
+            Err(_) => self.config.strategy,
+        }
     }
 
     /// Compares all memory and all registers with the image. The registers are those of a call's

@@ -100,6 +100,12 @@ impl Watch {
         }
     }
 
+    /// The vCPU that this watches is replaced by the one that `other` watches, and the reverse.
+    /// Neither is running.
+    pub(crate) fn swap(&self, other: &Watch) {
+        std::mem::swap(&mut *lock(&self.flag), &mut *lock(&other.flag));
+    }
+
     /// The vCPU is about to go away.
     pub(crate) fn retire(&self) {
         *lock(&self.flag) = None;

@@ -142,3 +142,35 @@ fn a_full_ring_loses_nothing() {
         }
     }
 }
+
+#[test]
+fn a_guest_that_outgrows_the_ring_is_moved_to_the_log() {
+    if !kvm() {
+        return;
+    }
+    let pages = 70_000;
+    let sandbox = Sandbox::builder().memory((pages + 2000) * PAGE).build(&guest("dirty"));
+    let mut sandbox = sandbox.unwrap();
+    if sandbox.strategy() != Strategy::WriteSetRing {
+        eprintln!("SKIPPED: this host has no dirty ring to outgrow");
+        return;
+    }
+    let handle = sandbox.stop_handle();
+    for round in 1..5_u64 {
+        sandbox.call(&words(&[1, 0, pages, 1, round])).unwrap();
+        let sum = sandbox.call(&words(&[2, 0, pages, 1])).unwrap();
+        assert_eq!(sum, (pages * round).to_le_bytes());
+        sandbox.reset().unwrap();
+        sandbox.verify().unwrap();
+    }
+    assert_eq!(sandbox.strategy(), Strategy::WriteSetLog);
+    // A handle from before still reaches the guest: this call would take very long.
+    let stopper = std::thread::spawn(move || {
+        std::thread::sleep(std::time::Duration::from_millis(100));
+        handle.stop();
+    });
+    let error = sandbox.run(&words(&[1, 0, u64::MAX, 0, 1])).unwrap_err();
+    assert!(error.to_string().contains("stop handle"), "{error}");
+    stopper.join().unwrap();
+    sandbox.verify().unwrap();
+}
