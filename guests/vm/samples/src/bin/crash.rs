@@ -24,7 +24,7 @@ fn call(input: &[u8]) -> Vec<u8> {
         COUNTER += 1;
         let code = _start as *const () as *mut u8;
         match input.first().copied().unwrap_or(0) {
-            b'n' => (8 as *mut u64).write_volatile(1),
+            b'n' => (16 as *mut u64).write_volatile(1),
             b'u' => asm!("ud2"),
             b'd' => {
                 asm!("xor edx, edx", "xor ecx, ecx", "div ecx", out("eax") _, out("edx") _, out("ecx") _)
