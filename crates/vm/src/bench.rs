@@ -21,7 +21,7 @@ pub struct BenchOptions {
 
 impl Default for BenchOptions {
     fn default() -> Self {
-        Self { budget: Duration::from_millis(250), filter: None }
+        Self { budget: Duration::from_millis(100), filter: None }
     }
 }
 

@@ -193,11 +193,11 @@ impl Sandbox {
         if input.len() as u64 > buffer.len {
             return Err(CallError::InputTooLarge { len: input.len(), capacity: buffer.len });
         }
-        let outcome = self.call_inner(buffer, input);
-        if outcome.is_err() {
-            self.state = State::NeedsReset;
-        }
-        outcome
+        // A host function that panics must not leave a half-run guest that looks ready.
+        self.state = State::NeedsReset;
+        let output = self.call_inner(buffer, input)?;
+        self.state = State::Ready;
+        Ok(output)
     }
 
     fn call_inner(&mut self, buffer: Span, input: &[u8]) -> Result<Vec<u8>, CallError> {

@@ -184,3 +184,60 @@ fn a_c_guest_speaks_the_same_interface() {
     assert_eq!(error, "guest panicked: a call left something behind");
     assert_eq!(*log.lock().unwrap(), [(3, "words is ready".to_owned())]);
 }
+
+#[test]
+fn every_size_from_the_smallest_to_the_largest_works() {
+    if !kvm() {
+        return;
+    }
+    let elf = guest("dirty");
+    for memory in [256 << 10, 1 << 20, 3 << 20, 1 << 30, 4 << 30] {
+        let builder = Sandbox::builder().memory(memory).stack(16 << 10).input(8 << 10);
+        let mut sandbox = builder.build(&elf).unwrap();
+        let last = sandbox.heap().len / 4096 - 17;
+        for value in 1..4 {
+            sandbox.call(&words(&[1, 0, 2, last, value])).unwrap();
+            let sum = sandbox.call(&words(&[2, 0, 2, last])).unwrap();
+            assert_eq!(sum, (2 * value).to_le_bytes(), "{memory}");
+            sandbox.reset().unwrap();
+            let sum = sandbox.run(&words(&[2, 0, 2, last])).unwrap();
+            assert_eq!(sum, [0; 8], "{memory}");
+        }
+    }
+    for memory in [0, 128 << 10, (1 << 20) + 1, (4 << 30) + 4096] {
+        assert!(Sandbox::builder().memory(memory).build(&elf).is_err(), "{memory}");
+    }
+}
+
+#[test]
+fn a_host_function_that_panics_leaves_a_sandbox_that_wants_a_reset() {
+    if !kvm() {
+        return;
+    }
+    let builder =
+        Sandbox::builder().host_function("stamp", |_: u64| -> u64 { panic!("as planned") });
+    let mut sandbox = builder.build(&guest("dirty")).unwrap();
+    let call = std::panic::AssertUnwindSafe(|| sandbox.call(&words(&[8, 1])));
+    assert!(std::panic::catch_unwind(call).is_err());
+    assert!(matches!(sandbox.call(&words(&[0])), Err(CallError::NeedsReset)));
+    sandbox.reset().unwrap();
+    sandbox.verify().unwrap();
+    assert_eq!(sandbox.run(&words(&[0, 5])).unwrap(), words(&[5]));
+}
+
+#[test]
+fn a_sandbox_may_move_to_another_thread() {
+    if !kvm() {
+        return;
+    }
+    let builder = Sandbox::builder().timeout(Duration::from_millis(30));
+    let mut sandbox = builder.build(&guest("spin")).unwrap();
+    assert_eq!(sandbox.run(b"").unwrap(), b"did not spin");
+    let worker = std::thread::spawn(move || {
+        assert_eq!(sandbox.run(b"").unwrap(), b"did not spin");
+        let error = sandbox.run(b"spin").unwrap_err();
+        assert!(matches!(error, CallError::Guest(GuestError::Timeout { .. })), "{error}");
+        sandbox.verify().unwrap();
+    });
+    worker.join().unwrap();
+}
