@@ -79,7 +79,8 @@ pub fn run(guest: &[u8], options: &BenchOptions, out: &mut dyn Write) -> Result<
         bench.creation(memory)?;
     }
     bench.warm_creation()?;
-    bench.snapshot()
+    bench.snapshot()?;
+    bench.sharing()
 }
 
 struct Bench<'a> {
@@ -280,6 +281,44 @@ impl Bench<'_> {
         self.report("vm-snapshot", case, "restore", restored)
     }
 
+    /// Memory that one more fork of a guest with 64 warm MiB costs, once it has read them all.
+    fn sharing(&mut self) -> Result<(), BenchError> {
+        let case = "fork-64MiB";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        const PAGES: u64 = 16 << 10;
+        let mut first = Sandbox::builder().memory(80 << 20).build(self.guest)?;
+        first.call(&words(&[1, 0, PAGES, 1, 7]))?;
+        let snapshot = first.snapshot()?;
+        drop(first);
+        let mut forks = Vec::new();
+        let mut costs = Vec::new();
+        for _ in 0..6 {
+            let before = proportional_kib()?;
+            let mut fork = snapshot.spawn()?;
+            fork.run(&words(&[2, 0, PAGES, 1]))?;
+            let mut page = [0; 4096];
+            let heap = fork.heap();
+            for at in (heap.start..heap.end()).step_by(page.len()) {
+                fork.read_memory(at, &mut page).map_err(std::io::Error::other)?;
+            }
+            forks.push(fork);
+            costs.push(proportional_kib()?.saturating_sub(before));
+        }
+        // The first two bring the image's pages in.
+        costs.drain(..2);
+        costs.sort_unstable();
+        let (median, min) = (costs[costs.len() / 2], costs[0]);
+        let p99 = costs[costs.len() - 1];
+        writeln!(
+            self.out,
+            "{{\"table\":\"vm-fork\",\"case\":\"{case}\",\"strategy\":\"snapshot\",\"threads\":1,\
+             \"median\":{median},\"min\":{min},\"p99\":{p99},\"unit\":\"KiB\"}}"
+        )?;
+        Ok(())
+    }
+
     fn report(
         &mut self,
         table: &str,
@@ -332,4 +371,13 @@ fn timed(make: impl FnOnce() -> Result<Sandbox, BenchError>) -> Result<u64, Benc
     let time = start.elapsed().as_nanos() as u64;
     drop(sandbox);
     Ok(time)
+}
+
+/// This process's proportional share of memory (PSS) in KiB.
+fn proportional_kib() -> std::io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup")?;
+    let value = text.lines().find_map(|line| line.strip_prefix("Pss:")?.split_whitespace().next());
+    value
+        .and_then(|value| value.parse().ok())
+        .ok_or_else(|| std::io::Error::other("/proc/self/smaps_rollup has no Pss line"))
 }
