@@ -71,6 +71,9 @@ enum Table {
     Steady {
         /// How many.
         calls: u64,
+        /// Of which function.
+        #[arg(default_value = steady::DIRTYING)]
+        function: String,
     },
 }
 
@@ -154,8 +157,8 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
             options.filter = common.filter.clone();
             afresh_vm::bench::run(&elf, &options, &mut std::io::stdout())?;
         }
-        Table::Steady { calls } => {
-            steady::run(*calls)?;
+        Table::Steady { calls, function } => {
+            steady::run(*calls, function)?;
         }
     }
     Ok(ExitCode::SUCCESS)
