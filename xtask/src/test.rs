@@ -36,6 +36,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             "clippy",
             "--workspace",
             "--all-targets",
+            "--all-features",
             "--locked",
             "--",
             "-D",
@@ -47,6 +48,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             "doc",
             "--workspace",
             "--no-deps",
+            "--all-features",
             "--locked",
         ]))
     });
@@ -54,21 +56,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     steps.run("tests", || {
         let mut test = cargo();
         test.current_dir(host::repository())
-            .args(["test", "--workspace", "--locked", "--no-fail-fast"])
+            .args(["test", "--workspace", "--all-features", "--locked", "--no-fail-fast"])
             // What passing tests print is shown too: it may be that they skipped something.
             .args(["--", "--show-output"]);
         run_watched(&mut test, |line| tally.note(line))
     });
-    steps.run("dependencies", || {
-        if find("cargo-deny").is_none() {
-            let why = "SKIPPED: dependencies not checked: cargo-deny is missing; \
-                       `cargo install cargo-deny --locked` adds it";
-            println!("{why}");
-            tally.note(why);
-            return Ok(());
-        }
-        run(cargo().current_dir(host::repository()).args(["deny", "--all-features", "check"]))
-    });
+    steps.run("dependencies", || dependencies(&mut tally));
 
     println!("\n== summary ({:.0} s)", start.elapsed().as_secs_f64());
     for (name, seconds, error) in &steps.done {
@@ -89,6 +82,28 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     // Result lines and exit statuses should agree; when they do not, the worse one counts.
     let good = first.is_none() && tally.failed == 0 && tally.passed > 0;
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Checks licences, sources and advisories of everything that is linked, where that is possible.
+fn dependencies(tally: &mut Tally) -> Result<()> {
+    if find("cargo-deny").is_none() {
+        tally.skip(
+            "SKIPPED: dependencies not checked: cargo-deny is missing; \
+             `cargo install cargo-deny --locked` adds it",
+        );
+        return Ok(());
+    }
+    let deny = |arguments: &[&str]| {
+        let mut command = cargo();
+        command.current_dir(host::repository()).args(["deny", "--all-features"]).args(arguments);
+        run(&mut command)
+    };
+    deny(&["check", "bans", "licenses", "sources"])?;
+    if let Err(error) = deny(&["fetch", "db"]) {
+        tally.skip(&format!("SKIPPED: advisories not checked: {error:#}"));
+        return Ok(());
+    }
+    deny(&["check", "--disable-fetch", "advisories"])
 }
 
 /// The steps that ran: name, seconds, and the error if it failed.
@@ -151,6 +166,12 @@ impl Tally {
                 self.skips.push(line.trim().to_owned());
             }
         }
+    }
+
+    /// Says that something of this program's own was skipped.
+    fn skip(&mut self, line: &str) {
+        println!("{line}");
+        self.note(line);
     }
 
     fn line(&self) -> String {
