@@ -103,7 +103,7 @@ fn dependencies(tally: &mut Tally) -> Result<()> {
         tally.skip(&format!("SKIPPED: advisories not checked: {error:#}"));
         return Ok(());
     }
-    deny(&["check", "--disable-fetch", "advisories"])
+    deny(&["check", "advisories"])
 }
 
 /// The steps that ran: name, seconds, and the error if it failed.
