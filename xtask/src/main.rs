@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 mod command;
+mod demo;
 mod guests;
 mod host;
 mod stamp;
@@ -19,6 +20,8 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
 Commands:
+  demo                   Build the JavaScript guest and the `afresh` command, and show the main job:
+                         a call plants a secret, the next finds nothing of it; and what that costs.
   guests [--only NAME]   Build the guests (installing compilers and targets that are missing)
                          into target/guests; those whose inputs did not change are skipped.
                          NAME: component, js, python, sieve or vm; may be repeated.
@@ -39,6 +42,7 @@ fn main() -> ExitCode {
 
 fn dispatch(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first().map(|(name, rest)| (name.as_str(), rest)) {
+        Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("guests", rest)) => guests::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("test", rest)) => test::main(rest),
         Some(("help" | "--help" | "-h", _)) => {
