@@ -10,12 +10,10 @@ use crate::{command, guests, host};
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
     let js = guests::named("js")?;
     guests::build(js)?;
-    let root = host::repository();
     let mut build = command::cargo();
-    build.current_dir(&root).args(["build", "--release", "--package", "afresh-cli"]);
+    build.current_dir(host::repository()).args(["build", "--release", "--package", "afresh-cli"]);
     command::run(&mut build)?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or(root.join("target"), Into::into);
-    let mut demo = Command::new(target.join("release/afresh"));
+    let mut demo = Command::new(host::target_folder().join("release/afresh"));
     demo.arg("demo").arg("--js").arg(guests::path(js)).args(arguments);
     command::run(&mut demo)
 }
