@@ -44,6 +44,8 @@ pub enum Call {
     PagemapScan,
     /// Install a signal handler.
     Signal,
+    /// Change a thread's scheduling.
+    Schedule,
 }
 
 impl Call {
@@ -70,6 +72,7 @@ impl Call {
             Call::UffdRead => "read(userfaultfd)",
             Call::PagemapScan => "ioctl(PAGEMAP_SCAN)",
             Call::Signal => "sigaction",
+            Call::Schedule => "sched_setscheduler",
         }
     }
 }

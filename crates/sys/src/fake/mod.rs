@@ -5,6 +5,8 @@
 //! themselves as missing, as on a host without them.
 
 pub mod fault;
+pub mod host;
+mod hugepage;
 mod memfd;
 pub mod pagemap;
 mod reservation;
@@ -14,6 +16,7 @@ use std::collections::BTreeMap;
 
 use crate::Feature;
 
+pub use hugepage::HUGE_SIZE;
 pub use memfd::Memfd;
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};

@@ -1,0 +1,31 @@
+//! The frame pool: physical memory that is zero when it is handed out, and touched at memory speed.
+//!
+//! A fresh page of the kernel costs a fault. A page of this pool costs its share of mapping a 2 MiB
+//! frame, and the zeroing, which a background thread can do while nobody waits.
+//!
+//! * [`Pool`] hands out [`CleanFrame`]s of 4 KiB to 1 GiB and takes [`DirtyFrame`]s back.
+//! * [`FrameCache`] is a thread's own stock of them.
+//! * [`ZeroSource`] and [`Lease`] map them into somebody's address space.
+//!
+//! Promises and their limits are written at each file's head; the measurements behind the design are
+//! in `docs/fault-path.md`.
+
+mod buddy;
+mod cache;
+mod error;
+mod frame;
+mod handoff;
+mod lease;
+mod options;
+mod pool;
+mod store;
+mod zero;
+mod zeroer;
+
+pub use cache::FrameCache;
+pub use error::{NewPoolError, TakeError};
+pub use frame::{Clean, CleanFrame, Dirty, DirtyFrame, Frame, Order};
+pub use lease::{KernelZero, Lease, ZeroSource};
+pub use options::{Background, PoolOptions};
+pub use pool::{Books, Pool, Work};
+pub use store::PageKind;
