@@ -264,14 +264,16 @@ impl View {
             }
         }
         let unmapped = self.memory.map_anonymous(range, Protection::None);
+        if look && unmapped.is_ok() {
+            for chunk in chunks.iter_mut() {
+                if let Backing::Frame(frame) = &chunk.backing {
+                    chunk.sparse = density::frame_is_sparse(&self.pool, frame, cycle);
+                }
+            }
+        }
         let mut frames =
             chunks.iter_mut().filter_map(|chunk| match std::mem::take(&mut chunk.backing) {
-                Backing::Frame(frame) => {
-                    if look && unmapped.is_ok() {
-                        chunk.sparse = density::frame_is_sparse(&self.pool, &frame, cycle);
-                    }
-                    Some(frame)
-                }
+                Backing::Frame(frame) => Some(frame),
                 Backing::Nothing | Backing::Kernel => None,
             });
         match unmapped {

@@ -102,8 +102,6 @@ unsafe impl GlobalAlloc for Region {
         self.allocate(layout).map_or(null_mut(), NonNull::as_ptr)
     }
 
-    /// Frees nothing: memory comes back when the region is reset, and is zero until then at most once.
-    unsafe fn dealloc(&self, pointer: *mut u8, layout: Layout) {
-        let _ = (pointer, layout);
-    }
+    /// Frees nothing: memory comes back when the region is reset.
+    unsafe fn dealloc(&self, _: *mut u8, _: Layout) {}
 }
