@@ -2,16 +2,20 @@
 //!
 //! All changes are made under one lock, by the owner or by a fault handler. Whoever holds it touches
 //! no arena memory and, in a handler, allocates nothing; so a fault can always take it.
+//!
+//! Frames that are given back stay mapped, inaccessibly: the next cycle asks the pool for the same
+//! ones and only lifts the protection. Whoever has them meanwhile is safe from this view, and this
+//! view's owner from them, as the hardware refuses every access.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use afresh_frames::{Order, Pool, TakeError};
+use afresh_frames::{CleanFrame, Order, Pool, TakeError};
 use afresh_sys::{
     Advice, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, fault,
 };
 
-use crate::chunk::{Backing, CHUNK, Chunk};
+use crate::chunk::{Backing, CHUNK, Chunk, Mapping, left_over};
 use crate::density;
 use crate::window::Window;
 use crate::{ArenaError, ArenaOptions, Holding};
@@ -114,7 +118,7 @@ impl View {
         let mut chunks = self.lock();
         let old = self.pages();
         if size > old {
-            self.extend(&chunks, old, size)?;
+            self.extend(&mut chunks, old, size)?;
             self.size.store(size, Ordering::Relaxed);
             return Ok(());
         }
@@ -124,7 +128,11 @@ impl View {
         let whole = self.unmap(&mut chunks, PageRange::new(edge, old.saturating_sub(edge)), false);
         if !cut.is_empty() && !chunks.chunks[size / CHUNK].is_empty() {
             self.memory.map_anonymous(cut, Protection::None)?;
-            if let Backing::Frame(frame) = &mut chunks.chunks[size / CHUNK].backing {
+            let chunk = &mut chunks.chunks[size / CHUNK];
+            if let Some(mapping) = &mut chunk.mapping {
+                mapping.len = cut.start % CHUNK;
+            }
+            if let Backing::Frame(frame) = &mut chunk.backing {
                 self.pool.zero(frame, PageRange::new(cut.start % CHUNK, cut.len));
             }
         }
@@ -132,17 +140,20 @@ impl View {
     }
 
     /// Maps what the last chunk gains when the arena grows from `old` to `new` pages.
-    fn extend(&self, chunks: &Chunks, old: usize, new: usize) -> Result<(), ArenaError> {
+    fn extend(&self, chunks: &mut Chunks, old: usize, new: usize) -> Result<(), ArenaError> {
         let edge = old.next_multiple_of(CHUNK).min(new);
         let gain = PageRange::new(old, edge - old);
         if gain.is_empty() {
             return Ok(());
         }
-        match &chunks.chunks[old / CHUNK].backing {
+        let chunk = &mut chunks.chunks[old / CHUNK];
+        match &chunk.backing {
             Backing::Nothing => {}
             Backing::Frame(frame) => {
-                let at = frame.file_range().start + old % CHUNK;
+                let file_page = frame.file_range().start;
+                let at = file_page + old % CHUNK;
                 self.memory.map_shared(gain, Protection::ReadWrite, self.pool.file(), at)?;
+                chunk.mapping = Some(Mapping { file_page, len: old % CHUNK + gain.len });
             }
             Backing::Kernel => self.map_small(gain)?,
         }
@@ -201,6 +212,12 @@ impl View {
         if kind {
             return self.map_kernel(chunks, at, run, size);
         }
+        let visible = Self::visible(at, run, size).len;
+        if let Some((file_page, order)) = left_over(&chunks.chunks[at..at + run], visible)
+            && let Some(frame) = self.pool.take_at(file_page, order)
+        {
+            return self.reopen(chunks, at, frame, size);
+        }
         let largest = Order::fitting(run * CHUNK);
         let taken = match growth {
             Growth::Allowed => self.pool.take_between(Order::HUGE, largest),
@@ -220,10 +237,36 @@ impl View {
             self.pool.give_unused([frame]);
             return Err(error.into());
         }
+        for (chunk, place) in chunks.chunks[at..at + len].iter_mut().zip(0..) {
+            let len = (range.len - place * CHUNK).min(CHUNK);
+            chunk.mapping = Some(Mapping { file_page: start + place * CHUNK, len });
+        }
+        Ok(Self::back(chunks, at, frame))
+    }
+
+    /// Makes the left-over mapping of a frame that has come back accessible.
+    fn reopen(
+        &self,
+        chunks: &mut Chunks,
+        at: usize,
+        frame: CleanFrame,
+        size: usize,
+    ) -> Result<usize, ArenaError> {
+        let range = Self::visible(at, frame.pages() / CHUNK, size);
+        if let Err(error) = self.memory.protect(range, Protection::ReadWrite) {
+            self.pool.give_unused([frame]);
+            return Err(error.into());
+        }
+        Ok(Self::back(chunks, at, frame))
+    }
+
+    /// Notes that a frame backs the chunks from `at` on; returns how many.
+    fn back(chunks: &mut Chunks, at: usize, frame: CleanFrame) -> usize {
+        let len = frame.pages() / CHUNK;
         for (chunk, piece) in chunks.chunks[at..].iter_mut().zip(frame.used().split(Order::HUGE)) {
             chunk.backing = Backing::Frame(piece);
         }
-        Ok(len)
+        len
     }
 
     /// Maps the kernel's memory over `len` empty chunks from `at` on.
@@ -237,6 +280,7 @@ impl View {
         self.map_small(Self::visible(at, len, size))?;
         for chunk in &mut chunks.chunks[at..at + len] {
             chunk.backing = Backing::Kernel;
+            chunk.mapping = None;
         }
         Ok(len)
     }
@@ -263,7 +307,7 @@ impl View {
                 }
             }
         }
-        let unmapped = self.memory.map_anonymous(range, Protection::None);
+        let unmapped = self.close(chunks, range);
         if look && unmapped.is_ok() {
             for chunk in chunks.iter_mut() {
                 if let Backing::Frame(frame) = &chunk.backing {
@@ -282,6 +326,25 @@ impl View {
             Err(_) => frames.by_ref().for_each(|frame| self.pool.quarantine(frame)),
         }
         Ok(unmapped?)
+    }
+}
+
+impl View {
+    /// Makes `range` inaccessible. Mappings of frames stay, without access; the kernel's memory is
+    /// dropped.
+    fn close(&self, chunks: &mut [Chunk], range: PageRange) -> Result<(), SysError> {
+        let mut at = range.start;
+        for run in chunks.chunk_by_mut(|a, b| a.mapping.is_some() == b.mapping.is_some()) {
+            let part = PageRange::new(at, (run.len() * CHUNK).min(range.end() - at));
+            at += part.len;
+            let kept =
+                run[0].mapping.is_some() && self.memory.protect(part, Protection::None).is_ok();
+            if !kept {
+                self.memory.map_anonymous(part, Protection::None)?;
+                run.iter_mut().for_each(|chunk| chunk.mapping = None);
+            }
+        }
+        Ok(())
     }
 }
 

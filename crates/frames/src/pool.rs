@@ -18,7 +18,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afresh_sys::{Memfd, PAGE_SIZE, PageRange};
 
@@ -31,6 +31,9 @@ use crate::{Background, NewPoolError, PoolOptions, TakeError};
 
 /// Most pages a pool may have: what a block's page number can count, with room for a margin.
 const MOST_PAGES: usize = 1 << 31;
+
+/// Longest wait for the zeroing thread, and only when nothing else is left.
+const PATIENCE: Duration = Duration::from_millis(20);
 
 /// The free lists. Everything here is changed under one lock, held for tens of nanoseconds, without
 /// allocation or system call, so that a fault handler may take it.
@@ -305,6 +308,33 @@ impl Pool {
         Ok(self.hand_out(block, clean))
     }
 
+    /// Takes the very pages at `file_page`, if they are free and resident, zero; for a holder that
+    /// has a mapping of them left. Memory that must be zeroed first is taken only when the pool has
+    /// nothing clean of that order. Makes no system call and allocates nothing.
+    #[must_use]
+    pub fn take_at(&self, file_page: usize, order: Order) -> Option<CleanFrame> {
+        if !file_page.is_multiple_of(order.pages()) || file_page + order.pages() > self.total {
+            return None;
+        }
+        let wanted = Block::new(file_page, order);
+        let clean = {
+            let mut lists = self.lists();
+            if self.limit - lists.lent < wanted.pages() {
+                return None;
+            }
+            let clean = lists.clean.take_at(wanted).is_some();
+            if !clean {
+                if lists.clean.largest().is_some_and(|largest| largest >= order) {
+                    return None;
+                }
+                lists.dirty.take_at(wanted)?;
+            }
+            lists.lent += wanted.pages();
+            clean
+        };
+        Some(self.hand_out(wanted, clean))
+    }
+
     fn take_dirty(
         &self,
         lists: &mut Lists,
@@ -348,7 +378,7 @@ impl Pool {
             // Everything is resident, but in pieces. Clean memory is dirty memory too: together
             // they merge where neither does alone.
             self.forget_clean();
-            return self.take_resident(smallest, largest);
+            return self.take_patiently(smallest, largest);
         };
         let result = self.shared.store.populate(absent);
         let mut lists = self.lists();
@@ -361,6 +391,23 @@ impl Pool {
         lists.clean.give(absent);
         drop(lists);
         self.take_resident(smallest, largest)
+    }
+
+    /// Takes resident memory, waiting a little for a block that the zeroing thread has in hand: it
+    /// may be what keeps two halves apart.
+    fn take_patiently(&self, smallest: Order, largest: Order) -> Result<CleanFrame, TakeError> {
+        let began = Instant::now();
+        loop {
+            match self.take_resident(smallest, largest) {
+                Err(TakeError::Fragmented { .. })
+                    if self.shared.handoff.pages() > 0 && began.elapsed() < PATIENCE =>
+                {
+                    std::thread::sleep(PATIENCE / 400);
+                    self.forget_clean();
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Moves all clean memory to the dirty list.

@@ -45,6 +45,7 @@ pub(crate) struct Store {
     hugetlb: bool,
     huge: AtomicUsize,
     small: AtomicUsize,
+    zero: zero::Chooser,
 }
 
 impl Store {
@@ -67,7 +68,15 @@ impl Store {
         window.map_shared(all, Protection::ReadWrite, &file, 0)?;
         // A child that inherited the window could read every guest.
         window.advise(all, Advice::DontFork)?;
-        Ok(Self { file, window, kind, hugetlb, huge: 0.into(), small: 0.into() })
+        Ok(Self {
+            file,
+            window,
+            kind,
+            hugetlb,
+            huge: 0.into(),
+            small: 0.into(),
+            zero: zero::Chooser::default(),
+        })
     }
 
     pub(crate) fn file(&self) -> &Memfd {
@@ -146,13 +155,12 @@ impl Store {
     pub(crate) fn zero_pages(&self, start: usize, len: usize) {
         // SAFETY: the window maps the whole file, blocks with memory never fault for want of it,
         // and the caller owns these pages: nobody else reads or writes them.
-        unsafe { zero::hot(self.window.page_ptr(start), len * PAGE_SIZE) };
+        unsafe { self.zero.zero(self.window.page_ptr(start), len * PAGE_SIZE) };
     }
 
     /// Zeroes a block past the caches, asking `go_on` every [`STEP`] bytes. Returns whether it
     /// finished. The caller owns the block.
     pub(crate) fn zero_cold(&self, block: Block, mut go_on: impl FnMut() -> bool) -> bool {
-        let way = zero::way_past();
         let (start, len) = (self.address(block), block.range().byte_len());
         for offset in (0..len).step_by(STEP) {
             if !go_on() {
@@ -160,7 +168,7 @@ impl Store {
             }
             // SAFETY: as for `zero_pages`; the piece lies inside the block, and both its ends are page
             // boundaries.
-            unsafe { zero::cold(start.add(offset), STEP.min(len - offset), way) };
+            unsafe { zero::cold(start.add(offset), STEP.min(len - offset)) };
         }
         true
     }

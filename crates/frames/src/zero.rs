@@ -1,11 +1,14 @@
 //! Making memory zero, and finding out whether it is.
 //!
-//! Two ways, for two purposes. [`hot`] goes through the caches (`rep stosb`): the memory is about to
-//! be used. [`cold`] goes past them (`clzero`, or non-temporal stores): a background thread must not
-//! push the working set of the program out of the caches it shares. `rep stosb` needs long runs: a
-//! page at a time it is several times slower than 64 KiB at a time.
+//! Two ways. [`hot`] goes through the caches (`rep stosb`), [`cold`] past them
+//! (non-temporal stores). A background thread takes the cold way: it must not push the working set of
+//! the program out of the caches it shares. A taker that zeroes a large block for itself wants the
+//! faster one, and that depends on whether the block is still in the caches, which nobody knows: so
+//! [`Chooser`] measures. `rep stosb` needs long runs: a page at a time it is several times slower
+//! than 64 KiB at a time, so single pages go the cold way.
 
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Instant;
 
 /// Zeroes memory that will be used soon, through the caches.
 ///
@@ -31,69 +34,113 @@ pub(crate) unsafe fn hot(start: *mut u8, len: usize) {
     }
 }
 
-/// How [`cold`] writes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Past {
-    /// AMD's `clzero`: a cache line an instruction, never read first.
-    Clzero,
-    /// Non-temporal stores.
-    Streaming,
-}
-
-/// The way past the caches on this processor.
-pub(crate) fn way_past() -> Past {
-    static WAY: OnceLock<Past> = OnceLock::new();
-    *WAY.get_or_init(|| {
-        #[cfg(all(target_arch = "x86_64", not(miri)))]
-        {
-            use std::arch::x86_64::__cpuid;
-            // Leaf 0x8000_0008 exists where leaf 0x8000_0000 says so; its EBX bit 0 is CLZERO.
-            if __cpuid(0x8000_0000).eax >= 0x8000_0008 && __cpuid(0x8000_0008).ebx & 1 != 0 {
-                return Past::Clzero;
-            }
-        }
-        Past::Streaming
-    })
-}
-
 /// Zeroes memory past the caches.
+///
+/// Streaming stores of 32 bytes where the processor has AVX; those of 16 bytes are half as fast.
+/// Without AVX, AMD's `clzero` is not to be had either.
 ///
 /// # Safety
 /// As for [`hot`]; both ends must be multiples of 64.
-pub(crate) unsafe fn cold(start: *mut u8, len: usize, way: Past) {
+pub(crate) unsafe fn cold(start: *mut u8, len: usize) {
     debug_assert!((start as usize).is_multiple_of(64) && len.is_multiple_of(64));
     #[cfg(all(target_arch = "x86_64", not(miri)))]
-    // SAFETY: the caller promises the range and its alignment, so every address lies inside it.
-    // `Clzero` is chosen only where the processor has it; SSE2 is part of x86-64.
+    // SAFETY: the caller promises the range and its alignment, and each function is called only on a
+    // processor that has what it needs (SSE2 is part of x86-64).
     unsafe {
-        use std::arch::x86_64::{__m128i, _mm_setzero_si128, _mm_sfence, _mm_stream_si128};
-        let end = start.add(len);
-        let mut line = start;
-        match way {
-            Past::Clzero => {
-                while line < end {
-                    std::arch::asm!("clzero", in("rax") line, options(nostack, preserves_flags));
-                    line = line.add(64);
-                }
-            }
-            Past::Streaming => {
-                let zero = _mm_setzero_si128();
-                while line < end {
-                    for part in 0..4 {
-                        _mm_stream_si128(line.add(part * 16).cast::<__m128i>(), zero);
-                    }
-                    line = line.add(64);
-                }
-            }
+        if std::arch::is_x86_feature_detected!("avx") {
+            stream_wide(start, len);
+        } else {
+            stream(start, len);
         }
-        // Both are weakly ordered: whoever is told that the memory is clean must see it so.
-        _mm_sfence();
+        // These stores are weakly ordered: whoever is told that the memory is clean must see it so.
+        std::arch::x86_64::_mm_sfence();
     }
     #[cfg(any(not(target_arch = "x86_64"), miri))]
-    {
-        let _ = way;
-        // SAFETY: the caller promises the range.
-        unsafe { std::ptr::write_bytes(start, 0, len) };
+    // SAFETY: the caller promises the range.
+    unsafe {
+        std::ptr::write_bytes(start, 0, len);
+    }
+}
+
+/// Streaming stores of 32 bytes.
+///
+/// # Safety
+/// As for [`cold`], on a processor with AVX.
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+#[target_feature(enable = "avx")]
+unsafe fn stream_wide(start: *mut u8, len: usize) {
+    use std::arch::x86_64::{__m256i, _mm256_setzero_si256, _mm256_stream_si256};
+    let zero = _mm256_setzero_si256();
+    for line in (0..len).step_by(64) {
+        // SAFETY: both halves of the line lie inside the range, which is aligned to it.
+        unsafe {
+            _mm256_stream_si256(start.add(line).cast::<__m256i>(), zero);
+            _mm256_stream_si256(start.add(line + 32).cast::<__m256i>(), zero);
+        }
+    }
+}
+
+/// Streaming stores of 16 bytes.
+///
+/// # Safety
+/// As for [`cold`].
+#[cfg(all(target_arch = "x86_64", not(miri)))]
+unsafe fn stream(start: *mut u8, len: usize) {
+    use std::arch::x86_64::{__m128i, _mm_setzero_si128, _mm_stream_si128};
+    for part in (0..len).step_by(16) {
+        // SAFETY: the part lies inside the range, which is aligned to it.
+        unsafe { _mm_stream_si128(start.add(part).cast::<__m128i>(), _mm_setzero_si128()) };
+    }
+}
+
+/// Picks the faster way for large blocks by keeping an average of what each has cost.
+#[derive(Debug, Default)]
+pub(crate) struct Chooser {
+    /// Picoseconds a cache line, averaged; zero until measured.
+    hot: AtomicU32,
+    cold: AtomicU32,
+    turns: AtomicU32,
+}
+
+/// Memory zeroed past the caches costs its user a miss a page; added to what the cold way took.
+const MISS: u32 = 100;
+/// One turn in so many tries the way that looks slower.
+const PROBE: u32 = 16;
+/// Smaller blocks are neither measured nor chosen for.
+const LARGE: usize = 256 << 10;
+
+impl Chooser {
+    /// Zeroes memory that will be used soon.
+    ///
+    /// # Safety
+    /// As for [`cold`].
+    pub(crate) unsafe fn zero(&self, start: *mut u8, len: usize) {
+        if len < LARGE {
+            // SAFETY: the caller's promise.
+            return unsafe { cold(start, len) };
+        }
+        let probe = self.turns.fetch_add(1, Ordering::Relaxed).is_multiple_of(PROBE);
+        let (hot_cost, cold_cost) =
+            (self.hot.load(Ordering::Relaxed), self.cold.load(Ordering::Relaxed));
+        let take_hot = (hot_cost <= cold_cost) != probe;
+        let began = Instant::now();
+        // SAFETY: the caller's promise.
+        unsafe {
+            if take_hot {
+                hot(start, len);
+            } else {
+                cold(start, len);
+            }
+        }
+        let picoseconds = began.elapsed().as_nanos() * 1000 / (len / 64) as u128;
+        let cost = u32::try_from(picoseconds).unwrap_or(u32::MAX / 2);
+        let (average, old, cost) = if take_hot {
+            (&self.hot, hot_cost, cost)
+        } else {
+            (&self.cold, cold_cost, cost.saturating_add(MISS))
+        };
+        let new = if old == 0 { cost } else { old - old / 4 + cost / 4 };
+        average.store(new, Ordering::Relaxed);
     }
 }
 
@@ -122,11 +169,11 @@ mod tests {
     fn every_way_zeroes_the_whole_range_and_nothing_beside_it() {
         let ways: [fn(*mut u8, usize); 3] = [
             // SAFETY: the test passes ranges inside its own buffer.
+            |p, n| unsafe { Chooser::default().zero(p, n) },
+            // SAFETY: the test passes ranges inside its own buffer.
             |p, n| unsafe { hot(p, n) },
             // SAFETY: as above.
-            |p, n| unsafe { cold(p, n, Past::Streaming) },
-            // SAFETY: as above, and the way is what the processor has.
-            |p, n| unsafe { cold(p, n, way_past()) },
+            |p, n| unsafe { cold(p, n) },
         ];
         for zero in ways {
             let mut lines = Lines([0xa5; 512]);

@@ -3,6 +3,9 @@
 //! It holds no lock, ever (see [`crate::handoff`]). It runs at idle priority, keeps to a share of
 //! one processor, writes past the caches, and under memory pressure gives whole frames back to the
 //! kernel instead of zeroing them.
+//!
+//! Waking a sleeping processor costs the one who wakes it microseconds. So after work the thread
+//! naps and looks for more by itself, and only when none comes for a while does it sleep until woken.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -15,6 +18,11 @@ use crate::Background;
 use crate::frame::Order;
 use crate::handoff::Outcome;
 use crate::pool::Shared;
+
+/// Time between two looks for work while some is expected, a few microseconds each.
+const NAP: Duration = Duration::from_millis(2);
+/// Looks without work before the thread sleeps until woken.
+const NAPS: u32 = 8;
 
 /// What the thread shows and is told.
 #[derive(Debug, Default)]
@@ -49,7 +57,7 @@ impl Zeroer {
 
     /// Wakes the thread if it sleeps; costs a system call only then.
     pub(crate) fn wake(&self) {
-        // Pairs with the fence-like exchange in `sleep`: either the thread sees the offer, or we
+        // Pairs with the store in `wait`: either the thread sees the offer, or we
         // see it asleep.
         if self.shared.asleep.swap(false, Ordering::SeqCst)
             && let Some(thread) = &self.thread
@@ -78,7 +86,7 @@ fn run(pool: &Shared, options: &Background, state: &ZeroerShared) {
     let mut pressure = Pressure { limit: options.pressure, every: options.look, last: None };
     while !state.stop.load(Ordering::SeqCst) {
         let Some(claim) = pool.handoff.claim() else {
-            sleep(pool, state);
+            wait(pool, state);
             continue;
         };
         let began = Instant::now();
@@ -101,8 +109,14 @@ fn run(pool: &Shared, options: &Background, state: &ZeroerShared) {
     }
 }
 
-/// Sleeps until woken, unless work came in meanwhile.
-fn sleep(pool: &Shared, state: &ZeroerShared) {
+/// Waits for work: in naps at first, then until woken.
+fn wait(pool: &Shared, state: &ZeroerShared) {
+    for _ in 0..NAPS {
+        if pool.handoff.has_offers() || state.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        thread::park_timeout(NAP);
+    }
     state.asleep.store(true, Ordering::SeqCst);
     if !pool.handoff.has_offers() && !state.stop.load(Ordering::SeqCst) {
         thread::park();
