@@ -42,8 +42,9 @@ pub struct ArenaOptions {
     pub max: usize,
     /// When memory is taken.
     pub commit: Commit,
-    /// Whether chunks that prove sparse get the kernel's 4 KiB pages instead of 2 MiB frames. Those
-    /// are overcommitted, as all anonymous memory is.
+    /// Whether the arena learns from its last cycles: chunks that prove sparse get the kernel's 4 KiB
+    /// pages instead of 2 MiB frames (overcommitted, as all anonymous memory is), and with
+    /// [`Commit::OnTouch`] what was touched in the last cycle is mapped beforehand.
     pub adapt: bool,
     /// Largest window mapped by one fault, in chunks of 2 MiB.
     pub window: usize,
@@ -147,7 +148,10 @@ impl Arena {
         self.view.set_pages(new)?;
         let result = match self.commit {
             Commit::Now => self.view.fill(PageRange::new(old, pages), Growth::Allowed),
-            Commit::OnTouch => self.view.stock(pages),
+            Commit::OnTouch => self
+                .view
+                .stock(pages)
+                .and_then(|()| self.view.anticipate(PageRange::new(old, pages))),
         };
         if let Err(error) = result {
             self.view.set_pages(old)?;
@@ -173,9 +177,12 @@ impl Arena {
         let size = self.pages();
         self.view.drop_all()?;
         self.view.set_pages(size)?;
-        if self.commit == Commit::Now
-            && let Err(error) = self.view.fill(PageRange::new(0, size), Growth::Allowed)
-        {
+        let all = PageRange::new(0, size);
+        let filled = match self.commit {
+            Commit::Now => self.view.fill(all, Growth::Allowed),
+            Commit::OnTouch => self.view.anticipate(all),
+        };
+        if let Err(error) = filled {
             self.view.set_pages(0)?;
             return Err(error);
         }

@@ -37,6 +37,8 @@ pub(crate) struct Chunk {
     pub(crate) mapping: Option<Mapping>,
     /// The chunk has proved sparse: a 2 MiB frame would be wasted on it.
     pub(crate) sparse: bool,
+    /// A frame backed it in the last cycle.
+    pub(crate) expected: bool,
 }
 
 impl Chunk {

@@ -179,6 +179,29 @@ impl View {
         }
     }
 
+    /// Maps what can be known beforehand, so that touching it raises no signal: the kernel's memory
+    /// over sparse chunks, which costs nothing until it is touched, and frames over the chunks that
+    /// had some in the last cycle, as far as the pool has them at hand.
+    pub(crate) fn anticipate(&self, range: PageRange) -> Result<(), ArenaError> {
+        if !self.adapt || range.is_empty() {
+            return Ok(());
+        }
+        let mut chunks = self.lock();
+        let end = range.end().div_ceil(CHUNK);
+        let mut at = range.start / CHUNK;
+        while at < end {
+            let chunk = &chunks.chunks[at];
+            if !chunk.is_empty() || !(chunk.sparse || chunk.expected) {
+                at += 1;
+                continue;
+            }
+            let known = |c: &Chunk| c.sparse == chunk.sparse && (c.sparse || c.expected);
+            let run = chunks.chunks[at..end].iter().take_while(|c| known(c)).count();
+            at += self.map_at(&mut chunks, at, run, Growth::Forbidden)?;
+        }
+        Ok(())
+    }
+
     /// Drops everything: the arena is empty afterwards.
     pub(crate) fn drop_all(&self) -> Result<(), ArenaError> {
         let mut chunks = self.lock();

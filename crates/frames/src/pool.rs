@@ -33,7 +33,7 @@ use crate::{Background, NewPoolError, PoolOptions, TakeError};
 const MOST_PAGES: usize = 1 << 31;
 
 /// Longest wait for the zeroing thread, and only when nothing else is left.
-const PATIENCE: Duration = Duration::from_millis(20);
+const PATIENCE: Duration = Duration::from_millis(250);
 
 /// The free lists. Everything here is changed under one lock, held for tens of nanoseconds, without
 /// allocation or system call, so that a fault handler may take it.
@@ -402,7 +402,7 @@ impl Pool {
                 Err(TakeError::Fragmented { .. })
                     if self.shared.handoff.pages() > 0 && began.elapsed() < PATIENCE =>
                 {
-                    std::thread::sleep(PATIENCE / 400);
+                    std::thread::sleep(Duration::from_micros(50));
                     self.forget_clean();
                 }
                 other => return other,
