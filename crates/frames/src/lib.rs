@@ -15,12 +15,19 @@ mod cache;
 mod error;
 mod frame;
 mod handoff;
+#[cfg(test)]
+mod handoff_tests;
 mod lease;
 mod options;
 mod pool;
 mod store;
 mod zero;
 mod zeroer;
+
+/// The atomics of the hand-over, which the model in `tests/handoff_model.rs` replaces by its own.
+mod sync {
+    pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+}
 
 pub use cache::FrameCache;
 pub use error::{NewPoolError, TakeError};

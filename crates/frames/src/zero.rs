@@ -7,7 +7,7 @@
 //! [`Chooser`] measures. `rep stosb` needs long runs: a page at a time it is several times slower
 //! than 64 KiB at a time, so single pages go the cold way.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Instant;
 
 /// Zeroes memory that will be used soon, through the caches.
@@ -94,8 +94,21 @@ unsafe fn stream(start: *mut u8, len: usize) {
 }
 
 /// Picks the faster way for large blocks by keeping an average of what each has cost.
-#[derive(Debug, Default)]
+///
+/// Memory zeroed again within moments is likely in the caches still, other memory is not: each of the
+/// two situations has averages of its own.
+#[derive(Debug)]
 pub(crate) struct Chooser {
+    born: Instant,
+    /// When a large block was zeroed last, in nanoseconds since birth.
+    last: AtomicU64,
+    moments_ago: Averages,
+    long_ago: Averages,
+}
+
+/// What the two ways have cost in one situation.
+#[derive(Debug, Default)]
+struct Averages {
     /// Picoseconds a cache line, averaged; zero until measured.
     hot: AtomicU32,
     cold: AtomicU32,
@@ -108,6 +121,19 @@ const MISS: u32 = 100;
 const PROBE: u32 = 16;
 /// Smaller blocks are neither measured nor chosen for.
 const LARGE: usize = 256 << 10;
+/// What counts as moments, in nanoseconds.
+const MOMENTS: u64 = 1_000_000;
+
+impl Default for Chooser {
+    fn default() -> Self {
+        Self {
+            born: Instant::now(),
+            last: 0.into(),
+            moments_ago: Averages::default(),
+            long_ago: Averages::default(),
+        }
+    }
+}
 
 impl Chooser {
     /// Zeroes memory that will be used soon.
@@ -119,11 +145,10 @@ impl Chooser {
             // SAFETY: the caller's promise.
             return unsafe { cold(start, len) };
         }
-        let probe = self.turns.fetch_add(1, Ordering::Relaxed).is_multiple_of(PROBE);
-        let (hot_cost, cold_cost) =
-            (self.hot.load(Ordering::Relaxed), self.cold.load(Ordering::Relaxed));
-        let take_hot = (hot_cost <= cold_cost) != probe;
-        let began = Instant::now();
+        let began = self.born.elapsed().as_nanos() as u64;
+        let gap = began.saturating_sub(self.last.load(Ordering::Relaxed));
+        let averages = if gap < MOMENTS { &self.moments_ago } else { &self.long_ago };
+        let take_hot = averages.choose();
         // SAFETY: the caller's promise.
         unsafe {
             if take_hot {
@@ -132,13 +157,27 @@ impl Chooser {
                 cold(start, len);
             }
         }
-        let picoseconds = began.elapsed().as_nanos() * 1000 / (len / 64) as u128;
-        let cost = u32::try_from(picoseconds).unwrap_or(u32::MAX / 2);
-        let (average, old, cost) = if take_hot {
-            (&self.hot, hot_cost, cost)
-        } else {
-            (&self.cold, cold_cost, cost.saturating_add(MISS))
-        };
+        let ended = self.born.elapsed().as_nanos() as u64;
+        self.last.store(ended, Ordering::Relaxed);
+        averages.learn(take_hot, (ended - began) * 1000 / (len as u64 / 64));
+    }
+}
+
+impl Averages {
+    /// Whether to take the hot way this time.
+    fn choose(&self) -> bool {
+        let (hot, cold) = (self.hot.load(Ordering::Relaxed), self.cold.load(Ordering::Relaxed));
+        let probe = self.turns.fetch_add(1, Ordering::Relaxed) % PROBE == PROBE - 1;
+        // A way that was never measured costs nothing yet, so each is tried before they compare.
+        (hot <= cold) != probe
+    }
+
+    /// Takes note of what a way has cost, in picoseconds a cache line.
+    fn learn(&self, hot: bool, picoseconds: u64) {
+        let cost = u32::try_from(picoseconds).unwrap_or(u32::MAX / 2).max(1);
+        let (average, cost) =
+            if hot { (&self.hot, cost) } else { (&self.cold, cost.saturating_add(MISS)) };
+        let old = average.load(Ordering::Relaxed);
         let new = if old == 0 { cost } else { old - old / 4 + cost / 4 };
         average.store(new, Ordering::Relaxed);
     }
@@ -183,6 +222,24 @@ mod tests {
             assert!(lines.0[..64].iter().chain(&lines.0[448..]).all(|b| *b == 0xa5));
             assert!(lines.0[64..448].iter().all(|b| *b == 0));
         }
+    }
+
+    #[test]
+    fn the_cheaper_way_is_chosen_and_the_other_is_tried_now_and_then() {
+        let averages = Averages::default();
+        let mut hot_turns = 0;
+        for _ in 0..160 {
+            let hot = averages.choose();
+            hot_turns += usize::from(hot);
+            averages.learn(hot, if hot { 2000 } else { 1000 });
+        }
+        assert!((10..=20).contains(&hot_turns), "{hot_turns}");
+        // The situation changes: the probes find out.
+        for _ in 0..320 {
+            let hot = averages.choose();
+            averages.learn(hot, if hot { 500 } else { 1000 });
+        }
+        assert!(averages.hot.load(Ordering::Relaxed) < averages.cold.load(Ordering::Relaxed));
     }
 
     #[test]
