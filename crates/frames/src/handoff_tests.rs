@@ -85,10 +85,9 @@ fn under_contention_every_block_is_in_one_place_at_a_time() {
                 })
             })
             .collect();
-        for user in users {
-            user.join().unwrap();
-        }
+        let failed = users.into_iter().any(|user| user.join().is_err());
         stop.store(true, Ordering::Relaxed);
+        assert!(!failed, "a user failed");
     });
     let mut free = lock.into_inner().unwrap();
     handoff.harvest(|block, _| free.push(block));

@@ -39,6 +39,15 @@ fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     }
 }
 
+/// Tells threads to stop when it goes away, also when a test fails while they run.
+struct Stop<'a>(&'a AtomicBool);
+
+impl Drop for Stop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 /// A small deterministic generator, so that every run does the same.
 struct Random(u64);
 
@@ -154,8 +163,8 @@ fn a_secret_is_never_handed_out_when_the_zeroing_thread_is_starved() {
                 }
             });
         }
+        let _stop = Stop(&stop);
         churn(&pool, 7, 600);
-        stop.store(true, Ordering::Relaxed);
     });
     assert_at_rest(&pool);
 }
@@ -174,14 +183,14 @@ fn a_secret_is_never_handed_out_when_background_zeroing_stops_and_starts_and_mem
                 std::thread::sleep(Duration::from_micros(300));
             }
         });
-        let users: Vec<_> = (0..2)
-            .map(|seed| (seed, &pool))
-            .map(|(s, p)| scope.spawn(move || churn(p, s, 800)))
-            .collect();
+        let _stop = Stop(&stop);
+        let users = [0, 1].map(|seed| {
+            let pool = &pool;
+            scope.spawn(move || churn(pool, seed, 800))
+        });
         for user in users {
             user.join().unwrap();
         }
-        stop.store(true, Ordering::Relaxed);
     });
     assert!(pool.work().trimmed > 0);
     assert_at_rest(&pool);

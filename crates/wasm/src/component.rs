@@ -80,9 +80,8 @@ impl WarmComponent {
         if options.timeout.is_some() {
             engine.start_ticker();
         }
-        let compile = |bytes: &[u8]| {
-            Component::new(engine.wasmtime(), bytes).map_err(LoadError::Compile)
-        };
+        let compile =
+            |bytes: &[u8]| Component::new(engine.wasmtime(), bytes).map_err(LoadError::Compile);
         let prepared = prepare_component(&guest.wasm).map_err(LoadError::from)?;
         let mut linker: Linker<Host> = Linker::new(engine.wasmtime());
         wasmtime_wasi::p2::add_to_linker_sync(&mut linker).map_err(LoadError::Link)?;
@@ -99,15 +98,17 @@ impl WarmComponent {
 
         let original = linker.instantiate_pre(&compile(&guest.wasm)?).map_err(LoadError::Link)?;
         let mut store = new_store();
-        let (_, created) = record_memories(|| original.instantiate(&mut store))
-            .map_err(WarmError::Instantiate)?;
+        let (_, created) =
+            record_memories(|| original.instantiate(&mut store)).map_err(WarmError::Instantiate)?;
         let mut memories = Vec::new();
         for memory in &created {
             let found = identify(memory, &prepared.modules)?;
             let same = |a: &(&NestedModule, u32), b: &(&NestedModule, u32)| {
-                a.0.segments.iter().filter(|s| s.memory == a.1).eq(
-                    b.0.segments.iter().filter(|s| s.memory == b.1),
-                )
+                a.0.segments.iter().filter(|s| s.memory == a.1).eq(b
+                    .0
+                    .segments
+                    .iter()
+                    .filter(|s| s.memory == b.1))
             };
             let Some((module, index)) = found.first().copied() else {
                 // Not a memory of the component's own: wasmtime's heap for GC objects.
@@ -126,9 +127,8 @@ impl WarmComponent {
             memories.push(WarmMemory { shape, image: image.build()?, bytes: shape.minimum });
         }
         drop(store);
-        let pre = linker
-            .instantiate_pre(&compile(&prepared.component)?)
-            .map_err(LoadError::Link)?;
+        let pre =
+            linker.instantiate_pre(&compile(&prepared.component)?).map_err(LoadError::Link)?;
         let inner = Inner {
             pre,
             memories,
@@ -148,8 +148,7 @@ impl WarmComponent {
     /// [`WarmError`] when the pool is exhausted or the instance cannot be made.
     pub fn lease(&self) -> Result<ComponentLease<'_>, WarmError> {
         let inner = &*self.inner;
-        let memories =
-            inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?;
+        let memories = inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?;
         let host = Host::new(inner.wasi.clone(), inner.memory_limit);
         let mut store = Store::new(inner.pre.engine(), host);
         if inner.memory_limit != usize::MAX {
