@@ -46,6 +46,8 @@ pub enum Call {
     Signal,
     /// Change a thread's scheduling.
     Schedule,
+    /// Count events of the processor.
+    Perf,
 }
 
 impl Call {
@@ -73,6 +75,7 @@ impl Call {
             Call::PagemapScan => "ioctl(PAGEMAP_SCAN)",
             Call::Signal => "sigaction",
             Call::Schedule => "sched_setscheduler",
+            Call::Perf => "perf_event_open",
         }
     }
 }

@@ -36,6 +36,7 @@ pub use imp::fault;
 pub use imp::host;
 pub use imp::pagemap;
 pub use imp::{
-    Advice, HUGE_SIZE, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent, UffdMode,
+    Advice, HUGE_SIZE, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent,
+    UffdMode,
 };
 pub use page::{PAGE_SIZE, PageRange, page_align_up};

@@ -210,6 +210,6 @@ impl Strategy for Around {
         if self.filler.failures.load(Ordering::Relaxed) > 0 {
             return Err(BenchError::Thread);
         }
-        Ok(Sample { take, touch, give })
+        Ok(Clock::sample(take, touch, give))
     }
 }

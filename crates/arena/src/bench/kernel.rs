@@ -71,7 +71,7 @@ impl Strategy for Kernel {
         unsafe { case.touch(self.memory.base().as_ptr()) };
         let touch = clock.lap();
         self.memory.map_anonymous(range, Protection::None)?;
-        Ok(Sample { take, touch, give: clock.lap() })
+        Ok(Clock::sample(take, touch, clock.lap()))
     }
 }
 
@@ -100,7 +100,7 @@ impl Strategy for Resident {
         let mut clock = Clock::start();
         // SAFETY: the frame is as large as the case and owned.
         unsafe { case.touch(self.base) };
-        Ok(Sample { take: 0.0, touch: clock.lap(), give: 0.0 })
+        Ok(Clock::sample(0.0, clock.lap(), 0.0))
     }
 }
 
@@ -136,6 +136,6 @@ impl Strategy for Moved {
         unsafe { case.touch(self.memory.base().as_ptr()) };
         let touch = clock.lap();
         self.memory.map_anonymous(all, Protection::None)?;
-        Ok(Sample { take, touch, give: clock.lap() })
+        Ok(Clock::sample(take, touch, clock.lap()))
     }
 }

@@ -41,12 +41,14 @@ pub enum BenchError {
     Thread,
 }
 
-/// The three parts of one cycle, in nanoseconds.
+/// One cycle: its three parts, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sample {
     take: f64,
     touch: f64,
     give: f64,
+    /// Instructions of the thread, in user mode and in the kernel; zero where they cannot be counted.
+    instructions: f64,
 }
 
 impl Sample {
@@ -79,6 +81,11 @@ struct Clock {
 impl Clock {
     fn start() -> Self {
         Self { last: Instant::now() }
+    }
+
+    /// The cycle whose three parts have been timed.
+    fn sample(take: f64, touch: f64, give: f64) -> Sample {
+        Sample { take, touch, give, instructions: 0.0 }
     }
 
     /// Nanoseconds since the last call.

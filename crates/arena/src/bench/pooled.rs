@@ -52,7 +52,7 @@ impl Strategy for Mapped {
         unsafe { case.touch(self.arena.base()) };
         let touch = clock.lap();
         self.arena.clear()?;
-        Ok(Sample { take, touch, give: clock.lap() })
+        Ok(Clock::sample(take, touch, clock.lap()))
     }
 
     fn background(&self) -> f64 {
@@ -76,7 +76,7 @@ impl Strategy for Direct {
         unsafe { case.touch(base) };
         let touch = clock.lap();
         self.pool.give(frame);
-        Ok(Sample { take, touch, give: clock.lap() })
+        Ok(Clock::sample(take, touch, clock.lap()))
     }
 
     fn background(&self) -> f64 {
@@ -136,7 +136,7 @@ impl Strategy for ByPage {
                 self.pool.give(frame);
             }
         }
-        Ok(Sample { take: 0.0, touch, give: clock.lap() })
+        Ok(Clock::sample(0.0, touch, clock.lap()))
     }
 
     fn background(&self) -> f64 {

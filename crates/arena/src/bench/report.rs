@@ -45,19 +45,24 @@ pub struct Row {
     pub touch: Spread,
     /// Giving back alone.
     pub give: Spread,
+    /// Instructions a page, of the measured thread, in user mode and in the kernel; zero where the
+    /// host does not count them.
+    pub instructions: f64,
     /// Processor time of a background thread, in nanoseconds a page touched.
     pub background: f64,
 }
 
 impl fmt::Display for Row {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { case, strategy, threads, cycles, whole, take, touch, give, background } = self;
+        let Self { case, strategy, threads, cycles, whole, take, touch, give, .. } = self;
+        let Self { instructions, background, .. } = self;
         write!(
             f,
             "{{\"table\":\"fault\",\"case\":\"{case}\",\"strategy\":\"{strategy}\",\
              \"threads\":{threads},\"median\":{:.2},\"min\":{:.2},\"p99\":{:.2},\
              \"unit\":\"ns/page\",\"cycles\":{cycles},\"take\":{:.2},\"touch\":{:.2},\
-             \"give_back\":{:.2},\"background\":{background:.2}}}",
+             \"give_back\":{:.2},\"background\":{background:.2},\
+             \"instructions\":{instructions:.1}}}",
             whole.median, whole.min, whole.p99, take.median, touch.median, give.median,
         )
     }

@@ -4,6 +4,8 @@ use std::sync::Barrier;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use afresh_sys::Instructions;
+
 use super::strategies::{Pace, Spec};
 use super::{BenchError, Case, Row, Sample, Spread, Strategy};
 
@@ -168,6 +170,7 @@ impl Runner {
             take: of(|s| s.take),
             touch: of(|s| s.touch),
             give: of(|s| s.give),
+            instructions: of(|s| s.instructions).median,
             background: worked / (self.cycles.max(1) * pages) as f64,
         }
     }
@@ -179,7 +182,7 @@ fn cycle(instances: &mut [Box<dyn Strategy>], case: &Case) -> Result<Vec<Sample>
         instance.prepare()?;
     }
     if let [only] = instances {
-        return Ok(vec![only.cycle(case)?]);
+        return Ok(vec![counted(&mut **only, case)?]);
     }
     let barrier = Barrier::new(instances.len());
     std::thread::scope(|scope| {
@@ -188,12 +191,21 @@ fn cycle(instances: &mut [Box<dyn Strategy>], case: &Case) -> Result<Vec<Sample>
             .map(|instance| {
                 scope.spawn(|| {
                     barrier.wait();
-                    instance.cycle(case)
+                    counted(&mut **instance, case)
                 })
             })
             .collect();
         threads.into_iter().map(|thread| thread.join().map_err(|_| BenchError::Thread)?).collect()
     })
+}
+
+/// One cycle, with its instructions where the host counts them.
+fn counted(instance: &mut dyn Strategy, case: &Case) -> Result<Sample, BenchError> {
+    let Ok(counter) = Instructions::start() else { return instance.cycle(case) };
+    let before = counter.count()?;
+    let mut sample = instance.cycle(case)?;
+    sample.instructions = (counter.count()? - before) as f64;
+    Ok(sample)
 }
 
 /// Threads that keep every processor but one busy until they are dropped.

@@ -9,6 +9,7 @@ pub mod host;
 mod hugepage;
 mod memfd;
 pub mod pagemap;
+mod perf;
 mod reservation;
 mod uffd;
 
@@ -18,6 +19,7 @@ use crate::Feature;
 
 pub use hugepage::HUGE_SIZE;
 pub use memfd::Memfd;
+pub use perf::Instructions;
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
 
