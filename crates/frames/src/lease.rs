@@ -39,7 +39,7 @@ impl ZeroSource for KernelZero {
     /// out of it then is a kill.
     fn fill(&self, memory: &Reservation, range: PageRange) -> Result<Lease, TakeError> {
         memory.map_anonymous(range, Protection::ReadWrite)?;
-        Ok(Lease { pool: None, frames: Vec::new(), range })
+        Ok(Lease::of_kernel(range))
     }
 }
 
@@ -94,6 +94,11 @@ impl Pool {
 }
 
 impl Lease {
+    /// Memory that is the kernel's: nothing goes back to a pool.
+    pub(crate) fn of_kernel(range: PageRange) -> Self {
+        Self { pool: None, frames: Vec::new(), range }
+    }
+
     /// The range it is mapped at.
     #[must_use]
     pub fn range(&self) -> PageRange {

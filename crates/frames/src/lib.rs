@@ -6,6 +6,7 @@
 //! * [`Pool`] hands out [`CleanFrame`]s of 4 KiB to 1 GiB and takes [`DirtyFrame`]s back.
 //! * [`FrameCache`] is a thread's own stock of them.
 //! * [`ZeroSource`] and [`Lease`] map them into somebody's address space.
+//! * [`Stage`] is the same idea for memory that must be private: slots, Wasm memories that grow.
 //!
 //! Promises and their limits are written at each file's head; the measurements behind the design are
 //! in `docs/fault-path.md`.
@@ -20,6 +21,7 @@ mod handoff_tests;
 mod lease;
 mod options;
 mod pool;
+mod stage;
 mod store;
 mod zero;
 mod zeroer;
@@ -35,4 +37,5 @@ pub use frame::{Clean, CleanFrame, Dirty, DirtyFrame, Frame, Order};
 pub use lease::{KernelZero, Lease, ZeroSource};
 pub use options::{Background, PoolOptions};
 pub use pool::{Books, Pool, Work};
+pub use stage::Stage;
 pub use store::PageKind;

@@ -377,3 +377,48 @@ fn after_a_soak_under_pressure_the_books_balance_and_nothing_is_lost() {
     assert_eq!(whole.len(), 8);
     pool.give_all(whole);
 }
+
+#[test]
+fn a_stage_hands_over_private_zero_memory_and_never_makes_anybody_wait() {
+    let stage = afresh_frames::Stage::new(2048).unwrap();
+    eventually("populating", || stage.ready() == 2048);
+    let memory = Reservation::aligned(8192, 2 << 20).unwrap();
+    let mut moved = Vec::new();
+    for (start, len) in [(0, 1024), (1500, 700), (4096, 4096)] {
+        let range = PageRange::new(start, len);
+        moved.push(stage.extend(&memory, range).unwrap());
+        for page in range.start..range.end() {
+            let word = memory.page_ptr(page).cast::<u64>();
+            // SAFETY: the stage has just made the page accessible.
+            unsafe {
+                assert_eq!(word.read(), 0, "page {page}");
+                word.write(SECRET);
+            }
+        }
+        // Private: discarding gives zeros, unlike shared memory.
+        memory.advise(range, afresh_sys::Advice::Discard).unwrap();
+        // SAFETY: as above.
+        assert_eq!(unsafe { memory.page_ptr(start).read() }, 0);
+    }
+    assert_eq!(moved[0], 1024);
+    // 1500..2200 holds one whole 2 MiB of address space.
+    assert!(moved[1] <= 512 && moved[2] <= 2048, "{moved:?}");
+    eventually("populating again", || stage.ready() == 2048);
+}
+
+#[test]
+fn a_stage_that_cannot_move_falls_back_to_the_kernel() {
+    let stage = afresh_frames::Stage::new(512).unwrap();
+    eventually("populating", || stage.ready() == 512);
+    let memory = Reservation::aligned(1024, 2 << 20).unwrap();
+    let plan = inject::Plan { call: Some(Call::Remap), after: 0, times: 1, errno: libc_enomem() };
+    let (lease, fired) = inject::with(plan, || stage.fill(&memory, PageRange::new(0, 1024)));
+    assert_eq!(fired, 1);
+    // SAFETY: the whole range is accessible.
+    unsafe {
+        assert_eq!(memory.page_ptr(1023).read(), 0);
+        memory.page_ptr(3).write(1);
+    }
+    lease.unwrap().release(&memory).unwrap();
+    eventually("populating again", || stage.ready() == 512);
+}

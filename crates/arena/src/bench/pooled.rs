@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use afresh_frames::{DirtyFrame, FrameCache, Order, Pool};
+use afresh_frames::{DirtyFrame, FrameCache, Order, Pool, Stage, ZeroSource};
+use afresh_sys::{HUGE_SIZE, PageRange, Reservation};
 
 use super::{BenchError, Case, Clock, Sample, Strategy};
 use crate::{Arena, ArenaOptions};
@@ -57,6 +58,48 @@ impl Strategy for Mapped {
 
     fn background(&self) -> f64 {
         background(&self.pool)
+    }
+}
+
+/// A range of somebody's reservation filled by a source of zero memory, as slots and guests do it.
+pub(super) struct Source {
+    source: Arc<dyn ZeroSource>,
+    memory: Reservation,
+    /// Nanoseconds the source's thread has worked.
+    worked: Box<dyn Fn() -> f64 + Send>,
+}
+
+impl Source {
+    /// Frames of a pool.
+    pub(super) fn pool(pages: usize, pool: Arc<Pool>) -> Result<Self, BenchError> {
+        let memory = Reservation::aligned(pages, HUGE_SIZE)?;
+        let source = Arc::new(pool.clone());
+        Ok(Self { source, memory, worked: Box::new(move || background(&pool)) })
+    }
+
+    /// Private memory prepared by a stage.
+    pub(super) fn stage(pages: usize, stage: Arc<Stage>) -> Result<Self, BenchError> {
+        let memory = Reservation::aligned(pages, HUGE_SIZE)?;
+        let source = stage.clone();
+        let worked = Box::new(move || stage.cpu_time().as_nanos() as f64);
+        Ok(Self { source, memory, worked })
+    }
+}
+
+impl Strategy for Source {
+    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError> {
+        let mut clock = Clock::start();
+        let lease = self.source.fill(&self.memory, PageRange::new(0, case.pages))?;
+        let take = clock.lap();
+        // SAFETY: the source has just mapped the range.
+        unsafe { case.touch(self.memory.base().as_ptr()) };
+        let touch = clock.lap();
+        lease.release(&self.memory)?;
+        Ok(Clock::sample(take, touch, clock.lap()))
+    }
+
+    fn background(&self) -> f64 {
+        (self.worked)()
     }
 }
 

@@ -2,11 +2,11 @@
 
 use std::sync::Arc;
 
-use afresh_frames::{Order, PageKind, Pool, PoolOptions};
+use afresh_frames::{Order, PageKind, Pool, PoolOptions, Stage};
 
 use super::around::{Answer, Around, Fill};
 use super::kernel::{Fresh, Kernel, Moved, Resident};
-use super::pooled::{ByPage, Direct, Mapped};
+use super::pooled::{ByPage, Direct, Mapped, Source};
 use super::{BenchError, Case, Strategy};
 use crate::ArenaOptions;
 
@@ -20,6 +20,10 @@ enum Make {
     /// An arena on a pool; the last says whether free memory is zeroed off the clock.
     Mapped(Zeroing, PageKind, Touch),
     Direct(Zeroing),
+    /// A reservation filled with leased frames.
+    Leased,
+    /// A reservation filled by a stage.
+    Staged,
     /// Page by page: zeroing, pages at once, through the thread's cache.
     ByPage(Zeroing, usize, bool),
 }
@@ -131,6 +135,8 @@ const ALL: &[Spec] = &[
     ),
     spec("pool-direct", Make::Direct(Background), true),
     spec("pool-direct-inline", Make::Direct(Inline), true),
+    spec("lease-pool", Make::Leased, true),
+    spec("lease-stage", Make::Staged, true),
     spec("arena-on-touch", Make::Mapped(Background, PageKind::Auto, Touch::Late), true),
     spec("arena-adaptive", Make::Mapped(Background, PageKind::Auto, Touch::Adaptive), true),
 ];
@@ -175,6 +181,14 @@ impl Spec {
             Make::Direct(zeroing) => {
                 let pool = pool(zeroing, PageKind::Auto, pages, threads)?;
                 each(&|| Ok(Box::new(Direct { pool: pool.clone() })))
+            }
+            Make::Leased => {
+                let pool = pool(Background, PageKind::Auto, pages, threads)?;
+                each(&|| Ok(Box::new(Source::pool(pages, pool.clone())?)))
+            }
+            Make::Staged => {
+                let stage = Arc::new(Stage::new(pages * threads)?);
+                each(&|| Ok(Box::new(Source::stage(pages, stage.clone())?)))
             }
             Make::ByPage(zeroing, window, cached) => {
                 let pool = pool(zeroing, PageKind::Auto, pages, threads)?;
