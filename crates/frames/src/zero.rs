@@ -117,8 +117,10 @@ struct Averages {
 
 /// Memory zeroed past the caches costs its user a miss a page; added to what the cold way took.
 const MISS: u32 = 100;
-/// One turn in so many tries the way that looks slower.
-const PROBE: u32 = 16;
+/// Turns for which the way that looks slower is tried, once in a period.
+const TRIAL: u32 = 8;
+/// Turns in a period.
+const PERIOD: u32 = 256;
 /// Smaller blocks are neither measured nor chosen for.
 const LARGE: usize = 256 << 10;
 /// What counts as moments, in nanoseconds.
@@ -148,7 +150,7 @@ impl Chooser {
         let began = self.born.elapsed().as_nanos() as u64;
         let gap = began.saturating_sub(self.last.load(Ordering::Relaxed));
         let averages = if gap < MOMENTS { &self.moments_ago } else { &self.long_ago };
-        let take_hot = averages.choose();
+        let (turn, take_hot) = averages.choose();
         // SAFETY: the caller's promise.
         unsafe {
             if take_hot {
@@ -159,21 +161,31 @@ impl Chooser {
         }
         let ended = self.born.elapsed().as_nanos() as u64;
         self.last.store(ended, Ordering::Relaxed);
-        averages.learn(take_hot, (ended - began) * 1000 / (len as u64 / 64));
+        averages.learn(turn, take_hot, (ended - began) * 1000 / (len as u64 / 64));
     }
 }
 
 impl Averages {
-    /// Whether to take the hot way this time.
-    fn choose(&self) -> bool {
+    /// Counts a turn, and says which way to take in it: the hot one?
+    fn choose(&self) -> (u32, bool) {
+        let turn = self.turns.fetch_add(1, Ordering::Relaxed);
         let (hot, cold) = (self.hot.load(Ordering::Relaxed), self.cold.load(Ordering::Relaxed));
-        let probe = self.turns.fetch_add(1, Ordering::Relaxed) % PROBE == PROBE - 1;
-        // A way that was never measured costs nothing yet, so each is tried before they compare.
-        (hot <= cold) != probe
+        let way = match turn {
+            // Each is tried before they compare.
+            0..TRIAL => true,
+            _ if turn < 2 * TRIAL => false,
+            _ => (hot <= cold) != (turn % PERIOD < TRIAL),
+        };
+        (turn, way)
     }
 
     /// Takes note of what a way has cost, in picoseconds a cache line.
-    fn learn(&self, hot: bool, picoseconds: u64) {
+    fn learn(&self, turn: u32, hot: bool, picoseconds: u64) {
+        // The turns after a change of way find the caches as the other way left them.
+        let since_change = turn % PERIOD % TRIAL;
+        if turn % PERIOD < 2 * TRIAL && since_change < TRIAL / 2 {
+            return;
+        }
         let cost = u32::try_from(picoseconds).unwrap_or(u32::MAX / 2).max(1);
         let (average, cost) =
             if hot { (&self.hot, cost) } else { (&self.cold, cost.saturating_add(MISS)) };
@@ -227,19 +239,19 @@ mod tests {
     #[test]
     fn the_cheaper_way_is_chosen_and_the_other_is_tried_now_and_then() {
         let averages = Averages::default();
-        let mut hot_turns = 0;
-        for _ in 0..160 {
-            let hot = averages.choose();
-            hot_turns += usize::from(hot);
-            averages.learn(hot, if hot { 2000 } else { 1000 });
-        }
-        assert!((10..=20).contains(&hot_turns), "{hot_turns}");
-        // The situation changes: the probes find out.
-        for _ in 0..320 {
-            let hot = averages.choose();
-            averages.learn(hot, if hot { 500 } else { 1000 });
-        }
-        assert!(averages.hot.load(Ordering::Relaxed) < averages.cold.load(Ordering::Relaxed));
+        let run = |turns: u32, hot_cost: u64| {
+            let mut hot_turns = 0;
+            for _ in 0..turns {
+                let (turn, hot) = averages.choose();
+                hot_turns += u32::from(hot);
+                averages.learn(turn, hot, if hot { hot_cost } else { 1000 });
+            }
+            hot_turns
+        };
+        assert_eq!(run(2 * PERIOD, 2000), 2 * TRIAL);
+        // The situation changes: the trials find out.
+        run(4 * PERIOD, 500);
+        assert_eq!(run(PERIOD, 500), PERIOD - TRIAL);
     }
 
     #[test]
