@@ -107,8 +107,11 @@ pub(crate) struct Chooser {
 }
 
 /// What the two ways have cost in one situation.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 struct Averages {
+    /// Turns a trial takes, of which the second half counts: where memory is zeroed again and again,
+    /// the first turns after a change of way find the caches as the other way left them.
+    trial: u32,
     /// Picoseconds a cache line, averaged; zero until measured.
     hot: AtomicU32,
     cold: AtomicU32,
@@ -117,10 +120,8 @@ struct Averages {
 
 /// Memory zeroed past the caches costs its user a miss a page; added to what the cold way took.
 const MISS: u32 = 100;
-/// Turns for which the way that looks slower is tried, once in a period.
-const TRIAL: u32 = 8;
-/// Turns in a period.
-const PERIOD: u32 = 256;
+/// Turns in a period; each period tries the way that looks slower.
+const PERIOD: u32 = 128;
 /// Smaller blocks are neither measured nor chosen for.
 const LARGE: usize = 256 << 10;
 /// What counts as moments, in nanoseconds.
@@ -131,8 +132,8 @@ impl Default for Chooser {
         Self {
             born: Instant::now(),
             last: 0.into(),
-            moments_ago: Averages::default(),
-            long_ago: Averages::default(),
+            moments_ago: Averages::new(8),
+            long_ago: Averages::new(1),
         }
     }
 }
@@ -166,24 +167,27 @@ impl Chooser {
 }
 
 impl Averages {
+    fn new(trial: u32) -> Self {
+        Self { trial, hot: 0.into(), cold: 0.into(), turns: 0.into() }
+    }
+
     /// Counts a turn, and says which way to take in it: the hot one?
     fn choose(&self) -> (u32, bool) {
         let turn = self.turns.fetch_add(1, Ordering::Relaxed);
         let (hot, cold) = (self.hot.load(Ordering::Relaxed), self.cold.load(Ordering::Relaxed));
-        let way = match turn {
-            // Each is tried before they compare.
-            0..TRIAL => true,
-            _ if turn < 2 * TRIAL => false,
-            _ => (hot <= cold) != (turn % PERIOD < TRIAL),
+        // Each is tried before they compare.
+        let way = if turn < 2 * self.trial {
+            turn < self.trial
+        } else {
+            (hot <= cold) != (turn % PERIOD < self.trial)
         };
         (turn, way)
     }
 
     /// Takes note of what a way has cost, in picoseconds a cache line.
     fn learn(&self, turn: u32, hot: bool, picoseconds: u64) {
-        // The turns after a change of way find the caches as the other way left them.
-        let since_change = turn % PERIOD % TRIAL;
-        if turn % PERIOD < 2 * TRIAL && since_change < TRIAL / 2 {
+        let turn = turn % PERIOD;
+        if turn < 2 * self.trial && turn % self.trial < self.trial / 2 {
             return;
         }
         let cost = u32::try_from(picoseconds).unwrap_or(u32::MAX / 2).max(1);
@@ -238,7 +242,7 @@ mod tests {
 
     #[test]
     fn the_cheaper_way_is_chosen_and_the_other_is_tried_now_and_then() {
-        let averages = Averages::default();
+        let averages = Averages::new(8);
         let run = |turns: u32, hot_cost: u64| {
             let mut hot_turns = 0;
             for _ in 0..turns {
@@ -248,10 +252,10 @@ mod tests {
             }
             hot_turns
         };
-        assert_eq!(run(2 * PERIOD, 2000), 2 * TRIAL);
+        assert_eq!(run(2 * PERIOD, 2000), 16);
         // The situation changes: the trials find out.
         run(4 * PERIOD, 500);
-        assert_eq!(run(PERIOD, 500), PERIOD - TRIAL);
+        assert_eq!(run(PERIOD, 500), PERIOD - 8);
     }
 
     #[test]
