@@ -194,7 +194,12 @@ impl Averages {
         let (average, cost) =
             if hot { (&self.hot, cost) } else { (&self.cold, cost.saturating_add(MISS)) };
         let old = average.load(Ordering::Relaxed);
-        let new = if old == 0 { cost } else { old - old / 4 + cost / 4 };
+        // Down fast, up slowly: spikes say more about the neighbours than about the way.
+        let new = match old {
+            0 => cost,
+            old if cost < old => old - (old - cost) / 2,
+            old => old + (cost - old) / 16,
+        };
         average.store(new, Ordering::Relaxed);
     }
 }
