@@ -360,6 +360,9 @@ impl View {
         for run in chunks.chunk_by_mut(|a, b| a.mapping.is_some() == b.mapping.is_some()) {
             let part = PageRange::new(at, (run.len() * CHUNK).min(range.end() - at));
             at += part.len;
+            if run[0].mapping.is_none() && run.iter().all(Chunk::is_empty) {
+                continue;
+            }
             let kept =
                 run[0].mapping.is_some() && self.memory.protect(part, Protection::None).is_ok();
             if !kept {
