@@ -16,6 +16,9 @@
 use crate::frame::{Block, Order};
 use crate::sync::{AtomicU64, AtomicUsize, Ordering};
 
+/// Slots of a pool's hand-over.
+pub(crate) const SLOTS: usize = 128;
+
 const EMPTY: u64 = 0;
 const DIRTY: u64 = 1;
 const BUSY: u64 = 2;
@@ -52,8 +55,8 @@ pub(crate) struct Claim {
 }
 
 #[derive(Debug)]
-pub(crate) struct Handoff<const SLOTS: usize = 128> {
-    slots: [AtomicU64; SLOTS],
+pub(crate) struct Handoff<const N: usize = SLOTS> {
+    slots: [AtomicU64; N],
     /// Slots in state DIRTY or about to be; a hint that saves walking the slots.
     offered: AtomicUsize,
     /// Slots in a DONE state, or about to be.
@@ -62,7 +65,7 @@ pub(crate) struct Handoff<const SLOTS: usize = 128> {
     pages: AtomicUsize,
 }
 
-impl<const SLOTS: usize> Handoff<SLOTS> {
+impl<const N: usize> Handoff<N> {
     pub(crate) fn new() -> Self {
         Self {
             slots: std::array::from_fn(|_| AtomicU64::new(EMPTY)),

@@ -24,7 +24,7 @@ use afresh_sys::{Memfd, PAGE_SIZE, PageRange};
 
 use crate::buddy::Buddy;
 use crate::frame::{Block, CleanFrame, DirtyFrame, Frame, Order};
-use crate::handoff::{Handoff, Outcome};
+use crate::handoff::{Handoff, Outcome, SLOTS};
 use crate::store::Store;
 use crate::zeroer::{Zeroer, ZeroerShared};
 use crate::{Background, NewPoolError, PoolOptions, TakeError};
@@ -113,12 +113,20 @@ pub struct Work {
     pub quarantined: usize,
 }
 
+/// The largest block that goes to the zeroing thread in one piece: 2 MiB, and more in large pools, so
+/// that half the thread's slots hold all of the pool; 64 MiB at most.
+fn piece(limit: usize) -> Order {
+    Order::fitting(limit / (SLOTS / 2)).clamp(Order::HUGE, Order::new(14))
+}
+
 /// A pool of zeroed physical memory.
 #[derive(Debug)]
 pub struct Pool {
     id: u32,
     limit: usize,
     total: usize,
+    /// Largest block handed to the zeroing thread.
+    piece: Order,
     check_zero: bool,
     shared: Arc<Shared>,
     lists: Mutex<Lists>,
@@ -142,7 +150,8 @@ impl Pool {
         let limit = options.limit.next_multiple_of(huge);
         // One block may be in the hands of a starved zeroing thread: so much more exists than may
         // be lent, so that the thread never stands between a taker and its due.
-        let total = limit + if options.background.is_some() { huge } else { 0 };
+        let piece = piece(limit);
+        let total = limit + if options.background.is_some() { piece.pages() } else { 0 };
         let shared = Arc::new(Shared {
             store: Store::new(total, options.page_kind)?,
             handoff: Handoff::new(),
@@ -163,6 +172,7 @@ impl Pool {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             limit,
             total,
+            piece,
             check_zero: options.check_zero,
             shared,
             lists: Mutex::new(Lists {
@@ -456,7 +466,7 @@ impl Pool {
         }
         let handoff = &self.shared.handoff;
         while lists.clean.free_pages() + handoff.pages() < background.high {
-            let Some(block) = lists.dirty.take_between(Order::PAGE, Order::HUGE) else { break };
+            let Some(block) = lists.dirty.take_between(Order::PAGE, self.piece) else { break };
             if let Err(block) = handoff.offer(block) {
                 lists.dirty.give(block);
                 break;

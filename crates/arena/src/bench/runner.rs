@@ -24,7 +24,8 @@ pub struct Options {
     pub threads: Vec<usize>,
     /// Rounds measured, after one that is not.
     pub rounds: usize,
-    /// Think time after every cycle.
+    /// Think time after every cycle of 16 MiB; larger cases think longer in proportion, up to eight
+    /// times, so that one strategy's background work does not fall into the next one's cycle.
     pub think: Duration,
     /// Most time a case and number of threads may take; later rounds are left out then.
     pub patience: Duration,
@@ -107,6 +108,7 @@ fn run(
     mut runners: Vec<Runner>,
 ) -> Result<Vec<Row>, BenchError> {
     let began = Instant::now();
+    let think = options.think * (case.pages / 4096).clamp(1, 8) as u32;
     for round in 0..=options.rounds {
         // Two rounds are the least that give a figure: the first is not measured.
         if round > 1 && began.elapsed() > options.patience {
@@ -116,7 +118,7 @@ fn run(
             if runner.spec.slow && round > 1 && !round.is_multiple_of(4) {
                 continue;
             }
-            runner.round(case, options.think, round > 0)?;
+            runner.round(case, think, round > 0)?;
         }
     }
     Ok(runners.into_iter().map(|runner| runner.row(case, threads)).collect())
