@@ -11,6 +11,7 @@
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
+//! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
 //!
 //! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
@@ -18,6 +19,8 @@
 mod error;
 mod features;
 pub mod inject;
+#[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
+pub mod kvm;
 mod page;
 
 #[cfg(not(miri))]

@@ -268,8 +268,8 @@ unsafe impl MemoryCreator for SlotMemories {
             memory64_capacity: RESERVATION as usize,
         };
         let image = Image::zero(page_align_up(minimum) / PAGE_SIZE);
-        let memory =
-            GuestMemory::new(shape, &image, minimum, &policy).map_err(|error| error.to_string())?;
+        let memory = GuestMemory::new(shape, &image, minimum, &policy)
+            .map_err(|error| error.to_string())?;
         RECORD.with_borrow_mut(|record| {
             if let Some(made) = record {
                 made.push(memory.clone());

@@ -62,6 +62,8 @@ pub(crate) enum Pools {
 }
 
 pub(crate) struct Inner {
+    /// Keeps the thread that timeouts count on alive.
+    _engine: Engine,
     pub(crate) exports: HashMap<String, Callable>,
     pub(crate) memory: Option<ModuleExport>,
     pub(crate) pools: Pools,
@@ -232,8 +234,11 @@ impl Warm {
             let memories = warmed.warm.clone();
             if mode == Mode::Reset {
                 let module = blueprint.pre.module().clone();
-                let state =
-                    Arc::new(ResetState { blueprint, memories: warmed.warm, state: warmed.state });
+                let state = Arc::new(ResetState {
+                    blueprint,
+                    memories: warmed.warm,
+                    state: warmed.state,
+                });
                 for (memory, warm) in warmed.memories.iter().zip(&state.memories) {
                     memory.adopt(&warm.image)?;
                 }
@@ -248,8 +253,8 @@ impl Warm {
                 drop(pool.get(0, |_| first.take().map_or_else(|| state.make(), Ok))?);
                 (module, Pools::Reset { state, pool }, memories)
             } else {
-                let baked =
-                    bake(&prepared, &warmed.state).map_err(|e| WarmError::State(e.to_string()))?;
+                let baked = bake(&prepared, &warmed.state)
+                    .map_err(|e| WarmError::State(e.to_string()))?;
                 drop(warmed.store);
                 blueprint = warmer.blueprint(&baked, &prepared)?;
                 let module = blueprint.pre.module().clone();
@@ -300,6 +305,7 @@ impl Warm {
         let initialize = cold && exports.contains_key(INITIALIZE);
         let memory = module.get_export_index(&names::memory(0));
         let mut inner = Inner {
+            _engine: guest.engine.clone(),
             exports,
             memory,
             pools,
@@ -311,9 +317,10 @@ impl Warm {
             report,
         };
         if inner.exports.contains_key(RESEED) {
-            let hook = inner
-                .entry(RESEED)
-                .map_err(|error| WarmError::Call { name: RESEED.to_owned(), error })?;
+            let hook = inner.entry(RESEED).map_err(|error| WarmError::Call {
+                name: RESEED.to_owned(),
+                error,
+            })?;
             inner.reseed = Some(hook);
             inner.report.reseeds = true;
         }
@@ -338,7 +345,9 @@ impl Warm {
         if options.mode != Mode::Fresh {
             match try_as(true, true) {
                 Ok(prepared) => return Ok((Mode::Reset, prepared, None)),
-                Err(error @ (PrepareError::NotRestorable(_) | PrepareError::NotBakeable(_))) => {
+                Err(
+                    error @ (PrepareError::NotRestorable(_) | PrepareError::NotBakeable(_)),
+                ) => {
                     if options.mode == Mode::Reset {
                         return Err(refused(Mode::Reset, &error));
                     }
@@ -467,7 +476,8 @@ impl Inner {
         let callable = self.callable(name)?;
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let next = entries.len();
-        let number = *entries.entry((name.to_owned(), TypeId::of::<(P, R)>())).or_insert(next);
+        let number =
+            *entries.entry((name.to_owned(), TypeId::of::<(P, R)>())).or_insert(next);
         Ok(Entry::new(name, callable.export, number))
     }
 }
