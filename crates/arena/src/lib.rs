@@ -3,10 +3,11 @@
 //! * [`Arena`]: a range that grows, shrinks and is reset, on the frames of an [`afresh_frames::Pool`].
 //! * [`Region`]: allocates Rust values in an arena and frees them all at once.
 //! * [`ZeroedAlloc`]: a global allocator whose large zeroed blocks come from the pool.
-//! * [`bench`]: the measurements of `docs/fault-path.md`.
+//! * [`mod@bench`]: the measurements of `docs/fault-path.md`.
 
 mod alloc;
 mod arena;
+#[cfg(not(miri))]
 pub mod bench;
 mod chunk;
 mod density;

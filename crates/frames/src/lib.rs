@@ -11,6 +11,7 @@
 //! Promises and their limits are written at each file's head; the measurements behind the design are
 //! in `docs/fault-path.md`.
 
+mod books;
 mod buddy;
 mod cache;
 mod error;
@@ -31,11 +32,12 @@ mod sync {
     pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 }
 
+pub use books::{Books, Work};
 pub use cache::FrameCache;
 pub use error::{NewPoolError, TakeError};
 pub use frame::{Clean, CleanFrame, Dirty, DirtyFrame, Frame, Order};
 pub use lease::{KernelZero, Lease, ZeroSource};
 pub use options::{Background, PoolOptions};
-pub use pool::{Books, Pool, Work};
+pub use pool::Pool;
 pub use stage::Stage;
 pub use store::PageKind;
