@@ -110,6 +110,20 @@ pub struct Frame<Kind> {
 }
 
 /// A frame known to be zero. It cannot be reached until it is made [`CleanFrame::used`].
+///
+/// ```compile_fail,E0308
+/// # use afresh_frames::{Order, Pool, PoolOptions};
+/// let pool = Pool::new(PoolOptions::inline(512)).unwrap();
+/// let clean = pool.take(Order::PAGE).unwrap();
+/// let start = pool.address(&clean); // only a used frame has an address
+/// ```
+///
+/// ```compile_fail,E0308
+/// # use afresh_frames::{Order, Pool, PoolOptions};
+/// let pool = Pool::new(PoolOptions::inline(512)).unwrap();
+/// let used = pool.take(Order::PAGE).unwrap().used();
+/// pool.give_unused([used]); // what was used does not go back as clean
+/// ```
 pub type CleanFrame = Frame<Clean>;
 /// A frame that its holder may read and write, so that nothing is known of its content.
 pub type DirtyFrame = Frame<Dirty>;

@@ -8,6 +8,18 @@
 //! * [`ZeroSource`] and [`Lease`] map them into somebody's address space.
 //! * [`Stage`] is the same idea for memory that must be private: slots, Wasm memories that grow.
 //!
+//! ```
+//! use afresh_frames::{Order, Pool, PoolOptions};
+//!
+//! let pool = Pool::new(PoolOptions::new(4096))?; // at most 16 MiB
+//! let frame = pool.take(Order::HUGE)?.used(); // 2 MiB of zeros
+//! let start = pool.address(&frame);
+//! // SAFETY: the frame is ours and 2 MiB long.
+//! unsafe { start.write(1) };
+//! pool.give(frame); // zeroed again before anybody else gets it
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
 //! Promises and their limits are written at each file's head; the measurements behind the design are
 //! in `docs/fault-path.md`.
 
