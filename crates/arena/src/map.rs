@@ -10,7 +10,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use afresh_frames::{CleanFrame, Order, Pool, TakeError};
+use afresh_frames::{CleanFrame, DirtyFrame, Order, Pool, TakeError};
 use afresh_sys::{
     Advice, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, fault,
 };
@@ -127,7 +127,7 @@ impl View {
         let cut = PageRange::new(size, old.min(edge).saturating_sub(size));
         let whole = self.unmap(&mut chunks, PageRange::new(edge, old.saturating_sub(edge)), false);
         if !cut.is_empty() && !chunks.chunks[size / CHUNK].is_empty() {
-            self.memory.map_anonymous(cut, Protection::None)?;
+            let closed = self.memory.map_anonymous(cut, Protection::None);
             let chunk = &mut chunks.chunks[size / CHUNK];
             if let Some(mapping) = &mut chunk.mapping {
                 mapping.len = cut.start % CHUNK;
@@ -135,6 +135,7 @@ impl View {
             if let Backing::Frame(frame) = &mut chunk.backing {
                 self.pool.zero(frame, PageRange::new(cut.start % CHUNK, cut.len));
             }
+            closed?;
         }
         whole
     }
@@ -151,8 +152,7 @@ impl View {
             Backing::Nothing => {}
             Backing::Frame(frame) => {
                 let file_page = frame.file_range().start;
-                let at = file_page + old % CHUNK;
-                self.memory.map_shared(gain, Protection::ReadWrite, self.pool.file(), at)?;
+                self.pool.map(frame, old % CHUNK, &self.memory, gain)?;
                 chunk.mapping = Some(Mapping { file_page, len: old % CHUNK + gain.len });
             }
             Backing::Kernel => self.map_small(gain)?,
@@ -251,13 +251,15 @@ impl View {
             Err(_) if growth == Growth::Forbidden => return self.map_kernel(chunks, at, 1, size),
             Err(error) => return Err(error.into()),
         };
+        let frame = frame.used();
         let len = frame.pages() / CHUNK;
         let range = Self::visible(at, len, size);
         let start = frame.file_range().start;
-        if let Err(error) =
-            self.memory.map_shared(range, Protection::ReadWrite, self.pool.file(), start)
-        {
-            self.pool.give_unused([frame]);
+        // Whatever comes of it, what was left over there is gone.
+        chunks.chunks[at..at + len].iter_mut().for_each(|chunk| chunk.mapping = None);
+        if let Err(error) = self.pool.map(&frame, 0, &self.memory, range) {
+            // Something may be mapped there, but nothing of it is accessible.
+            self.pool.give(frame);
             return Err(error.into());
         }
         for (chunk, place) in chunks.chunks[at..at + len].iter_mut().zip(0..) {
@@ -277,16 +279,17 @@ impl View {
     ) -> Result<usize, ArenaError> {
         let range = Self::visible(at, frame.pages() / CHUNK, size);
         if let Err(error) = self.memory.protect(range, Protection::ReadWrite) {
-            self.pool.give_unused([frame]);
+            // Part of it may be accessible: it is closed with the rest, or never given away.
+            self.pool.quarantine(frame.used());
             return Err(error.into());
         }
-        Ok(Self::back(chunks, at, frame))
+        Ok(Self::back(chunks, at, frame.used()))
     }
 
     /// Notes that a frame backs the chunks from `at` on; returns how many.
-    fn back(chunks: &mut Chunks, at: usize, frame: CleanFrame) -> usize {
+    fn back(chunks: &mut Chunks, at: usize, frame: DirtyFrame) -> usize {
         let len = frame.pages() / CHUNK;
-        for (chunk, piece) in chunks.chunks[at..].iter_mut().zip(frame.used().split(Order::HUGE)) {
+        for (chunk, piece) in chunks.chunks[at..].iter_mut().zip(frame.split(Order::HUGE)) {
             chunk.backing = Backing::Frame(piece);
         }
         len

@@ -5,7 +5,7 @@ use std::io::Read;
 use std::sync::Arc;
 
 use afresh_arena::{Arena, ArenaError, ArenaOptions, Commit, Region, ZeroedAlloc};
-use afresh_frames::{Order, Pool, PoolOptions, TakeError};
+use afresh_frames::{Order, PageKind, Pool, PoolOptions, TakeError};
 use afresh_sys::{Call, PAGE_SIZE, PageRange, inject};
 use proptest::prelude::*;
 
@@ -412,4 +412,35 @@ fn a_global_allocator_serves_large_blocks_from_the_pool_and_small_ones_from_the_
     }
     assert!(alloc.install(pool).is_err());
     assert_eq!(Commit::default(), Commit::Now);
+}
+
+#[test]
+fn an_arena_on_reserved_huge_pages_takes_whole_huge_sizes_only() {
+    let mut options = PoolOptions::inline(2048);
+    options.page_kind = PageKind::Reserved;
+    let pool = match Pool::new(options) {
+        Ok(pool) => pool,
+        Err(error) => return println!("SKIPPED: {error}"),
+    };
+    match pool.stock(2048) {
+        Ok(()) => {}
+        Err(error) => return println!("SKIPPED: no huge pages are reserved: {error}"),
+    }
+    let mut arena = Arena::new(pool.clone(), ArenaOptions::committed(2048)).unwrap();
+    assert!(arena.grow(700).is_err());
+    assert_eq!(arena.pages(), 0);
+    for _ in 0..3 {
+        arena.grow(1024).unwrap();
+        assert_zero(&arena);
+        poison(&arena);
+        arena.reset().unwrap();
+        assert_zero(&arena);
+        poison(&arena);
+        arena.shrink(512).unwrap();
+        arena.grow(512).unwrap();
+        assert!((512..1024).all(|page| read(&arena, page) == 0));
+        arena.clear().unwrap();
+    }
+    drop(arena);
+    assert!(pool.books().balance() && pool.books().lent == 0);
 }

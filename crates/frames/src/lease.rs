@@ -80,13 +80,12 @@ impl Pool {
             let whole = Order::holding(range.len).unwrap_or(Order::HUGE).max(least);
             (whole, whole)
         };
-        let frame = self.take_between(smallest, largest)?;
+        let frame = self.take_between(smallest, largest)?.used();
         let place = PageRange::new(range.start, frame.pages().min(range.len));
-        match memory.map_shared(place, Protection::ReadWrite, self.file(), frame.file_range().start)
-        {
-            Ok(()) => Ok(frame.used()),
+        match self.map(&frame, 0, memory, place) {
+            Ok(()) => Ok(frame),
             Err(error) => {
-                self.give_unused([frame]);
+                self.give(frame);
                 Err(error.into())
             }
         }

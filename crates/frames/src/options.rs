@@ -42,7 +42,7 @@ impl PoolOptions {
     pub fn new(limit: usize) -> Self {
         Self {
             limit,
-            page_kind: PageKind::Auto,
+            page_kind: PageKind::default(),
             background: Some(Background::new(limit)),
             check_zero: cfg!(debug_assertions),
         }

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh_sys::{Memfd, PAGE_SIZE, PageRange};
+use afresh_sys::{Call, Memfd, PAGE_SIZE, PageRange, Reservation, SysError};
 
 use crate::books::{Books, Work};
 use crate::buddy::Buddy;
@@ -167,8 +167,35 @@ impl Pool {
         self.shared.store.least_mappable()
     }
 
+    /// Maps pages of a frame, from its page `skip` on, over `range` of somebody's reservation. The
+    /// holder must unmap them, or take the access away, before the frame is given back. A forked child
+    /// does not inherit the mapping.
+    ///
+    /// # Errors
+    /// When the kernel refuses; `EINVAL` for pages outside the frame, and for a range that is no
+    /// multiple of [`Pool::least_mappable`]. Nothing of the frame is accessible in the range then.
+    ///
+    /// # Panics
+    /// If the frame is of another pool.
+    pub fn map(
+        &self,
+        frame: &DirtyFrame,
+        skip: usize,
+        memory: &Reservation,
+        range: PageRange,
+    ) -> Result<(), SysError> {
+        assert_eq!(frame.pool, self.id, "a frame of another pool");
+        let least = self.least_mappable().pages();
+        let inside = skip.checked_add(range.len).is_some_and(|end| end <= frame.pages());
+        if !inside || !range.len.is_multiple_of(least) || !skip.is_multiple_of(least) {
+            return Err(SysError::invalid(Call::Map));
+        }
+        self.shared.store.map(memory, range, frame.block.start as usize + skip)
+    }
+
     /// Address of a frame in the pool's own mapping, at which its holder may use it directly, with
-    /// no mapping at all. Valid until the frame is given back.
+    /// no mapping at all. Valid until the frame is given back or the pool is dropped; a forked child
+    /// does not have it.
     #[must_use]
     pub fn address(&self, frame: &DirtyFrame) -> *mut u8 {
         assert_eq!(frame.pool, self.id, "a frame of another pool");

@@ -4,9 +4,9 @@
 //! file without memory (absent frames) are never touched through it: they are allocated only by
 //! [`Store::populate`], which fails with an error where a touch would fail with a signal.
 //!
-//! Memory is asked for in 2 MiB folios: reserved hugetlb pages where the host has enough of them,
-//! else `MADV_COLLAPSE`, which works without privilege and whatever the shmem setting (except
-//! `deny`), else 4 KiB pages.
+//! Memory is asked for in 2 MiB folios: by `MADV_COLLAPSE`, which works without privilege and whatever
+//! the shmem setting (except `deny`), else in 4 KiB pages; or, on request, from the pages that the
+//! administrator has reserved (hugetlb).
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -22,11 +22,12 @@ use crate::zero;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PageKind {
-    /// Reserved huge pages where there are enough, else folios of 2 MiB, else 4 KiB pages.
-    #[default]
-    Auto,
     /// Folios of 2 MiB collapsed from small pages; 4 KiB where that fails.
+    #[default]
     Folios,
+    /// Huge pages that the administrator has reserved (`vm.nr_hugepages`), and no others. They are
+    /// mapped by whole 2 MiB only, so leases and arenas must have sizes of whole 2 MiB.
+    Reserved,
     /// 4 KiB pages only.
     Small,
 }
@@ -42,7 +43,6 @@ pub(crate) struct Store {
     file: Memfd,
     window: Reservation,
     kind: PageKind,
-    hugetlb: bool,
     huge: AtomicUsize,
     small: AtomicUsize,
     zero: zero::Chooser,
@@ -51,16 +51,9 @@ pub(crate) struct Store {
 impl Store {
     pub(crate) fn new(pages: usize, kind: PageKind) -> Result<Self, SysError> {
         let bytes = pages * PAGE_SIZE;
-        let reserved = match kind {
-            PageKind::Auto if free_hugetlb() * HUGE_SIZE >= bytes => {
-                Memfd::hugetlb(c"afresh-frames").ok()
-            }
-            _ => None,
-        };
-        let hugetlb = reserved.is_some();
-        let file = match reserved {
-            Some(file) => file,
-            None => Memfd::new(c"afresh-frames")?,
+        let file = match kind {
+            PageKind::Reserved => Memfd::hugetlb(c"afresh-frames")?,
+            PageKind::Folios | PageKind::Small => Memfd::new(c"afresh-frames")?,
         };
         file.set_len(bytes)?;
         let window = Reservation::aligned(pages, HUGE_SIZE)?;
@@ -72,7 +65,6 @@ impl Store {
             file,
             window,
             kind,
-            hugetlb,
             huge: 0.into(),
             small: 0.into(),
             zero: zero::Chooser::default(),
@@ -85,7 +77,7 @@ impl Store {
 
     /// The smallest block that can be mapped elsewhere on its own.
     pub(crate) fn least_mappable(&self) -> Order {
-        if self.hugetlb { Order::HUGE } else { Order::PAGE }
+        if self.kind == PageKind::Reserved { Order::HUGE } else { Order::PAGE }
     }
 
     /// 2 MiB frames held as (huge pages, 4 KiB pages) since the start; punched ones still count.
@@ -103,6 +95,19 @@ impl Store {
         let offset = (address as usize).checked_sub(self.window.base().as_ptr() as usize)?;
         let page = offset / PAGE_SIZE;
         (page < self.window.pages()).then_some(page)
+    }
+
+    /// Maps pages of the file over `range` of `memory`, which a forked child does not inherit. On an
+    /// error nothing of them is accessible there: access is the last thing to be granted.
+    pub(crate) fn map(
+        &self,
+        memory: &Reservation,
+        range: PageRange,
+        file_page: usize,
+    ) -> Result<(), SysError> {
+        memory.map_shared(range, Protection::None, &self.file, file_page)?;
+        memory.advise(range, Advice::DontFork)?;
+        memory.protect(range, Protection::ReadWrite)
     }
 
     /// Gives memory to an absent block of whole 2 MiB frames; it is zero then. On failure the block
@@ -125,7 +130,11 @@ impl Store {
     fn allocate(&self, block: Block) -> Result<(), SysError> {
         let range = block.range();
         let frames = range.len / Order::HUGE.pages();
-        let huge = self.hugetlb || self.kind != PageKind::Small && self.collapse(block).is_ok();
+        let huge = match self.kind {
+            PageKind::Reserved => true,
+            PageKind::Folios => self.collapse(block).is_ok(),
+            PageKind::Small => false,
+        };
         // Also maps the folios in the window; and where collapsing failed, this is what allocates.
         self.window.advise(range, Advice::PopulateWrite)?;
         if huge { &self.huge } else { &self.small }.fetch_add(frames, Ordering::Relaxed);
@@ -178,12 +187,4 @@ impl Store {
         // SAFETY: as for `zero_pages`.
         unsafe { zero::is_zero(self.address(block), block.range().byte_len()) }
     }
-}
-
-/// Reserved huge pages that nobody uses.
-fn free_hugetlb() -> usize {
-    std::fs::read_to_string("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages")
-        .ok()
-        .and_then(|text| text.trim().parse().ok())
-        .unwrap_or(0)
 }

@@ -422,3 +422,58 @@ fn a_stage_that_cannot_move_falls_back_to_the_kernel() {
     lease.unwrap().release(&memory).unwrap();
     eventually("populating again", || stage.ready() == 512);
 }
+
+#[test]
+fn a_forked_child_inherits_neither_the_pool_nor_a_lease() {
+    let pool = Pool::new(options(1024)).unwrap();
+    let memory = Reservation::aligned(1024, 2 << 20).unwrap();
+    let lease = pool.fill(&memory, PageRange::new(0, 700)).unwrap();
+    let frame = pool.take(Order::PAGE).unwrap().used();
+    for address in [memory.page_ptr(0), memory.page_ptr(699), pool.address(&frame)] {
+        assert!(flags_of(address as usize).contains("dc"), "fork copies the mapping");
+    }
+    pool.give(frame);
+    lease.release(&memory).unwrap();
+}
+
+/// The `VmFlags` of the mapping that holds an address.
+fn flags_of(address: usize) -> String {
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mut inside = false;
+    for line in maps.lines() {
+        let range = line.split_whitespace().next().and_then(|word| word.split_once('-'));
+        let bounds = range.and_then(|(from, to)| {
+            Some((usize::from_str_radix(from, 16).ok()?, usize::from_str_radix(to, 16).ok()?))
+        });
+        if let Some((from, to)) = bounds {
+            inside = (from..to).contains(&address);
+        } else if let Some(flags) = line.strip_prefix("VmFlags:").filter(|_| inside) {
+            return flags.to_owned();
+        }
+    }
+    panic!("nothing is mapped at {address:#x}");
+}
+
+#[test]
+fn reserved_huge_pages_serve_whole_huge_frames_and_refuse_parts_of_one() {
+    let mut options = options(1024);
+    options.page_kind = PageKind::Reserved;
+    options.background = None;
+    let pool = match Pool::new(options) {
+        Ok(pool) => pool,
+        Err(error) => return println!("SKIPPED: {error}"),
+    };
+    let frame = match pool.take(Order::HUGE) {
+        Ok(frame) => spy(&pool, frame),
+        Err(error) => return println!("SKIPPED: no huge pages are reserved: {error}"),
+    };
+    pool.give(frame);
+    let memory = Reservation::aligned(1024, 2 << 20).unwrap();
+    let lease = pool.fill(&memory, PageRange::new(512, 512)).unwrap();
+    // SAFETY: the lease has just mapped it.
+    assert_eq!(unsafe { memory.page_ptr(700).read() }, 0);
+    lease.release(&memory).unwrap();
+    assert!(matches!(pool.fill(&memory, PageRange::new(0, 100)), Err(TakeError::System(_))));
+    pool.give(spy(&pool, pool.take(Order::PAGE).unwrap()));
+    assert_at_rest(&pool);
+}

@@ -96,6 +96,12 @@ impl SysError {
         Self { call, errno }
     }
 
+    /// An error of `call` for an argument it cannot have (`EINVAL`).
+    #[must_use]
+    pub fn invalid(call: Call) -> Self {
+        Self::new(call, libc::EINVAL)
+    }
+
     /// An error of `call` with the calling thread's current errno.
     #[must_use]
     pub fn last(call: Call) -> Self {

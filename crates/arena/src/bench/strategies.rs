@@ -122,23 +122,23 @@ const ALL: &[Spec] = &[
     spec("hoist-16", Make::ByPage(Inline, 16, false), false),
     spec("hoist-512", Make::ByPage(Inline, 512, false), false),
     spec("small-pages", Make::Mapped(OffTheClock, PageKind::Small, Touch::Committed), false),
-    spec("huge-frames", Make::Mapped(OffTheClock, PageKind::Auto, Touch::Committed), false),
-    spec("pool-background", Make::Mapped(Background, PageKind::Auto, Touch::Committed), true),
-    spec("pool-inline", Make::Mapped(Inline, PageKind::Auto, Touch::Committed), true),
+    spec("huge-frames", Make::Mapped(OffTheClock, PageKind::Folios, Touch::Committed), false),
+    spec("pool-background", Make::Mapped(Background, PageKind::Folios, Touch::Committed), true),
+    spec("pool-inline", Make::Mapped(Inline, PageKind::Folios, Touch::Committed), true),
     paced(
-        spec("pool-burst", Make::Mapped(Background, PageKind::Auto, Touch::Committed), false),
+        spec("pool-burst", Make::Mapped(Background, PageKind::Folios, Touch::Committed), false),
         Pace::Burst,
     ),
     paced(
-        spec("pool-starved", Make::Mapped(Background, PageKind::Auto, Touch::Committed), false),
+        spec("pool-starved", Make::Mapped(Background, PageKind::Folios, Touch::Committed), false),
         Pace::Starved,
     ),
     spec("pool-direct", Make::Direct(Background), true),
     spec("pool-direct-inline", Make::Direct(Inline), true),
     spec("lease-pool", Make::Leased, true),
     spec("lease-stage", Make::Staged, true),
-    spec("arena-on-touch", Make::Mapped(Background, PageKind::Auto, Touch::Late), true),
-    spec("arena-adaptive", Make::Mapped(Background, PageKind::Auto, Touch::Adaptive), true),
+    spec("arena-on-touch", Make::Mapped(Background, PageKind::Folios, Touch::Late), true),
+    spec("arena-adaptive", Make::Mapped(Background, PageKind::Folios, Touch::Adaptive), true),
 ];
 
 impl Spec {
@@ -179,11 +179,11 @@ impl Spec {
                 each(&|| Ok(Box::new(Mapped::new(pool.clone(), options, off)?)))
             }
             Make::Direct(zeroing) => {
-                let pool = pool(zeroing, PageKind::Auto, pages, threads)?;
+                let pool = pool(zeroing, PageKind::Folios, pages, threads)?;
                 each(&|| Ok(Box::new(Direct { pool: pool.clone() })))
             }
             Make::Leased => {
-                let pool = pool(Background, PageKind::Auto, pages, threads)?;
+                let pool = pool(Background, PageKind::Folios, pages, threads)?;
                 each(&|| Ok(Box::new(Source::pool(pages, pool.clone())?)))
             }
             Make::Staged => {
@@ -191,7 +191,7 @@ impl Spec {
                 each(&|| Ok(Box::new(Source::stage(pages, stage.clone())?)))
             }
             Make::ByPage(zeroing, window, cached) => {
-                let pool = pool(zeroing, PageKind::Auto, pages, threads)?;
+                let pool = pool(zeroing, PageKind::Folios, pages, threads)?;
                 let off = zeroing == OffTheClock;
                 each(&|| Ok(Box::new(ByPage::new(pool.clone(), window, cached, off))))
             }

@@ -36,6 +36,8 @@ struct Group {
     path: PathBuf,
     limit: &'static str,
     usage: &'static str,
+    /// Name, in `memory.stat`, of the file cache that goes away under pressure.
+    cache: &'static str,
 }
 
 /// The memory group that a line of `/proc/self/cgroup` names, in either hierarchy.
@@ -46,11 +48,13 @@ fn group_of(line: &str) -> Option<Group> {
     if controllers.is_empty() {
         let root = "/sys/fs/cgroup";
         let path = Path::new(root).join(path);
-        Some(Group { root, path, limit: "memory.max", usage: "memory.current" })
+        let (limit, usage) = ("memory.max", "memory.current");
+        Some(Group { root, path, limit, usage, cache: "inactive_file " })
     } else if controllers.split(',').any(|name| name == "memory") {
         let root = "/sys/fs/cgroup/memory";
         let path = Path::new(root).join(path);
-        Some(Group { root, path, limit: "memory.limit_in_bytes", usage: "memory.usage_in_bytes" })
+        let (limit, usage) = ("memory.limit_in_bytes", "memory.usage_in_bytes");
+        Some(Group { root, path, limit, usage, cache: "total_inactive_file " })
     } else {
         None
     }
@@ -64,7 +68,11 @@ impl Group {
             .take_while(|directory| directory.starts_with(self.root))
             .filter_map(|directory| {
                 let limit = number(directory.join(self.limit))?;
-                Some(limit.saturating_sub(number(directory.join(self.usage))?))
+                let used = number(directory.join(self.usage))?;
+                let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+                let cache = stat.lines().find_map(|line| line.strip_prefix(self.cache));
+                let cache: u64 = cache.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+                Some(limit.saturating_sub(used.saturating_sub(cache)))
             })
             .min()
     }
