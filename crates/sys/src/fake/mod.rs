@@ -5,8 +5,11 @@
 //! themselves as missing, as on a host without them.
 
 pub mod fault;
+pub mod host;
+mod hugepage;
 mod memfd;
 pub mod pagemap;
+mod perf;
 mod reservation;
 mod uffd;
 
@@ -14,7 +17,9 @@ use std::collections::BTreeMap;
 
 use crate::Feature;
 
+pub use hugepage::HUGE_SIZE;
 pub use memfd::Memfd;
+pub use perf::Instructions;
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
 

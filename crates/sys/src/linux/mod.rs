@@ -1,12 +1,17 @@
 //! The real kernel behind the wrappers.
 
 pub mod fault;
+pub mod host;
+mod hugepage;
 mod memfd;
 pub mod pagemap;
+mod perf;
 mod reservation;
 mod uffd;
 
+pub use hugepage::HUGE_SIZE;
 pub use memfd::Memfd;
+pub use perf::Instructions;
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
 
