@@ -43,7 +43,7 @@ struct Lift {
 }
 
 impl fault::FaultHandler for Lift {
-    fn on_fault(&self, address: usize) -> bool {
+    fn on_fault(&self, address: usize, _: fault::FaultSignal) -> bool {
         self.count.fetch_add(1, Ordering::Relaxed);
         let page = (address & !(PAGE_SIZE - 1)) as *const u8;
         self.uffd.write_protect(page, PAGE_SIZE, false).is_ok()
@@ -106,7 +106,7 @@ fn a_sealed_image_can_not_be_written() {
 fn overlapping_fault_ranges_are_refused_and_a_dropped_one_is_free_again() {
     struct Never;
     impl fault::FaultHandler for Never {
-        fn on_fault(&self, _: usize) -> bool {
+        fn on_fault(&self, _: usize, _: fault::FaultSignal) -> bool {
             false
         }
     }

@@ -4,10 +4,19 @@ use std::sync::Arc;
 
 use crate::SysError;
 
+/// Which signal a fault came as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultSignal {
+    /// SIGBUS.
+    Bus,
+    /// SIGSEGV.
+    Segv,
+}
+
 /// Answers faults in a registered range.
 pub trait FaultHandler: Send + Sync {
     /// Handles a fault at `address`.
-    fn on_fault(&self, address: usize) -> bool;
+    fn on_fault(&self, address: usize, signal: FaultSignal) -> bool;
 }
 
 /// Keeps a range registered.

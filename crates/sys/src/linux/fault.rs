@@ -16,13 +16,22 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::{Call, SysError, inject};
 
+/// Which signal a fault came as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultSignal {
+    /// SIGBUS: userfaultfd in SIGBUS mode, or a file shorter than its mapping.
+    Bus,
+    /// SIGSEGV: page protection, or nothing mapped.
+    Segv,
+}
+
 /// Answers faults in a registered range.
 ///
 /// Called in signal context: an implementation must not allocate, lock, log or panic.
 pub trait FaultHandler: Send + Sync {
     /// Handles a fault at `address`; `true` when the access can be retried, `false` to pass the
     /// fault on.
-    fn on_fault(&self, address: usize) -> bool;
+    fn on_fault(&self, address: usize, signal: FaultSignal) -> bool;
 }
 
 struct Entry {
@@ -101,7 +110,7 @@ fn replace(edit: impl FnOnce(&mut Vec<Arc<Entry>>)) {
 }
 
 /// Whether a registered handler took the fault.
-fn dispatch(address: usize) -> bool {
+fn dispatch(address: usize, signal: FaultSignal) -> bool {
     READERS.fetch_add(1, Ordering::SeqCst);
     let table = TABLE.load(Ordering::SeqCst);
     let handled = if table.is_null() {
@@ -110,7 +119,7 @@ fn dispatch(address: usize) -> bool {
         // SAFETY: `READERS` is above zero, so the writer waits before it frees this table.
         let table = unsafe { &*table };
         let at = table.partition_point(|e| e.end <= address);
-        table.get(at).is_some_and(|e| e.start <= address && e.handler.on_fault(address))
+        table.get(at).is_some_and(|e| e.start <= address && e.handler.on_fault(address, signal))
     };
     READERS.fetch_sub(1, Ordering::SeqCst);
     handled
@@ -125,7 +134,8 @@ extern "C" fn on_signal(
     let errno = unsafe { *libc::__errno_location() };
     // SAFETY: installed with SA_SIGINFO, so the kernel passes a valid `siginfo_t`.
     let address = unsafe { (*info).si_addr() } as usize;
-    let handled = dispatch(address);
+    let kind = if signal == libc::SIGBUS { FaultSignal::Bus } else { FaultSignal::Segv };
+    let handled = dispatch(address, kind);
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
     if handled {
