@@ -8,6 +8,8 @@
 //! * [`Memfd`]: anonymous files that back images.
 //! * [`Uffd`]: userfaultfd, for write protection and for filling missing pages.
 //! * [`pagemap`]: `PAGEMAP_SCAN`, which lists the pages that were written.
+//! * [`mod@file`]: files other than memfds, and moving mappings.
+//! * [`futex`]: waiting for a word to change.
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
@@ -32,6 +34,8 @@ use fake as imp;
 pub use error::{Call, SysError};
 pub use features::{Feature, Features, UnknownFeature};
 pub use imp::fault;
+pub use imp::file;
+pub use imp::futex;
 pub use imp::pagemap;
 pub use imp::{Advice, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent, UffdMode};
 pub use page::{PAGE_SIZE, PageRange, page_align_up};

@@ -5,6 +5,8 @@
 //! themselves as missing, as on a host without them.
 
 pub mod fault;
+pub mod file;
+pub mod futex;
 mod memfd;
 pub mod pagemap;
 mod reservation;

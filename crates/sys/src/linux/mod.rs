@@ -1,6 +1,8 @@
 //! The real kernel behind the wrappers.
 
 pub mod fault;
+pub mod file;
+pub mod futex;
 mod memfd;
 pub mod pagemap;
 mod reservation;

@@ -154,7 +154,7 @@ impl Reservation {
         unsafe { self.base.as_ptr().add(page * PAGE_SIZE) }
     }
 
-    fn check(&self, range: PageRange, call: Call) -> Result<(), SysError> {
+    pub(super) fn check(&self, range: PageRange, call: Call) -> Result<(), SysError> {
         if range.start.checked_add(range.len).is_some_and(|end| end <= self.pages) {
             Ok(())
         } else {
@@ -162,7 +162,7 @@ impl Reservation {
         }
     }
 
-    fn place(
+    pub(super) fn place(
         &self,
         range: PageRange,
         protection: Protection,
