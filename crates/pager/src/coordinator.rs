@@ -104,7 +104,7 @@ fn run(lazy: &Lazy, streams: usize) {
         }
         let stream = || {
             let guard = Guard(Some(control));
-            while !control.stop.load(Ordering::Acquire) && lazy.stream_next() {}
+            lazy.stream();
             guard.disarm();
         };
         for _ in 0..streams {

@@ -251,6 +251,15 @@ impl Lazy {
         !self.control.has_failed() && self.fill_chunk(chunk)
     }
 
+    /// Streams until nothing is left or the restore is stopped.
+    pub(crate) fn stream(&self) {
+        loop {
+            if self.control.stop.load(Ordering::Acquire) || !self.stream_next() {
+                return;
+            }
+        }
+    }
+
     /// Makes window `window` present: fills it, or waits for whoever does. `false` once the restore
     /// has failed.
     pub(crate) fn ensure(&self, window: usize, inline: bool) -> bool {
