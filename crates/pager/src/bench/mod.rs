@@ -36,7 +36,14 @@ pub struct BenchOptions {
 
 impl Default for BenchOptions {
     fn default() -> Self {
-        Self { mib: 512, rounds: 9, dir: std::env::temp_dir(), case: None, strategies: Vec::new() }
+        Self {
+            mib: 512,
+            rounds: 9,
+            dir: std::env::temp_dir(),
+            case: None,
+            strategies: Vec::new(),
+            quick: false,
+        }
     }
 }
 
