@@ -1,1 +1,42 @@
-//! placeholder
+//! The engine under every afresh guest: images, slots, write tracking and reset.
+//!
+//! An [`Image`] is immutable content. A [`Slot`] is a range of address space that holds one image
+//! copy-on-write and can be brought back to it. A [`Tracker`] notices which pages were written; a
+//! [`Strategy`] decides what a reset does with that. After [`Slot::reset`] returns `Ok`, every byte of
+//! the slot equals its image; when it cannot, the slot is quarantined and refuses further use.
+//!
+//! The fastest strategy is the *write set*: the pages that recent runs wrote stay writable and
+//! resident and are copied back at every reset, all others stay write-protected by the hardware, so
+//! that a write to one of them is noticed. In the steady state a reset makes no system call and the
+//! next run takes no fault.
+//!
+//! ```
+//! use afresh_memory::{ImageBuilder, Slot, SlotConfig};
+//!
+//! let mut warm = ImageBuilder::new(4);
+//! warm.segment(0, b"warm")?;
+//! let mut slot = Slot::new(&warm.build()?, SlotConfig::default())?;
+//!
+//! slot.write(0, b"dirt")?;
+//! slot.reset()?;
+//! let mut bytes = [0; 4];
+//! slot.read(0, &mut bytes)?;
+//! assert_eq!(&bytes, b"warm");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod cost;
+mod error;
+mod image;
+mod slot;
+mod strategy;
+mod tracker;
+mod write_set;
+
+pub use afresh_sys::{Feature, Features, PAGE_SIZE, PageRange, SysError, page_align_up};
+pub use cost::CostModel;
+pub use error::{ImageError, ResetError, SlotError, TrackError};
+pub use image::{Image, ImageBuilder};
+pub use slot::{Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
+pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};
+pub use tracker::{DirtyPages, Tracker, TrackerKind};

@@ -1,1 +1,80 @@
-//! placeholder
+//! A pool of warm things that are reset when they come back: slots, Wasm instances, micro-VMs.
+//!
+//! An item belongs to a *key* (its image, its module); asking for a key prefers an idle item that already
+//! holds it. No limits are needed up front; where they are wanted, [`Limits`] bounds the number of
+//! items and the memory that idle ones may keep, and [`Exhausted`] says what happens at the bound.
+//!
+//! What it promises: an item is handed out only after its [`Recycle::recycle`] succeeded; an item whose
+//! recycling failed, or whose user panicked, is dropped, counted and never seen again. Threads share
+//! nothing on the way through: each has a shard, and looks into others only when its own is empty.
+//!
+//! ```
+//! use afresh_memory::{Image, Slot, SlotConfig};
+//! use afresh_pool::{Limits, Pool};
+//!
+//! let image = Image::zero(16);
+//! let pool: Pool<Slot> = Pool::new(Limits::default());
+//! let mut lease = pool.get(image.id(), |_| Slot::new(&image, SlotConfig::default()))?;
+//! lease.write(0, b"secret")?;
+//! drop(lease); // reset here
+//! let lease = pool.get(image.id(), |_| Slot::new(&image, SlotConfig::default()))?;
+//! let mut bytes = [1; 6];
+//! lease.read(0, &mut bytes)?;
+//! assert_eq!(bytes, [0; 6]);
+//! assert_eq!(pool.stats().created, 1);
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod limits;
+mod pool;
+mod shard;
+
+pub use limits::{Exhausted, Limits};
+pub use pool::{Lease, Pool, PoolError, PoolStats};
+
+use afresh_memory::{PAGE_SIZE, ResetError, Slot};
+
+/// Something a pool can hold.
+pub trait Recycle: Send {
+    /// Why recycling failed.
+    type Error: std::fmt::Display;
+
+    /// What the item is warm for. Equal keys are interchangeable.
+    fn key(&self) -> usize;
+
+    /// Makes the item pristine.
+    ///
+    /// # Errors
+    /// Any error: the item is dropped.
+    fn recycle(&mut self) -> Result<(), Self::Error>;
+
+    /// Bytes of private memory the item keeps while idle, roughly; asked after every recycling, so it
+    /// must be cheap.
+    fn resident_bytes(&self) -> usize;
+
+    /// Gives back what memory it can and stays usable.
+    ///
+    /// # Errors
+    /// Any error: the item is dropped.
+    fn trim(&mut self) -> Result<(), Self::Error>;
+}
+
+impl Recycle for Slot {
+    type Error = ResetError;
+
+    fn key(&self) -> usize {
+        self.image().id()
+    }
+
+    fn recycle(&mut self) -> Result<(), ResetError> {
+        self.reset().map(|_| ())
+    }
+
+    fn resident_bytes(&self) -> usize {
+        self.write_set_len() * PAGE_SIZE
+    }
+
+    fn trim(&mut self) -> Result<(), ResetError> {
+        Slot::trim(self)
+    }
+}

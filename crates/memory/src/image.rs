@@ -1,0 +1,256 @@
+//! Images: immutable, page-granular content of an address range.
+//!
+//! An image is a list of extents, each a run of pages in some sealed [`Backing`]; pages that no
+//! extent holds are zero and are stored nowhere. A derived image shares its parent's extents and
+//! adds a backing with only the pages that changed, so a chain of snapshots costs what changed.
+//!
+//! What it promises: the content never changes once built (the files are sealed, and nothing maps
+//! them writable); a clone is a reference count; descriptors stay bounded however many images exist.
+
+mod backing;
+mod build;
+
+use std::fmt;
+use std::sync::{Arc, OnceLock};
+
+use afresh_sys::{PAGE_SIZE, PageRange};
+
+pub(crate) use backing::Backing;
+pub use build::ImageBuilder;
+
+use crate::ImageError;
+
+/// A run of stored pages.
+#[derive(Clone, Debug)]
+pub(crate) struct Extent {
+    /// Where the run lies in the image.
+    pub(crate) range: PageRange,
+    /// What holds it.
+    pub(crate) backing: Arc<Backing>,
+    /// First page of the run inside the backing.
+    pub(crate) at: usize,
+}
+
+impl Extent {
+    /// Address of page `page` (an index in the image) in the read-only view.
+    pub(crate) fn page_ptr(&self, page: usize) -> *const u8 {
+        debug_assert!(self.range.contains(page));
+        self.backing.page_ptr(self.at + page - self.range.start)
+    }
+
+    /// The part of this extent inside `range`, if any.
+    fn clip(&self, range: PageRange) -> Option<Extent> {
+        let part = self.range.intersect(range)?;
+        Some(Extent {
+            range: part,
+            backing: self.backing.clone(),
+            at: self.at + part.start - self.range.start,
+        })
+    }
+}
+
+struct Inner {
+    pages: usize,
+    /// Sorted, disjoint, not empty; no page in them is known to be zero.
+    extents: Vec<Extent>,
+    digest: OnceLock<[u8; 32]>,
+}
+
+/// Immutable content of an address range; cheap to clone.
+#[derive(Clone)]
+pub struct Image {
+    inner: Arc<Inner>,
+}
+
+impl fmt::Debug for Image {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Image")
+            .field("pages", &self.pages())
+            .field("stored_pages", &self.stored_pages())
+            .field("extents", &self.inner.extents.len())
+            .finish()
+    }
+}
+
+impl Image {
+    /// An image of `pages` zero pages.
+    #[must_use]
+    pub fn zero(pages: usize) -> Self {
+        Self::from_extents(pages, Vec::new())
+    }
+
+    fn from_extents(pages: usize, extents: Vec<Extent>) -> Self {
+        debug_assert!(extents.windows(2).all(|w| w[0].range.end() <= w[1].range.start));
+        debug_assert!(extents.last().is_none_or(|e| e.range.end() <= pages));
+        Self { inner: Arc::new(Inner { pages, extents, digest: OnceLock::new() }) }
+    }
+
+    /// Length in pages, stored or not.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.inner.pages
+    }
+
+    /// How many pages are stored; the others are zero.
+    #[must_use]
+    pub fn stored_pages(&self) -> usize {
+        self.inner.extents.iter().map(|e| e.range.len).sum()
+    }
+
+    /// Whether both are the same image, not merely equal ones.
+    #[must_use]
+    pub fn same(&self, other: &Image) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// A number that identifies this image among those alive in the process.
+    #[must_use]
+    pub fn id(&self) -> usize {
+        Arc::as_ptr(&self.inner).cast::<u8>() as usize
+    }
+
+    /// The runs of stored pages, in order.
+    pub fn stored(&self) -> impl Iterator<Item = PageRange> + '_ {
+        self.inner.extents.iter().map(|e| e.range)
+    }
+
+    /// The extents that touch `range`, clipped to it.
+    pub(crate) fn extents_in(&self, range: PageRange) -> impl Iterator<Item = Extent> + '_ {
+        let first = self.inner.extents.partition_point(|e| e.range.end() <= range.start);
+        self.inner.extents[first..].iter().map_while(move |e| e.clip(range))
+    }
+
+    /// Content of a stored page, or `None` for a page that is zero (or past the end).
+    #[must_use]
+    pub fn page(&self, page: usize) -> Option<&[u8; PAGE_SIZE]> {
+        let at = self.inner.extents.partition_point(|e| e.range.end() <= page);
+        let extent = self.inner.extents.get(at).filter(|e| e.range.contains(page))?;
+        // SAFETY: the view maps a file that nothing writes any more, for as long as the backing
+        // lives, which the borrow of `self` keeps alive.
+        Some(unsafe { &*extent.page_ptr(page).cast::<[u8; PAGE_SIZE]>() })
+    }
+
+    /// Copies bytes out; bytes past the end of the image read as zero.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        let mut done = 0;
+        while done < out.len() {
+            let at = offset + done;
+            let within = at % PAGE_SIZE;
+            let n = (PAGE_SIZE - within).min(out.len() - done);
+            match self.page(at / PAGE_SIZE) {
+                Some(page) => out[done..done + n].copy_from_slice(&page[within..within + n]),
+                None => out[done..done + n].fill(0),
+            }
+            done += n;
+        }
+    }
+
+    /// blake3 of the content: of the length, and of the index and bytes of every page that is not
+    /// zero. Equal content gives equal digests however it is stored. Computed once, on first use.
+    #[must_use]
+    pub fn digest(&self) -> [u8; 32] {
+        *self.inner.digest.get_or_init(|| {
+            let mut hasher = blake3::Hasher::new();
+            hasher.update(b"afresh image 1");
+            hasher.update(&(self.pages() as u64).to_le_bytes());
+            for range in self.stored() {
+                for index in range.start..range.end() {
+                    if let Some(page) = self.page(index).filter(|p| !is_zero(&p[..])) {
+                        hasher.update(&(index as u64).to_le_bytes());
+                        hasher.update(page);
+                    }
+                }
+            }
+            *hasher.finalize().as_bytes()
+        })
+    }
+
+    /// A new image that differs from this one in the pages that `changed` lists, whose content is
+    /// read from `source`, the address of page 0 of a live range. Everything else is shared.
+    ///
+    /// `pages` is the new length; content past it is dropped. Zero pages among the changed ones are
+    /// not stored. Costs time and memory in proportion to `changed` and to the number of extents.
+    ///
+    /// # Safety
+    /// Every page of `changed` must be readable at `source`, and nothing may write it meanwhile.
+    ///
+    /// # Errors
+    /// [`ImageError`] when memory or descriptors ran out, or when `changed` is not sorted, disjoint
+    /// and inside `pages`.
+    pub unsafe fn derive(
+        &self,
+        pages: usize,
+        changed: &[PageRange],
+        source: *const u8,
+    ) -> Result<Image, ImageError> {
+        build::check_sorted(changed, pages)?;
+        let own = PageRange::new(0, pages);
+        let mut extents = Vec::new();
+        let mut from = 0;
+        for range in changed.iter().copied().chain([PageRange::new(pages, 0)]) {
+            let kept = PageRange::new(from, range.start - from);
+            extents.extend(self.extents_in(kept).filter_map(|e| e.clip(own)));
+            from = range.end();
+        }
+        // SAFETY: the caller's promise, passed on.
+        let stored = unsafe { build::store_nonzero(changed, source)? };
+        extents.extend(stored);
+        extents.sort_by_key(|e| e.range.start);
+        Ok(Image::from_extents(pages, extents))
+    }
+
+    /// The mappings that show the image: each a range of pages, the backing and the first page in it.
+    /// Neighbouring extents of one backing are joined over the holes between them.
+    pub(crate) fn chunks(&self) -> Vec<Extent> {
+        let mut chunks: Vec<Extent> = Vec::new();
+        for extent in &self.inner.extents {
+            if let Some(last) = chunks.last_mut() {
+                let gap = extent.range.start - last.range.end();
+                let after = last.at + last.range.len;
+                if Arc::ptr_eq(&last.backing, &extent.backing)
+                    && extent.at == after + gap
+                    && last.backing.is_hole(PageRange::new(after, gap))
+                {
+                    last.range.len = extent.range.end() - last.range.start;
+                    continue;
+                }
+            }
+            chunks.push(extent.clone());
+        }
+        chunks
+    }
+
+    /// How many mappings show the image. A long chain of derived images fragments; past a few hundred,
+    /// [`Image::compact`] pays.
+    #[must_use]
+    pub fn fragments(&self) -> usize {
+        self.chunks().len()
+    }
+
+    /// The same content in one backing of its own.
+    ///
+    /// # Errors
+    /// [`ImageError`] when memory or descriptors ran out.
+    pub fn compact(&self) -> Result<Image, ImageError> {
+        let mut builder = ImageBuilder::new(self.pages());
+        for range in self.stored() {
+            for index in range.start..range.end() {
+                if let Some(page) = self.page(index) {
+                    builder.segment(index * PAGE_SIZE, page)?;
+                }
+            }
+        }
+        builder.build()
+    }
+}
+
+/// Whether every byte is zero. Compares words, so that the compiler can use vectors.
+#[must_use]
+pub(crate) fn is_zero(bytes: &[u8]) -> bool {
+    let (head, words, tail) = {
+        // SAFETY: any bit pattern is a valid u64, and `align_to` keeps the parts disjoint.
+        unsafe { bytes.align_to::<u64>() }
+    };
+    head.iter().chain(tail).all(|b| *b == 0)
+        && words.chunks(32).all(|chunk| chunk.iter().fold(0, |acc, w| acc | w) == 0)
+}

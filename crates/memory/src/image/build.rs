@@ -1,0 +1,228 @@
+//! Building images: from segments, from a live range, from a file.
+//!
+//! Whatever the source, zero pages are found and left out, and the rest goes into one sealed backing.
+
+use std::collections::BTreeMap;
+use std::io::Read;
+
+use afresh_sys::{Memfd, PAGE_SIZE, PageRange, SysError};
+
+use super::{Backing, Extent, Image, is_zero};
+use crate::ImageError;
+
+/// Collects segments and builds an image of them.
+///
+/// ```
+/// use afresh_memory::{Image, ImageBuilder};
+///
+/// let mut builder = ImageBuilder::new(16);
+/// builder.segment(5000, b"warm")?;
+/// let image: Image = builder.build()?;
+/// assert_eq!(image.stored_pages(), 1);
+/// let mut out = [0; 4];
+/// image.read(5000, &mut out);
+/// assert_eq!(&out, b"warm");
+/// # Ok::<(), afresh_memory::ImageError>(())
+/// ```
+#[derive(Debug)]
+pub struct ImageBuilder {
+    pages: usize,
+    content: BTreeMap<usize, Box<[u8; PAGE_SIZE]>>,
+}
+
+impl ImageBuilder {
+    /// Begins an image of `pages` pages, all zero.
+    #[must_use]
+    pub fn new(pages: usize) -> Self {
+        Self { pages, content: BTreeMap::new() }
+    }
+
+    /// Writes `bytes` at byte `offset`; a later segment overwrites an earlier one.
+    ///
+    /// # Errors
+    /// [`ImageError::OutOfBounds`] when the segment does not fit, in which case nothing is written.
+    pub fn segment(&mut self, offset: usize, bytes: &[u8]) -> Result<&mut Self, ImageError> {
+        let end = offset.checked_add(bytes.len());
+        if end.is_none_or(|end| end > self.pages * PAGE_SIZE) {
+            return Err(ImageError::OutOfBounds {
+                offset,
+                len: bytes.len(),
+                image: self.pages * PAGE_SIZE,
+            });
+        }
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = offset + done;
+            let within = at % PAGE_SIZE;
+            let n = (PAGE_SIZE - within).min(bytes.len() - done);
+            let page =
+                self.content.entry(at / PAGE_SIZE).or_insert_with(|| Box::new([0; PAGE_SIZE]));
+            page[within..within + n].copy_from_slice(&bytes[done..done + n]);
+            done += n;
+        }
+        Ok(self)
+    }
+
+    /// Builds the image.
+    ///
+    /// # Errors
+    /// [`ImageError::System`] when memory or descriptors ran out.
+    pub fn build(mut self) -> Result<Image, ImageError> {
+        self.content.retain(|_, page| !is_zero(&page[..]));
+        let mut runs: Vec<PageRange> = Vec::new();
+        for &page in self.content.keys() {
+            push_page(&mut runs, page);
+        }
+        let extents = store(&runs, |file, run, at| {
+            for index in run.start..run.end() {
+                if let Some(page) = self.content.get(&index) {
+                    file.write_at(&page[..], (at + index - run.start) * PAGE_SIZE)?;
+                }
+            }
+            Ok(())
+        })?;
+        Ok(Image::from_extents(self.pages, extents))
+    }
+}
+
+impl Image {
+    /// Captures `pages` pages of live memory at `source`.
+    ///
+    /// # Safety
+    /// The whole range must be readable, and nothing may write it meanwhile.
+    ///
+    /// # Errors
+    /// [`ImageError::System`] when memory or descriptors ran out.
+    pub unsafe fn capture(source: *const u8, pages: usize) -> Result<Image, ImageError> {
+        // SAFETY: the caller's promise, passed on.
+        let extents = unsafe { store_nonzero(&[PageRange::new(0, pages)], source)? };
+        Ok(Image::from_extents(pages, extents))
+    }
+
+    /// Reads an image from a file or any other reader, to its end; a last partial page is padded with
+    /// zeros.
+    ///
+    /// # Errors
+    /// [`ImageError::Read`] when reading fails or the content exceeds `max_bytes`.
+    pub fn read_from(mut reader: impl Read, max_bytes: usize) -> Result<Image, ImageError> {
+        let mut builder = ImageBuilder::new(max_bytes.div_ceil(PAGE_SIZE));
+        let mut buffer = vec![0; 1 << 20];
+        let mut len = 0;
+        loop {
+            let n = match reader.read(&mut buffer) {
+                Ok(0) => break,
+                Ok(n) => n,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                Err(error) => return Err(ImageError::Read(error)),
+            };
+            if n > max_bytes - len {
+                return Err(ImageError::Read(std::io::Error::other(format!(
+                    "content is larger than the limit of {max_bytes} bytes"
+                ))));
+            }
+            builder.segment(len, &buffer[..n])?;
+            len += n;
+        }
+        builder.pages = len.div_ceil(PAGE_SIZE);
+        builder.build()
+    }
+}
+
+/// Adds `page`, which is larger than any before, to sorted runs.
+fn push_page(runs: &mut Vec<PageRange>, page: usize) {
+    match runs.last_mut() {
+        Some(last) if last.end() == page => last.len += 1,
+        _ => runs.push(PageRange::new(page, 1)),
+    }
+}
+
+/// Refuses ranges that are not sorted, disjoint and inside `pages`.
+pub(super) fn check_sorted(ranges: &[PageRange], pages: usize) -> Result<(), ImageError> {
+    let mut from = 0;
+    for range in ranges {
+        if range.start < from || range.start.checked_add(range.len).is_none_or(|e| e > pages) {
+            return Err(ImageError::OutOfBounds {
+                offset: range.byte_start(),
+                len: range.byte_len(),
+                image: pages * PAGE_SIZE,
+            });
+        }
+        from = range.end();
+    }
+    Ok(())
+}
+
+/// Stores those pages of `ranges` that are not zero, read at `source` (the address of page 0).
+///
+/// # Safety
+/// Every page of `ranges` must be readable at `source` and stay unchanged through the call.
+pub(super) unsafe fn store_nonzero(
+    ranges: &[PageRange],
+    source: *const u8,
+) -> Result<Vec<Extent>, ImageError> {
+    let mut runs = Vec::new();
+    for range in ranges {
+        for page in range.start..range.end() {
+            // SAFETY: the caller promises that the page is readable and unchanging.
+            let bytes =
+                unsafe { std::slice::from_raw_parts(source.add(page * PAGE_SIZE), PAGE_SIZE) };
+            if !is_zero(bytes) {
+                push_page(&mut runs, page);
+            }
+        }
+    }
+    store(&runs, |file, run, at| {
+        // SAFETY: as above.
+        unsafe { file.write_from(source.add(run.byte_start()), run.byte_len(), at * PAGE_SIZE) }
+    })
+}
+
+/// Most mappings that a slot should need for one backing.
+const MAX_CHUNKS: usize = 256;
+/// Gaps of up to this many pages are always kept as holes.
+const SMALL_GAP: usize = 16;
+
+/// The smallest gap limit that leaves at most [`MAX_CHUNKS`] chunks: gaps up to it become holes in the
+/// backing, so that the runs on both sides can be mapped as one. A hole takes no memory until a guest
+/// reads it through such a mapping.
+fn gap_limit(runs: &[PageRange]) -> usize {
+    let mut gaps: Vec<usize> = runs.windows(2).map(|w| w[1].start - w[0].end()).collect();
+    gaps.sort_unstable();
+    let kept_apart = (MAX_CHUNKS - 1).min(gaps.len());
+    match gaps.len() - kept_apart {
+        0 => SMALL_GAP,
+        merged => gaps[merged - 1].max(SMALL_GAP),
+    }
+}
+
+/// Packs `runs` one after the other into a new backing.
+fn store(
+    runs: &[PageRange],
+    mut write: impl FnMut(&Memfd, PageRange, usize) -> Result<(), SysError>,
+) -> Result<Vec<Extent>, ImageError> {
+    let Some(first) = runs.first() else {
+        return Ok(Vec::new());
+    };
+    let limit = gap_limit(runs);
+    let mut places = Vec::with_capacity(runs.len());
+    let mut at = 0;
+    let mut previous_end = first.start;
+    for run in runs {
+        let gap = run.start - previous_end;
+        at += if gap <= limit { gap } else { 0 };
+        places.push(PageRange::new(at, run.len));
+        at += run.len;
+        previous_end = run.end();
+    }
+    let backing = Backing::create(places.clone(), |file, start| {
+        for (run, place) in runs.iter().zip(&places) {
+            write(file, *run, start + place.start)?;
+        }
+        Ok(())
+    })?;
+    Ok(runs
+        .iter()
+        .zip(places)
+        .map(|(run, place)| Extent { range: *run, backing: backing.clone(), at: place.start })
+        .collect())
+}

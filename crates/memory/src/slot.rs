@@ -1,0 +1,527 @@
+//! Slots: a reserved range of address space that holds one image copy-on-write.
+//!
+//! ```text
+//!  reservation (PROT_NONE where nothing else is said)
+//!  ┌──────────────┬────────────────────────────────────────────┬─────────────┐
+//!  │ guard before │ region 0 │ gap │ region 1 │ room to grow … │ guard after │
+//!  └──────────────┴────────────────────────────────────────────┴─────────────┘
+//!                 ^ base, page 0                 capacity ^
+//! ```
+//!
+//! Pages are counted from `base`. The image's content is mapped privately where it is stored, and
+//! anonymous zero memory where it is not. The last region can grow up to the capacity; a reset shrinks
+//! it again.
+//!
+//! What it promises: after a reset that returned `Ok`, every byte equals the image and the accessible
+//! size is the initial one. A slot whose state is in doubt is quarantined and refuses every operation.
+//!
+//! What may break it: writing the memory while a reset runs. Whoever hands out [`Slot::base`] answers
+//! for that.
+
+mod adapt;
+mod map;
+mod reset;
+
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+use afresh_sys::{Advice, Features, PAGE_SIZE, PageRange, Protection, Reservation, page_align_up};
+
+use crate::strategy::{Choice, HostAccess, Strategy};
+use crate::write_set::WriteSet;
+use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
+
+use adapt::Adapt;
+pub use reset::{Mismatch, ResetReport};
+
+/// How to make a slot. The default fits an image exactly, with one guard page on each side.
+#[derive(Clone, Debug)]
+pub struct SlotConfig {
+    /// What a reset does.
+    pub strategy: Strategy,
+    /// Whether system calls write the memory.
+    pub host_access: HostAccess,
+    /// Inaccessible bytes before page 0, rounded up to pages.
+    pub guard_before: usize,
+    /// Inaccessible bytes after the capacity, rounded up to pages.
+    pub guard_after: usize,
+    /// Pages up to which the last region can grow; `None` for the image's length.
+    pub capacity: Option<usize>,
+    /// Accessible regions, sorted and disjoint; empty for one region as long as the image.
+    pub regions: Vec<PageRange>,
+    /// Most pages the write set may hold before it is emptied and learned anew.
+    pub write_set_limit: usize,
+    /// Compare the whole slot with its image after every so many resets; `None` for never.
+    pub verify_every: Option<u32>,
+    /// The host's features; `None` to probe. Tests pass a masked set to play a poorer host.
+    pub features: Option<Features>,
+}
+
+impl Default for SlotConfig {
+    fn default() -> Self {
+        Self {
+            strategy: Strategy::Auto,
+            host_access: HostAccess::Threads,
+            guard_before: PAGE_SIZE,
+            guard_after: PAGE_SIZE,
+            capacity: None,
+            regions: Vec::new(),
+            write_set_limit: 32_768,
+            verify_every: None,
+            features: None,
+        }
+    }
+}
+
+/// What a slot has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SlotStats {
+    /// Successful resets.
+    pub resets: u64,
+    /// Pages noticed as written outside the write set.
+    pub learned: u64,
+    /// Pages shed from the write set.
+    pub shed: u64,
+    /// Times the slot fell back to discarding.
+    pub fallbacks: u64,
+    /// Successful growths.
+    pub growths: u64,
+    /// Comparisons with the image that found every byte equal.
+    pub verified: u64,
+}
+
+/// The machinery of the chosen strategy.
+enum Method {
+    FullCopy,
+    Discard,
+    Scan(Box<dyn Tracker>),
+    WriteSet(Box<dyn Tracker>),
+}
+
+/// A range of address space that holds one image and returns to it.
+pub struct Slot {
+    /// Dropped before `memory`: a tracker may watch the range.
+    method: Method,
+    memory: Arc<Reservation>,
+    /// Pages of `memory` before page 0.
+    first: usize,
+    capacity: usize,
+    regions: Vec<PageRange>,
+    /// End of the last region now, and the furthest it ever was since the image was mapped.
+    end: usize,
+    high_water: usize,
+    image: Image,
+    write_set: WriteSet,
+    /// Reused by every reset.
+    written: Vec<PageRange>,
+    adapt: Adapt,
+    choice: Choice,
+    config: SlotConfig,
+    stats: SlotStats,
+    quarantine: Option<String>,
+}
+
+impl std::fmt::Debug for Slot {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Slot")
+            .field("base", &self.base())
+            .field("regions", &self.regions)
+            .field("capacity", &self.capacity)
+            .field("strategy", &self.choice.strategy)
+            .field("write_set", &self.write_set.len())
+            .field("stats", &self.stats)
+            .field("quarantine", &self.quarantine)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Slot {
+    /// Makes a slot that holds `image`.
+    ///
+    /// # Errors
+    /// [`SlotError`] when the image does not fit, the strategy is not available, or the kernel refuses.
+    pub fn new(image: &Image, config: SlotConfig) -> Result<Self, SlotError> {
+        let features = config.features.as_ref().unwrap_or_else(|| Features::host());
+        let choice = config.strategy.choose(features, config.host_access)?;
+        Self::build(image, config, choice, None)
+    }
+
+    /// Makes a slot whose write set stands over a tracker of the caller's: KVM's dirty ring, say. The
+    /// factory gets the address of page 0 and the capacity in pages.
+    ///
+    /// # Errors
+    /// As [`Slot::new`], and what the factory returns.
+    pub fn with_tracker(
+        image: &Image,
+        config: SlotConfig,
+        tracker: impl FnOnce(NonNull<u8>, usize) -> Result<Box<dyn Tracker>, crate::TrackError>,
+    ) -> Result<Self, SlotError> {
+        let choice = Choice {
+            strategy: Strategy::WriteSet(None),
+            adaptive: false,
+            reason: "the guest adapter brings its own tracker".to_owned(),
+        };
+        Self::build(image, config, choice, Some(Box::new(tracker)))
+    }
+
+    #[allow(clippy::type_complexity)]
+    fn build(
+        image: &Image,
+        config: SlotConfig,
+        choice: Choice,
+        tracker: Option<
+            Box<dyn FnOnce(NonNull<u8>, usize) -> Result<Box<dyn Tracker>, crate::TrackError> + '_>,
+        >,
+    ) -> Result<Self, SlotError> {
+        let first = page_align_up(config.guard_before) / PAGE_SIZE;
+        let after = page_align_up(config.guard_after) / PAGE_SIZE;
+        let needed = config.regions.last().map_or(image.pages(), |r| r.end());
+        let capacity = config.capacity.unwrap_or(needed).max(1);
+        let too_large = |pages| SlotError::TooLarge { pages, capacity };
+        let total = first
+            .checked_add(capacity)
+            .and_then(|n| n.checked_add(after))
+            .ok_or(too_large(needed))?;
+        let memory = Arc::new(Reservation::new(total)?);
+        let base = NonNull::new(memory.page_ptr(first)).ok_or(too_large(needed))?;
+        let mut slot = Self {
+            method: Method::FullCopy,
+            memory,
+            first,
+            capacity,
+            regions: Vec::new(),
+            end: 0,
+            high_water: 0,
+            image: Image::zero(0),
+            write_set: WriteSet::default(),
+            written: Vec::new(),
+            adapt: Adapt::default(),
+            choice,
+            config,
+            stats: SlotStats::default(),
+            quarantine: None,
+        };
+        let regions = slot.config.regions.clone();
+        slot.place(image, &regions)?;
+        slot.method = match (tracker, slot.choice.strategy) {
+            (Some(make), _) => Method::WriteSet(make(base, capacity)?),
+            (None, strategy) => slot.method_for(strategy)?,
+        };
+        slot.watch_regions()?;
+        Ok(slot)
+    }
+
+    fn method_for(&self, strategy: Strategy) -> Result<Method, SlotError> {
+        let tracker = |kind| tracker::build(kind, &self.memory, self.first, self.capacity);
+        Ok(match strategy {
+            Strategy::FullCopy => Method::FullCopy,
+            Strategy::Discard => Method::Discard,
+            Strategy::Scan => Method::Scan(tracker(TrackerKind::UffdScan)?),
+            Strategy::WriteSet(kind) => {
+                Method::WriteSet(tracker(kind.unwrap_or(TrackerKind::Everything))?)
+            }
+            Strategy::Auto => Method::Discard,
+        })
+    }
+
+    /// Puts another image into the slot. What was learned about the old one is forgotten.
+    ///
+    /// `regions` as in [`SlotConfig::regions`].
+    ///
+    /// # Errors
+    /// [`SlotError`]; the slot is quarantined unless the image just did not fit.
+    pub fn set_image(&mut self, image: &Image, regions: &[PageRange]) -> Result<(), SlotError> {
+        self.check()?;
+        let regions = self.checked_regions(image, regions)?;
+        let external = matches!(
+            &self.method,
+            Method::WriteSet(t) if matches!(t.kind(), TrackerKind::Other(_))
+        );
+        let result = (|| {
+            if !external {
+                // The old tracker goes first: it watches the range the new one will.
+                self.method = Method::FullCopy;
+            }
+            let all = PageRange::new(self.first, self.capacity);
+            self.memory.map_anonymous(all, Protection::None)?;
+            self.place(image, &regions)?;
+            if !external {
+                self.method = self.method_for(self.choice.strategy)?;
+            }
+            self.watch_regions()
+        })();
+        if let Err(error) = &result {
+            self.quarantine(error.to_string());
+        }
+        result
+    }
+
+    /// Address of page 0. It stays the same for the slot's life.
+    #[must_use]
+    pub fn base(&self) -> *mut u8 {
+        self.memory.page_ptr(self.first)
+    }
+
+    /// The image the slot returns to.
+    #[must_use]
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// Accessible regions at the last reset, not counting growth since.
+    #[must_use]
+    pub fn regions(&self) -> &[PageRange] {
+        &self.regions
+    }
+
+    /// End of the last region now, in pages.
+    #[must_use]
+    pub fn end(&self) -> usize {
+        self.end
+    }
+
+    /// Pages up to which the last region can grow.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    /// The strategy in use and why.
+    #[must_use]
+    pub fn choice(&self) -> &Choice {
+        &self.choice
+    }
+
+    /// What the slot has done so far.
+    #[must_use]
+    pub fn stats(&self) -> SlotStats {
+        self.stats
+    }
+
+    /// The pages the write set holds, as runs.
+    #[must_use]
+    pub fn write_set(&self) -> Vec<PageRange> {
+        self.write_set.runs()
+    }
+
+    /// Number of pages in the write set.
+    #[must_use]
+    pub fn write_set_len(&self) -> usize {
+        self.write_set.len()
+    }
+
+    /// Why the slot refuses use, if it does.
+    #[must_use]
+    pub fn quarantined(&self) -> Option<&str> {
+        self.quarantine.as_deref()
+    }
+
+    /// Takes the slot out of use for good, because its content is in doubt.
+    pub fn quarantine(&mut self, reason: impl Into<String>) {
+        self.quarantine.get_or_insert(reason.into());
+    }
+
+    fn check(&self) -> Result<(), SlotError> {
+        match &self.quarantine {
+            None => Ok(()),
+            Some(reason) => Err(SlotError::Quarantined { reason: reason.clone() }),
+        }
+    }
+
+    /// Pages accessible now, region by region.
+    fn accessible(&self) -> impl Iterator<Item = PageRange> + '_ {
+        let last = self.regions.len().saturating_sub(1);
+        self.regions.iter().enumerate().map(move |(i, region)| {
+            if i == last { PageRange::new(region.start, self.end - region.start) } else { *region }
+        })
+    }
+
+    /// `range` of the slot as pages of the reservation.
+    fn absolute(&self, range: PageRange) -> PageRange {
+        PageRange::new(self.first + range.start, range.len)
+    }
+
+    /// Grows the last region until it ends at page `end`. The new pages are zero.
+    ///
+    /// # Errors
+    /// [`SlotError::TooLarge`] past the capacity, with nothing changed; any other error quarantines the
+    /// slot.
+    pub fn grow(&mut self, end: usize) -> Result<(), SlotError> {
+        self.check()?;
+        if end > self.capacity {
+            return Err(SlotError::TooLarge { pages: end, capacity: self.capacity });
+        }
+        if end <= self.end {
+            return Ok(());
+        }
+        let result = self.expose(PageRange::new(self.end, end - self.end));
+        match &result {
+            Ok(()) => {
+                self.end = end;
+                self.high_water = self.high_water.max(end);
+                self.stats.growths += 1;
+            }
+            Err(error) => self.quarantine(format!("growth failed half-way: {error}")),
+        }
+        result
+    }
+
+    /// Makes pages accessible; those that were exposed before keep their protection state where the
+    /// tracker can.
+    fn expose(&mut self, range: PageRange) -> Result<(), SlotError> {
+        self.memory.protect(self.absolute(range), Protection::ReadWrite)?;
+        let high_water = self.high_water;
+        if let Method::Scan(tracker) | Method::WriteSet(tracker) = &mut self.method {
+            let from =
+                if tracker.survives_hiding() { high_water.max(range.start) } else { range.start };
+            let new = PageRange::new(from, range.end().saturating_sub(from));
+            if !new.is_empty() {
+                tracker.watch(new)?;
+                if self.adapt.discarding() {
+                    tracker.open(&[new])?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Rebuilds the write set's copy list.
+    fn plan(&mut self) {
+        let base = self.base();
+        let initial_end = self.initial_end();
+        self.write_set.plan(&self.image, base, initial_end);
+    }
+
+    /// End of the last region when the slot has not grown.
+    #[inline]
+    fn initial_end(&self) -> usize {
+        self.regions.last().map_or(0, |r| r.end())
+    }
+
+    fn check_bytes(&self, offset: usize, len: usize) -> Result<(), SlotError> {
+        let outside = SlotError::OutOfBounds { offset, len };
+        let Some(end) = offset.checked_add(len) else { return Err(outside) };
+        let fits = self
+            .accessible()
+            .any(|r| offset >= r.byte_start() && end <= r.byte_start() + r.byte_len());
+        if fits || len == 0 { Ok(()) } else { Err(outside) }
+    }
+
+    /// Copies bytes out of the slot; they must lie in one region.
+    ///
+    /// # Errors
+    /// [`SlotError::OutOfBounds`], or a quarantined slot.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), SlotError> {
+        self.check()?;
+        self.check_bytes(offset, out.len())?;
+        // SAFETY: the bytes are accessible; the copy goes through a raw pointer because a guest thread
+        // may write them meanwhile, in which case the caller sees some mixture.
+        unsafe { std::ptr::copy(self.base().add(offset), out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes into the slot, like a write of the guest: noticed, and undone by the next reset.
+    ///
+    /// # Errors
+    /// [`SlotError::OutOfBounds`], or a quarantined slot.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), SlotError> {
+        self.check()?;
+        self.check_bytes(offset, bytes.len())?;
+        // SAFETY: the bytes are accessible and `&mut self` keeps other hosts away; faults on protected
+        // pages are resolved by the tracker.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.base().add(offset), bytes.len()) };
+        Ok(())
+    }
+
+    /// Makes a range writable without a fault, so that a system call may write it under every tracker.
+    /// The next reset restores it.
+    ///
+    /// # Errors
+    /// [`SlotError::OutOfBounds`]; any other error quarantines the slot.
+    pub fn open_range(&mut self, offset: usize, len: usize) -> Result<(), SlotError> {
+        self.check()?;
+        self.check_bytes(offset, len)?;
+        self.preload(&[PageRange::covering(offset, len)])
+    }
+
+    /// Puts pages into the write set before anything was written: what another slot of the same image
+    /// has learned. They are made writable and resident.
+    ///
+    /// Pages outside the accessible regions are ignored.
+    ///
+    /// # Errors
+    /// [`SlotError`]; the slot is quarantined.
+    pub fn preload(&mut self, pages: &[PageRange]) -> Result<(), SlotError> {
+        self.check()?;
+        let inside: Vec<PageRange> =
+            pages.iter().flat_map(|p| self.accessible().filter_map(|r| r.intersect(*p))).collect();
+        let memory = self.memory.clone();
+        let first = self.first;
+        let Method::WriteSet(tracker) = &mut self.method else { return Ok(()) };
+        if self.adapt.discarding() {
+            return Ok(());
+        }
+        let result = tracker.open(&inside);
+        if let Err(error) = &result {
+            self.quarantine(error.to_string());
+        }
+        result?;
+        self.write_set.learn(&inside);
+        self.plan();
+        for range in inside {
+            // Only saves faults: without it each page faults once.
+            let _ = memory
+                .advise(PageRange::new(first + range.start, range.len), Advice::PopulateWrite);
+        }
+        Ok(())
+    }
+
+    /// The slot's content as an image, sharing with the present image what was not written: a snapshot
+    /// that costs what changed (with a tracker), or a full capture (without). The slot keeps its image.
+    ///
+    /// # Errors
+    /// [`ImageError`]; a failure of the tracker quarantines the slot.
+    pub fn freeze(&mut self) -> Result<Image, ImageError> {
+        let broken = |e: String| ImageError::Read(std::io::Error::other(e));
+        self.check().map_err(|e| broken(e.to_string()))?;
+        let base = self.base();
+        let changed = match &mut self.method {
+            Method::WriteSet(tracker) if !self.adapt.discarding() => {
+                self.written.clear();
+                if let Err(error) = tracker.drain(&mut self.written) {
+                    self.quarantine(error.to_string());
+                    return Err(broken(error.to_string()));
+                }
+                self.stats.learned += self.write_set.learn(&self.written) as u64;
+                self.plan();
+                let end = self.end;
+                let mut runs = self.write_set.runs();
+                runs.retain(|r| r.start < end);
+                if let Some(last) = runs.last_mut() {
+                    last.len = last.end().min(end) - last.start;
+                }
+                runs
+            }
+            _ => self.accessible().collect(),
+        };
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
+        unsafe { self.image.derive(self.end, &changed, base) }
+    }
+
+    /// Pages of the slot that are in memory now (by `mincore`, so clean pages of the image count when
+    /// the image has them in memory).
+    #[must_use]
+    pub fn resident_pages(&self) -> usize {
+        self.accessible().map(|r| self.memory.resident_pages(self.absolute(r))).sum()
+    }
+
+    /// Gives the slot's private memory back and forgets its write set; the next run faults pages in
+    /// anew. Must follow a reset.
+    ///
+    /// # Errors
+    /// [`crate::ResetError`]; the slot is quarantined.
+    pub fn trim(&mut self) -> Result<(), crate::ResetError> {
+        self.discard_all()
+    }
+}

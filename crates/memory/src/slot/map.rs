@@ -1,0 +1,121 @@
+//! Placing an image into a slot: which pages are mapped from where.
+
+use afresh_sys::{PAGE_SIZE, PageRange, Protection};
+
+use super::{Adapt, Method, Slot};
+use crate::{Image, SlotError};
+
+/// Mappings above which an image is compacted before it is placed; the kernel allows a process 65,530
+/// by default.
+const MAX_MAPPINGS: usize = 1024;
+
+impl Slot {
+    /// The regions to use for `image`, checked.
+    pub(super) fn checked_regions(
+        &self,
+        image: &Image,
+        regions: &[PageRange],
+    ) -> Result<Vec<PageRange>, SlotError> {
+        let whole = [PageRange::new(0, image.pages())];
+        let regions = if regions.is_empty() { &whole } else { regions };
+        let mut from = 0;
+        for region in regions {
+            if region.start < from || (region.is_empty() && regions.len() > 1) {
+                return Err(SlotError::Regions);
+            }
+            from = region
+                .start
+                .checked_add(region.len)
+                .filter(|end| *end <= self.capacity)
+                .ok_or(SlotError::TooLarge { pages: region.len, capacity: self.capacity })?;
+        }
+        for run in image.stored() {
+            let mut page = run.start;
+            for region in regions {
+                if region.contains(page) {
+                    page = region.end().min(run.end());
+                }
+            }
+            if page < run.end() {
+                return Err(SlotError::ImageOutsideRegions { page });
+            }
+        }
+        Ok(regions.to_vec())
+    }
+
+    /// Maps `image` into the empty (inaccessible) capacity.
+    pub(super) fn place(&mut self, image: &Image, regions: &[PageRange]) -> Result<(), SlotError> {
+        let regions = self.checked_regions(image, regions)?;
+        let mut chunks = image.chunks();
+        if chunks.len() > MAX_MAPPINGS {
+            let compacted = image.compact().map_err(|e| match e {
+                crate::ImageError::System(e) => SlotError::System(e),
+                other => SlotError::Unavailable {
+                    strategy: "compacting a fragmented image".to_owned(),
+                    reason: other.to_string(),
+                },
+            })?;
+            chunks = compacted.chunks();
+            self.image = compacted;
+        } else {
+            self.image = image.clone();
+        }
+        for region in &regions {
+            self.memory.protect(self.absolute(*region), Protection::ReadWrite)?;
+        }
+        for chunk in &chunks {
+            let (file, start) = chunk.backing.file();
+            // A chunk may span a gap between regions over holes of the backing: map only what is
+            // accessible.
+            for part in regions.iter().filter_map(|r| r.intersect(chunk.range)) {
+                self.memory.map_private(
+                    self.absolute(part),
+                    Protection::ReadWrite,
+                    file,
+                    start + chunk.at + part.start - chunk.range.start,
+                )?;
+            }
+        }
+        self.end = regions.last().map_or(0, |r| r.end());
+        self.high_water = self.end;
+        self.regions = regions;
+        self.write_set.clear();
+        self.adapt = Adapt::default();
+        Ok(())
+    }
+
+    /// Tells the tracker about every region.
+    pub(super) fn watch_regions(&mut self) -> Result<(), SlotError> {
+        if let Method::Scan(tracker) | Method::WriteSet(tracker) = &mut self.method {
+            for region in self.regions.iter().filter(|r| !r.is_empty()) {
+                tracker.watch(*region)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Writes the image's content over `range`, page by page where it is stored and zeros elsewhere.
+    ///
+    /// # Safety
+    /// The pages must be accessible and writable, and no guest may run.
+    pub(super) unsafe fn overwrite(&self, range: PageRange) {
+        let base = self.base();
+        let zero = |from: usize, to: usize| {
+            // SAFETY: inside `range`, by the caller's promise writable.
+            unsafe { base.add(from * PAGE_SIZE).write_bytes(0, (to - from) * PAGE_SIZE) };
+        };
+        let mut page = range.start;
+        for extent in self.image.extents_in(range) {
+            zero(page, extent.range.start);
+            // SAFETY: as above; the source is a view of the image, which never overlaps a slot.
+            unsafe {
+                base.add(extent.range.byte_start()).copy_from_nonoverlapping(
+                    extent.page_ptr(extent.range.start),
+                    extent.range.byte_len(),
+                );
+            }
+            page = extent.range.end();
+        }
+        zero(page, range.end());
+    }
+}

@@ -1,0 +1,318 @@
+//! Reset: bringing a slot back to its image, by each strategy, and the comparison that proves it.
+
+use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection};
+
+use super::{Method, Slot};
+use crate::ResetError;
+use crate::write_set::restore_if_changed;
+
+/// What a reset did.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct ResetReport {
+    /// Pages copied or cleared, or discarded blindly (then all accessible ones).
+    pub restored: usize,
+    /// Pages noticed as written for the first time.
+    pub learned: usize,
+    /// Pages taken away because the run had grown the slot.
+    pub shrunk: usize,
+    /// Whether pages were thrown away instead of copied back.
+    pub discarded: bool,
+}
+
+/// A page that differs from the image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Index of the page.
+    pub page: usize,
+    /// How many of its bytes differ.
+    pub bytes: usize,
+}
+
+impl Slot {
+    /// Brings every byte back to the image and the size back to the initial one.
+    ///
+    /// No guest may run, and no other thread may use the memory, until it returns.
+    ///
+    /// # Errors
+    /// [`ResetError`]: the slot is quarantined, because its content is unknown.
+    #[inline]
+    pub fn reset(&mut self) -> Result<ResetReport, ResetError> {
+        if self.quarantine.is_some() {
+            return Err(self.refusal());
+        }
+        match self.try_reset() {
+            Ok(report) => {
+                self.stats.resets += 1;
+                if let Some(every) = self.config.verify_every {
+                    self.verify_sampled(every)?;
+                }
+                Ok(report)
+            }
+            Err(error) => {
+                self.quarantine(error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    #[cold]
+    fn refusal(&self) -> ResetError {
+        ResetError::Quarantined { reason: self.quarantine.clone().unwrap_or_default() }
+    }
+
+    #[inline]
+    fn try_reset(&mut self) -> Result<ResetReport, ResetError> {
+        match &mut self.method {
+            Method::WriteSet(tracker) => {
+                if self.adapt.discarding() {
+                    return self.reset_paused();
+                }
+                self.written.clear();
+                tracker.drain(&mut self.written)?;
+                let learned = if self.written.is_empty() { 0 } else { self.learn()? };
+                let sampled = self.adapt.sample_due() && self.sample()?;
+                if !sampled {
+                    // SAFETY: the set holds accessible pages of this slot, opened for writing when they
+                    // were learned; `&mut self` and the caller's promise keep everybody else away.
+                    unsafe { self.write_set.copy_back() };
+                }
+                let restored = self.write_set.len();
+                let shrunk = if self.end == self.initial_end() { 0 } else { self.shrink()? };
+                if self.choice.adaptive && self.adapt.learned(restored, learned)
+                    || restored > self.config.write_set_limit
+                {
+                    self.pause(restored)?;
+                }
+                Ok(ResetReport { restored, learned, shrunk, discarded: false })
+            }
+            Method::Scan(_) => self.reset_scan(),
+            Method::Discard => self.reset_discard(),
+            Method::FullCopy => self.reset_full_copy(),
+        }
+    }
+
+    /// Takes newly written pages into the write set.
+    #[cold]
+    fn learn(&mut self) -> Result<usize, ResetError> {
+        let learned = self.write_set.learn(&self.written);
+        if learned > 0 {
+            self.plan();
+            self.stats.learned += learned as u64;
+        }
+        Ok(learned)
+    }
+
+    /// Restores by comparing, and sheds idle pages.
+    #[cold]
+    fn sample(&mut self) -> Result<bool, ResetError> {
+        let set = self.write_set.len();
+        let (base, initial_end) = (self.base(), self.initial_end());
+        // SAFETY: as for `copy_back`; pages below the present end are accessible.
+        let (changed, shed) =
+            unsafe { self.write_set.sample(&self.image, base, initial_end, self.end) };
+        let shed_pages: usize = shed.iter().map(|r| r.len).sum();
+        if let Method::WriteSet(tracker) = &mut self.method {
+            tracker.arm(&shed)?;
+        }
+        self.stats.shed += shed_pages as u64;
+        self.adapt.sampled(set, changed, shed_pages);
+        Ok(true)
+    }
+
+    /// Gives up learning for a while: everything is thrown away and left unprotected.
+    #[cold]
+    fn pause(&mut self, set: usize) -> Result<(), ResetError> {
+        if !self.adapt.discarding() {
+            // Over the limit, not over the price: start again with an empty set.
+            debug_assert!(set > self.config.write_set_limit);
+            return self.discard_all();
+        }
+        self.stats.fallbacks += 1;
+        self.write_set.clear();
+        for range in self.watched() {
+            self.memory.advise(self.absolute(range), Advice::Discard)?;
+        }
+        let tracked = self.tracked();
+        if let Method::WriteSet(tracker) = &mut self.method {
+            tracker.open(&tracked)?;
+        }
+        Ok(())
+    }
+
+    /// The pages whose protection the tracker holds: hidden ones too, where it survives hiding.
+    fn tracked(&self) -> Vec<PageRange> {
+        match &self.method {
+            Method::WriteSet(t) | Method::Scan(t) if t.survives_hiding() => {
+                self.watched().collect()
+            }
+            Method::WriteSet(_) | Method::Scan(_) => self.accessible().collect(),
+            Method::Discard | Method::FullCopy => Vec::new(),
+        }
+    }
+
+    /// Everything that has been accessible since the image was placed.
+    fn watched(&self) -> impl Iterator<Item = PageRange> + '_ {
+        let last = self.regions.len().saturating_sub(1);
+        self.regions.iter().enumerate().map(move |(i, region)| {
+            let end = if i == last { self.high_water } else { region.end() };
+            PageRange::new(region.start, end - region.start)
+        })
+    }
+
+    /// A reset while learning is paused.
+    fn reset_paused(&mut self) -> Result<ResetReport, ResetError> {
+        let report = self.reset_discard()?;
+        if self.adapt.discarded() {
+            self.discard_all()?;
+        }
+        Ok(report)
+    }
+
+    /// Throws every private page away, forgets the write set and protects everything again.
+    pub(super) fn discard_all(&mut self) -> Result<(), ResetError> {
+        let result = (|| {
+            for range in self.watched() {
+                self.memory.advise(self.absolute(range), Advice::Discard)?;
+            }
+            self.write_set.clear();
+            let tracked = self.tracked();
+            if let Method::WriteSet(tracker) | Method::Scan(tracker) = &mut self.method {
+                for range in tracked.into_iter().filter(|r| !r.is_empty()) {
+                    tracker.rearm(range)?;
+                }
+            }
+            Ok(())
+        })();
+        if let Err(error) = &result {
+            let error: &ResetError = error;
+            self.quarantine(error.to_string());
+        }
+        result
+    }
+
+    /// Hides the pages that the run grew into. With a tracker they are clean again already.
+    #[cold]
+    fn shrink(&mut self) -> Result<usize, ResetError> {
+        let from = self.initial_end();
+        let grown = PageRange::new(from, self.end - from);
+        match &mut self.method {
+            Method::WriteSet(tracker) if tracker.survives_hiding() => {
+                let end = self.memory.page_ptr(self.first + self.end);
+                // SAFETY: the grown pages are accessible until they are hidden below; no guest runs.
+                unsafe { self.write_set.copy_back_grown(end) };
+            }
+            Method::Scan(_) => {}
+            Method::WriteSet(tracker) => {
+                tracker.hide(grown);
+                self.write_set.forget(grown);
+                self.plan();
+                self.memory.advise(self.absolute(grown), Advice::Discard)?;
+            }
+            Method::Discard => self.memory.advise(self.absolute(grown), Advice::Discard)?,
+            // SAFETY: the grown pages are accessible until the next line, and no guest runs.
+            Method::FullCopy => unsafe { self.overwrite(grown) },
+        }
+        self.memory.protect(self.absolute(grown), Protection::None)?;
+        self.end = from;
+        Ok(grown.len)
+    }
+
+    fn reset_scan(&mut self) -> Result<ResetReport, ResetError> {
+        let base = self.base();
+        let Method::Scan(tracker) = &mut self.method else { return Ok(ResetReport::default()) };
+        self.written.clear();
+        tracker.drain(&mut self.written)?;
+        let mut restored = 0;
+        for page in self.written.iter().flat_map(|r| r.start..r.end()) {
+            // SAFETY: the tracker reports pages of this slot that were written, so they are accessible
+            // unless they were hidden since, which happens only after they were restored and armed.
+            unsafe { restore_if_changed(&self.image, page, base.add(page * PAGE_SIZE)) };
+            restored += 1;
+        }
+        tracker.arm(&self.written)?;
+        let shrunk = if self.end == self.initial_end() { 0 } else { self.shrink()? };
+        Ok(ResetReport { restored, learned: restored, shrunk, discarded: false })
+    }
+
+    fn reset_discard(&mut self) -> Result<ResetReport, ResetError> {
+        let shrunk = if self.end == self.initial_end() {
+            0
+        } else {
+            if matches!(self.method, Method::WriteSet(_)) {
+                // While learning is paused the grown pages are in no write set.
+                let from = self.initial_end();
+                let grown = PageRange::new(from, self.end - from);
+                self.memory.advise(self.absolute(grown), Advice::Discard)?;
+            }
+            self.shrink()?
+        };
+        let mut restored = 0;
+        for region in &self.regions {
+            self.memory.advise(self.absolute(*region), Advice::Discard)?;
+            restored += region.len;
+        }
+        Ok(ResetReport { restored, learned: 0, shrunk, discarded: true })
+    }
+
+    fn reset_full_copy(&mut self) -> Result<ResetReport, ResetError> {
+        let shrunk = if self.end == self.initial_end() { 0 } else { self.shrink()? };
+        let mut restored = 0;
+        for region in &self.regions {
+            // SAFETY: a region is accessible, and no guest runs.
+            unsafe { self.overwrite(*region) };
+            restored += region.len;
+        }
+        Ok(ResetReport { restored, learned: 0, shrunk, discarded: false })
+    }
+
+    #[cold]
+    fn verify_sampled(&mut self, every: u32) -> Result<(), ResetError> {
+        if every == 0 || !self.stats.resets.is_multiple_of(u64::from(every)) {
+            return Ok(());
+        }
+        match self.verify()?.first() {
+            None => Ok(()),
+            Some(first) => {
+                let error = ResetError::Mismatch { page: first.page };
+                self.quarantine(error.to_string());
+                Err(error)
+            }
+        }
+    }
+
+    /// Compares every byte of the slot with its image, hidden pages included, and returns the pages
+    /// that differ. Must follow a reset; reading faults pages in, so it is not for the hot path.
+    ///
+    /// # Errors
+    /// [`ResetError`] when the slot is quarantined or its hidden pages cannot be read.
+    pub fn verify(&mut self) -> Result<Vec<Mismatch>, ResetError> {
+        if self.quarantine.is_some() {
+            return Err(self.refusal());
+        }
+        let hidden = PageRange::new(self.end, self.high_water - self.end);
+        if !hidden.is_empty() {
+            self.memory.protect(self.absolute(hidden), Protection::Read)?;
+        }
+        let base = self.base();
+        let mut mismatches = Vec::new();
+        for page in self.watched().flat_map(|r| r.start..r.end()) {
+            // SAFETY: the page is readable, and the caller promises that no guest runs.
+            let live = unsafe { std::slice::from_raw_parts(base.add(page * PAGE_SIZE), PAGE_SIZE) };
+            let bytes = match self.image.page(page) {
+                Some(content) if live == content => 0,
+                Some(content) => live.iter().zip(content).filter(|(a, b)| a != b).count(),
+                None if crate::image::is_zero(live) => 0,
+                None => live.iter().filter(|b| **b != 0).count(),
+            };
+            if bytes > 0 {
+                mismatches.push(Mismatch { page, bytes });
+            }
+        }
+        if !hidden.is_empty() {
+            self.memory.protect(self.absolute(hidden), Protection::None)?;
+        }
+        self.stats.verified += u64::from(mismatches.is_empty());
+        Ok(mismatches)
+    }
+}

@@ -1,0 +1,174 @@
+//! Trackers: how a slot knows which pages were written.
+//!
+//! Several mechanisms stand behind one interface; which one serves is decided by what the host allows
+//! (see [`crate::Strategy`]). All share one contract, and one test drives them all:
+//!
+//! * a page that was written since it was last armed is reported by the next [`Tracker::drain`];
+//! * reporting too much is allowed, reporting too little never;
+//! * a reported page stays writable, at no further cost, until it is armed again.
+
+pub(crate) mod dirty;
+mod mprotect;
+mod scan;
+mod sigbus;
+
+use std::fmt;
+use std::sync::Arc;
+
+use afresh_sys::{PageRange, Reservation};
+
+pub use dirty::DirtyPages;
+pub(crate) use dirty::push_run;
+
+use crate::TrackError;
+
+/// The mechanisms this crate has; a guest adapter may bring its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum TrackerKind {
+    /// userfaultfd write protection, answered by SIGBUS in the writing thread.
+    UffdSigbus,
+    /// userfaultfd write protection lifted by the kernel, read by `PAGEMAP_SCAN`.
+    UffdScan,
+    /// mprotect, answered by SIGSEGV in the writing thread.
+    Mprotect,
+    /// Nothing: every page counts as written.
+    Everything,
+    /// A mechanism of another crate.
+    Other(&'static str),
+}
+
+impl TrackerKind {
+    /// The name used in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            TrackerKind::UffdSigbus => "uffd",
+            TrackerKind::UffdScan => "scan",
+            TrackerKind::Mprotect => "mprotect",
+            TrackerKind::Everything => "everything",
+            TrackerKind::Other(name) => name,
+        }
+    }
+}
+
+impl fmt::Display for TrackerKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// Notices writes to a slot.
+///
+/// Ranges are pages relative to the slot's first accessible page. The slot calls these methods only
+/// while no guest runs.
+pub trait Tracker: Send {
+    /// Which mechanism this is.
+    fn kind(&self) -> TrackerKind;
+
+    /// Starts to watch pages that just became accessible: they are armed afterwards.
+    ///
+    /// # Errors
+    /// [`TrackError`]; the slot is quarantined.
+    fn watch(&mut self, range: PageRange) -> Result<(), TrackError>;
+
+    /// The mapping behind `range` was replaced or thrown away (which may have lost its protection):
+    /// it is armed afterwards.
+    ///
+    /// # Errors
+    /// [`TrackError`]; the slot is quarantined.
+    fn rearm(&mut self, range: PageRange) -> Result<(), TrackError> {
+        self.watch(range)
+    }
+
+    /// Appends every page that was written since it was last armed, in order and without overlaps,
+    /// and forgets it; except that a tracker which looks at the pages themselves may report a page
+    /// that was left writable again each time.
+    ///
+    /// # Errors
+    /// [`TrackError`]; the slot is quarantined.
+    fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), TrackError>;
+
+    /// Write-protects pages again. Only called once they are copied back.
+    ///
+    /// # Errors
+    /// [`TrackError`]; the slot is quarantined.
+    fn arm(&mut self, pages: &[PageRange]) -> Result<(), TrackError>;
+
+    /// Leaves pages writable without reporting them: the caller copies them back every time.
+    ///
+    /// # Errors
+    /// [`TrackError`]; the slot is quarantined.
+    fn open(&mut self, pages: &[PageRange]) -> Result<(), TrackError>;
+
+    /// Pages that were watched become inaccessible until they are watched again.
+    fn hide(&mut self, range: PageRange) {
+        let _ = range;
+    }
+
+    /// Whether protection survives `mprotect` to no access and back. When it does not, the slot drops
+    /// what it learned about pages that it hides.
+    fn survives_hiding(&self) -> bool {
+        true
+    }
+
+    /// Whether [`Tracker::drain`] costs next to nothing when nothing was written.
+    fn drains_for_free(&self) -> bool {
+        true
+    }
+}
+
+/// Builds the tracker of `kind` for the pages of `memory` from `first` on, `capacity` of them.
+pub(crate) fn build(
+    kind: TrackerKind,
+    memory: &Arc<Reservation>,
+    first: usize,
+    capacity: usize,
+) -> Result<Box<dyn Tracker>, TrackError> {
+    let base = memory.page_ptr(first);
+    Ok(match kind {
+        TrackerKind::UffdSigbus => Box::new(sigbus::Sigbus::new(base, capacity)?),
+        TrackerKind::UffdScan => Box::new(scan::Scan::new(base, capacity)?),
+        TrackerKind::Mprotect => Box::new(mprotect::Mprotect::new(memory, first, capacity)?),
+        TrackerKind::Everything | TrackerKind::Other(_) => Box::new(Everything::default()),
+    })
+}
+
+/// The fallback where nothing can be noticed: every watched page counts as written, always.
+#[derive(Debug, Default)]
+struct Everything {
+    watched: Vec<PageRange>,
+}
+
+impl Tracker for Everything {
+    fn kind(&self) -> TrackerKind {
+        TrackerKind::Everything
+    }
+
+    fn watch(&mut self, range: PageRange) -> Result<(), TrackError> {
+        self.watched.push(range);
+        self.watched.sort_unstable();
+        Ok(())
+    }
+
+    fn rearm(&mut self, _: PageRange) -> Result<(), TrackError> {
+        Ok(())
+    }
+
+    fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), TrackError> {
+        written.extend_from_slice(&self.watched);
+        Ok(())
+    }
+
+    fn arm(&mut self, _: &[PageRange]) -> Result<(), TrackError> {
+        Ok(())
+    }
+
+    fn open(&mut self, _: &[PageRange]) -> Result<(), TrackError> {
+        Ok(())
+    }
+
+    fn drains_for_free(&self) -> bool {
+        false
+    }
+}

@@ -1,0 +1,132 @@
+//! userfaultfd write protection answered by SIGBUS in the writing thread.
+//!
+//! The first write to a protected page costs a signal and a system call (2 to 5 µs); after that the
+//! page is open and costs nothing. Works without privilege. One descriptor serves every slot of the
+//! process.
+//!
+//! What may break it: a *system call* that writes a protected page fails with `EFAULT`, because the
+//! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan tracker
+//! instead ([`crate::HostAccess::Syscalls`]), or open the range first ([`crate::Slot::open_range`]).
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use afresh_sys::fault::{self, FaultHandler, FaultSignal, Registration};
+use afresh_sys::{Interest, PAGE_SIZE, PageRange, SysError, Uffd, UffdMode};
+
+use super::{DirtyPages, Tracker, TrackerKind};
+use crate::TrackError;
+
+/// Largest number of pages opened for one fault when writes run forward. What is opened too much is
+/// copied back needlessly until the write set sheds it, so the window stays small.
+const MAX_WINDOW: usize = 16;
+
+/// Pages to each side that are opened when opening just the page failed: the writer must get on, and
+/// too many dirty pages are only slow.
+const WIDE: usize = 256;
+
+/// The process's descriptor in SIGBUS mode.
+fn shared_uffd() -> Result<&'static Uffd, SysError> {
+    static UFFD: OnceLock<Result<Uffd, SysError>> = OnceLock::new();
+    UFFD.get_or_init(|| Uffd::open(UffdMode::Sigbus)).as_ref().map_err(|e| *e)
+}
+
+/// The part that the fault handler reads.
+struct Watch {
+    uffd: &'static Uffd,
+    base: usize,
+    /// Pages under write protection or open; gaps between regions are in neither state.
+    watched: DirtyPages,
+    /// The page that would continue the last fault's window, and that window's size.
+    next: AtomicUsize,
+    window: AtomicUsize,
+    dirty: DirtyPages,
+}
+
+impl Watch {
+    /// Opens a range and marks it; `false` when the kernel refused.
+    fn lift(&self, range: PageRange) -> bool {
+        // Marked before it is opened: whoever sees the page open finds it in the set.
+        self.dirty.mark(range);
+        let start = (self.base + range.byte_start()) as *const u8;
+        self.uffd.write_protect(start, range.byte_len(), false).is_ok()
+    }
+}
+
+impl FaultHandler for Watch {
+    fn on_fault(&self, address: usize, signal: FaultSignal) -> bool {
+        let page = (address - self.base) / PAGE_SIZE;
+        if signal != FaultSignal::Bus || !self.watched.contains(page) {
+            return false;
+        }
+        let window = if self.next.load(Ordering::Relaxed) == page {
+            (self.window.load(Ordering::Relaxed) * 2).min(MAX_WINDOW)
+        } else {
+            1
+        };
+        let len = (1..window).take_while(|i| self.watched.contains(page + i)).count() + 1;
+        let range = PageRange::new(page, len);
+        self.window.store(window, Ordering::Relaxed);
+        self.next.store(range.end(), Ordering::Relaxed);
+        self.lift(range) || self.lift(self.watched.run_around(page, WIDE))
+    }
+}
+
+/// Notices writes through SIGBUS.
+pub(super) struct Sigbus {
+    watch: Arc<Watch>,
+    _registration: Registration,
+}
+
+impl Sigbus {
+    pub(super) fn new(base: *mut u8, capacity: usize) -> Result<Self, TrackError> {
+        let watch = Arc::new(Watch {
+            uffd: shared_uffd()?,
+            base: base as usize,
+            watched: DirtyPages::new(capacity),
+            next: AtomicUsize::new(usize::MAX),
+            window: AtomicUsize::new(1),
+            dirty: DirtyPages::new(capacity),
+        });
+        let registration = fault::register(base, capacity * PAGE_SIZE, watch.clone())?;
+        Ok(Self { watch, _registration: registration })
+    }
+
+    fn protect(&self, range: PageRange, protect: bool) -> Result<(), TrackError> {
+        let start = (self.watch.base + range.byte_start()) as *const u8;
+        if !range.is_empty() {
+            self.watch.uffd.write_protect(start, range.byte_len(), protect)?;
+        }
+        Ok(())
+    }
+}
+
+impl Tracker for Sigbus {
+    fn kind(&self) -> TrackerKind {
+        TrackerKind::UffdSigbus
+    }
+
+    fn watch(&mut self, range: PageRange) -> Result<(), TrackError> {
+        let start = (self.watch.base + range.byte_start()) as *const u8;
+        self.watch.uffd.register(start, range.byte_len(), Interest::WRITES)?;
+        self.protect(range, true)?;
+        self.watch.watched.mark(range);
+        Ok(())
+    }
+
+    fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), TrackError> {
+        if !self.watch.dirty.is_empty() {
+            self.watch.dirty.drain(written);
+            self.watch.next.store(usize::MAX, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn arm(&mut self, pages: &[PageRange]) -> Result<(), TrackError> {
+        pages.iter().try_for_each(|range| self.protect(*range, true))
+    }
+
+    fn open(&mut self, pages: &[PageRange]) -> Result<(), TrackError> {
+        pages.iter().try_for_each(|range| self.protect(*range, false))
+    }
+}

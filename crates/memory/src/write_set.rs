@@ -1,0 +1,262 @@
+//! The write set: pages that recent runs wrote, left writable and copied back at every reset.
+//!
+//! The set is a superset of what a run writes, so it costs copying, never correctness. It learns a page
+//! when a tracker reports it, and sheds a page that several samples in a row found unchanged; a page
+//! that comes back after it was shed must stay idle longer each time, so that a page written now and
+//! then does not fault for ever.
+//!
+//! The copy list is kept flat and joined: runs of pages whose source is contiguous are one `memcpy`.
+
+use std::collections::HashMap;
+
+use afresh_sys::{PAGE_SIZE, PageRange};
+
+use crate::Image;
+use crate::tracker::push_run;
+
+/// Samples in a row that must find a page unchanged before it is shed.
+const IDLE_SAMPLES: u8 = 3;
+/// Most doublings of that for a page that keeps coming back.
+const MAX_RETURNS: u8 = 5;
+
+#[derive(Clone, Copy, Debug)]
+struct Entry {
+    page: usize,
+    /// Samples in a row that found the page unchanged.
+    idle: u8,
+}
+
+/// One piece of the copy list.
+#[derive(Clone, Copy, Debug)]
+struct Copy {
+    to: *mut u8,
+    /// Null where the image is zero.
+    from: *const u8,
+    len: usize,
+}
+
+impl Copy {
+    /// Restores the first `len` bytes.
+    ///
+    /// # Safety
+    /// The target must be writable for `len` bytes and quiet; the source must be alive.
+    #[inline]
+    unsafe fn run(&self, len: usize) {
+        // SAFETY: the caller's promise; `from` is a view of the image, which never overlaps a slot.
+        unsafe {
+            if self.from.is_null() {
+                self.to.write_bytes(0, len);
+            } else {
+                self.to.copy_from_nonoverlapping(self.from, len);
+            }
+        }
+    }
+}
+
+/// Learned pages and how to restore them.
+#[derive(Debug, Default)]
+pub(crate) struct WriteSet {
+    /// Sorted by page.
+    entries: Vec<Entry>,
+    copies: Vec<Copy>,
+    /// How many of `copies` lie below the slot's initial end; the others are accessible only in a run
+    /// that has grown the slot.
+    core: usize,
+    /// How often a page was shed, for pages that were.
+    returns: HashMap<usize, u8>,
+}
+
+// SAFETY: the pointers in `copies` lead into the slot that owns this set and into the image that the
+// slot holds; both move with it, and the addresses they name do not depend on the thread.
+unsafe impl Send for WriteSet {}
+
+impl WriteSet {
+    /// Number of pages in the set.
+    pub(crate) fn len(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The pages as runs, in order.
+    pub(crate) fn runs(&self) -> Vec<PageRange> {
+        let mut runs = Vec::new();
+        for entry in &self.entries {
+            push_run(&mut runs, PageRange::new(entry.page, 1));
+        }
+        runs
+    }
+
+    /// Adds sorted, disjoint runs; returns how many pages were new.
+    pub(crate) fn learn(&mut self, runs: &[PageRange]) -> usize {
+        let before = self.entries.len();
+        let mut merged = Vec::with_capacity(before + runs.len());
+        let mut old = self.entries.iter().copied().peekable();
+        for page in runs.iter().flat_map(|r| r.start..r.end()) {
+            while let Some(entry) = old.next_if(|e| e.page < page) {
+                merged.push(entry);
+            }
+            let kept = old.next_if(|e| e.page == page);
+            merged.push(kept.unwrap_or(Entry { page, idle: 0 }));
+        }
+        merged.extend(old);
+        self.entries = merged;
+        self.entries.len() - before
+    }
+
+    /// Forgets pages in `range`.
+    pub(crate) fn forget(&mut self, range: PageRange) {
+        self.entries.retain(|e| !range.contains(e.page));
+    }
+
+    /// Forgets everything, what was shed too.
+    pub(crate) fn clear(&mut self) {
+        *self = Self::default();
+    }
+
+    /// Rebuilds the copy list after the set or the image changed. `base` is the address of page 0,
+    /// `initial_end` the page at which the slot ends when it has not grown.
+    pub(crate) fn plan(&mut self, image: &Image, base: *mut u8, initial_end: usize) {
+        self.copies.clear();
+        self.core = 0;
+        for page in self.entries.iter().map(|e| e.page) {
+            let to = base.wrapping_add(page * PAGE_SIZE);
+            let from = image.page(page).map_or(std::ptr::null(), |p| p.as_ptr());
+            if let Some(last) = self.copies.last_mut() {
+                let continues = last.to.wrapping_add(last.len) == to;
+                let source_continues = match (last.from.is_null(), from.is_null()) {
+                    (true, true) => true,
+                    (false, false) => last.from.wrapping_add(last.len) == from,
+                    _ => false,
+                };
+                if continues && source_continues && page != initial_end {
+                    last.len += PAGE_SIZE;
+                    continue;
+                }
+            }
+            self.copies.push(Copy { to, from, len: PAGE_SIZE });
+            if page < initial_end {
+                self.core = self.copies.len();
+            }
+        }
+    }
+
+    /// Copies the pages below the initial end back from the image.
+    ///
+    /// # Safety
+    /// The slot and image that [`WriteSet::plan`] was given must be alive, the pages accessible and
+    /// writable, and no guest may run.
+    #[inline]
+    pub(crate) unsafe fn copy_back(&self) {
+        for copy in &self.copies[..self.core] {
+            // SAFETY: the caller's promise.
+            unsafe { copy.run(copy.len) };
+        }
+    }
+
+    /// Copies the pages between the initial end and `end` (an address) back from the image.
+    ///
+    /// # Safety
+    /// As [`WriteSet::copy_back`], for pages up to `end`.
+    pub(crate) unsafe fn copy_back_grown(&self, end: *mut u8) {
+        for copy in &self.copies[self.core..] {
+            let len = copy.len.min((end as usize).saturating_sub(copy.to as usize));
+            // SAFETY: the caller's promise.
+            unsafe { copy.run(len) };
+        }
+    }
+
+    /// Like [`WriteSet::copy_back`] with everything below page `end`, but looks which pages really
+    /// changed. Returns how many did, and removes from the set, as runs, the pages that have been idle
+    /// for long enough; they equal the image and are to be armed by the caller.
+    ///
+    /// # Safety
+    /// As [`WriteSet::copy_back`], for pages below `end`.
+    pub(crate) unsafe fn sample(
+        &mut self,
+        image: &Image,
+        base: *mut u8,
+        initial_end: usize,
+        end: usize,
+    ) -> (usize, Vec<PageRange>) {
+        let mut changed = 0;
+        let mut shed = Vec::new();
+        let returns = &mut self.returns;
+        self.entries.retain_mut(|entry| {
+            if entry.page >= end {
+                return true;
+            }
+            let to = base.wrapping_add(entry.page * PAGE_SIZE);
+            // SAFETY: the caller's promise.
+            if unsafe { restore_if_changed(image, entry.page, to) } {
+                changed += 1;
+                entry.idle = 0;
+                return true;
+            }
+            entry.idle = entry.idle.saturating_add(1);
+            let returned = returns.get(&entry.page).copied().unwrap_or(0);
+            if entry.idle < IDLE_SAMPLES << returned {
+                return true;
+            }
+            returns.insert(entry.page, (returned + 1).min(MAX_RETURNS));
+            push_run(&mut shed, PageRange::new(entry.page, 1));
+            false
+        });
+        if !shed.is_empty() {
+            self.plan(image, base, initial_end);
+        }
+        (changed, shed)
+    }
+}
+
+/// Makes the page at `to` equal to the image's; returns whether it differed.
+///
+/// # Safety
+/// The page must be readable and, if it may differ, writable, and nothing else may use it meanwhile.
+pub(crate) unsafe fn restore_if_changed(image: &Image, page: usize, to: *mut u8) -> bool {
+    // SAFETY: the caller's promise: the page is quiet for the time of this call.
+    let live = unsafe { std::slice::from_raw_parts(to, PAGE_SIZE) };
+    match image.page(page) {
+        Some(content) if live != content => {
+            // SAFETY: as above, and `live` is not used again.
+            unsafe { to.copy_from_nonoverlapping(content.as_ptr(), PAGE_SIZE) };
+            true
+        }
+        None if !crate::image::is_zero(live) => {
+            // SAFETY: as above, and `live` is not used again.
+            unsafe { to.write_bytes(0, PAGE_SIZE) };
+            true
+        }
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn learning_merges_in_order_and_counts_only_new_pages() {
+        let mut set = WriteSet::default();
+        assert_eq!(set.learn(&[PageRange::new(4, 2), PageRange::new(9, 1)]), 3);
+        assert_eq!(set.learn(&[PageRange::new(0, 1), PageRange::new(5, 3)]), 3);
+        let runs = [PageRange::new(0, 1), PageRange::new(4, 4), PageRange::new(9, 1)];
+        assert_eq!(set.runs(), runs);
+    }
+
+    #[test]
+    fn an_idle_page_is_shed_and_must_idle_longer_when_it_returns() {
+        let image = Image::zero(2);
+        let mut memory = vec![0u64; 2 * PAGE_SIZE / 8];
+        let base = memory.as_mut_ptr().cast::<u8>();
+        let mut set = WriteSet::default();
+        let mut samples_until_shed = || {
+            set.learn(&[PageRange::new(1, 1)]);
+            set.plan(&image, base, 2);
+            // SAFETY: `memory` is two pages that only this test uses.
+            (1..).find(|_| !unsafe { set.sample(&image, base, 2, 2) }.1.is_empty()).unwrap()
+        };
+        let first = samples_until_shed();
+        let second = samples_until_shed();
+        assert_eq!(first, usize::from(IDLE_SAMPLES));
+        assert_eq!(second, 2 * first);
+    }
+}

@@ -1,0 +1,246 @@
+//! One property test drives every strategy: after any sequence of writes, growths, resets, image
+//! switches, freezes and trims, a reset leaves every byte equal to what a naive full copy holds.
+#![cfg(not(miri))]
+
+use afresh_memory::{
+    Features, HostAccess, Image, ImageBuilder, PAGE_SIZE, PageRange, Slot, SlotConfig, Strategy,
+};
+use proptest::prelude::*;
+
+/// The naive model: plain vectors, copied whole.
+struct Model {
+    image: Vec<u8>,
+    live: Vec<u8>,
+}
+
+impl Model {
+    fn reset(&mut self) {
+        self.live = self.image.clone();
+    }
+}
+
+#[derive(Clone, Debug)]
+enum Op {
+    Write {
+        page: usize,
+        offset: usize,
+        len: usize,
+        byte: u8,
+    },
+    /// Every `step`th page of a range, from `threads` threads at once.
+    Scatter {
+        page: usize,
+        count: usize,
+        step: usize,
+        byte: u8,
+        threads: usize,
+    },
+    Grow {
+        pages: usize,
+    },
+    Reset,
+    Steady {
+        page: usize,
+        count: usize,
+        runs: usize,
+    },
+    Switch {
+        seed: u8,
+    },
+    Freeze,
+    Trim,
+    Preload {
+        page: usize,
+        len: usize,
+    },
+}
+
+fn op() -> impl Strategy_ {
+    prop_oneof![
+        6 => (0..160usize, 0..PAGE_SIZE, 1..3 * PAGE_SIZE, any::<u8>())
+            .prop_map(|(page, offset, len, byte)| Op::Write { page, offset, len, byte }),
+        3 => (0..120usize, 1..80usize, 1..4usize, any::<u8>(), 1..3usize)
+            .prop_map(|(page, count, step, byte, threads)| Op::Scatter { page, count, step, byte, threads }),
+        2 => (1..24usize).prop_map(|pages| Op::Grow { pages }),
+        6 => Just(Op::Reset),
+        2 => (0..100usize, 1..40usize, 1..140usize)
+            .prop_map(|(page, count, runs)| Op::Steady { page, count, runs }),
+        1 => any::<u8>().prop_map(|seed| Op::Switch { seed }),
+        1 => Just(Op::Freeze),
+        1 => Just(Op::Trim),
+        1 => (0..150usize, 1..20usize).prop_map(|(page, len)| Op::Preload { page, len }),
+    ]
+}
+
+// Two different things are called strategy here.
+use proptest::strategy::Strategy as ProptestStrategy;
+trait Strategy_: ProptestStrategy<Value = Op> {}
+impl<T: ProptestStrategy<Value = Op>> Strategy_ for T {}
+
+const CAPACITY: usize = 256;
+
+/// A sparse image with zero pages, a long run and some islands, different for each seed.
+fn image(seed: u8, regions: &[PageRange]) -> (Image, Vec<u8>) {
+    let pages = regions.last().unwrap().end();
+    let mut bytes = vec![0u8; pages * PAGE_SIZE];
+    for (i, region) in regions.iter().enumerate() {
+        for page in region.start..region.end() {
+            let kind = (page * 7 + seed as usize + i) % 11;
+            if kind < 5 {
+                let fill = (page as u8).wrapping_mul(31) ^ seed;
+                bytes[page * PAGE_SIZE + kind..(page + 1) * PAGE_SIZE - kind].fill(fill);
+            }
+        }
+    }
+    let mut builder = ImageBuilder::new(pages);
+    for region in regions {
+        let range = region.byte_start()..region.byte_start() + region.byte_len();
+        builder.segment(region.byte_start(), &bytes[range]).unwrap();
+    }
+    (builder.build().unwrap(), bytes)
+}
+
+fn writable(slot: &Slot, page: usize) -> bool {
+    let last = slot.regions().len() - 1;
+    slot.regions().iter().enumerate().any(|(i, r)| {
+        let end = if i == last { slot.end() } else { r.end() };
+        page >= r.start && page < end
+    })
+}
+
+fn poke(slot: &Slot, page: usize, byte: u8) {
+    // SAFETY: the callers checked that the page is accessible; racing writers write the same byte.
+    unsafe { slot.base().add(page * PAGE_SIZE + 17).write_volatile(byte) };
+}
+
+fn compare(slot: &Slot, model: &[u8], context: &str) {
+    for page in (0..slot.end()).filter(|p| writable(slot, *p)) {
+        let mut live = vec![0; PAGE_SIZE];
+        slot.read(page * PAGE_SIZE, &mut live).unwrap();
+        let expected = &model[page * PAGE_SIZE..(page + 1) * PAGE_SIZE];
+        assert!(live == expected, "{context}: page {page} differs from the model");
+    }
+}
+
+fn run(strategy: Strategy, regions: &[PageRange], ops: &[Op]) {
+    let (first, bytes) = image(1, regions);
+    let config = SlotConfig {
+        strategy,
+        capacity: Some(CAPACITY),
+        regions: regions.to_vec(),
+        write_set_limit: 100,
+        ..SlotConfig::default()
+    };
+    let mut slot = Slot::new(&first, config).unwrap();
+    let mut model = Model { live: bytes.clone(), image: bytes };
+    for op in ops {
+        match op {
+            Op::Write { page, offset, len, byte } => {
+                let at = page * PAGE_SIZE + offset;
+                let data = vec![*byte; *len];
+                if slot.write(at, &data).is_ok() {
+                    model.live[at..at + len].copy_from_slice(&data);
+                }
+            }
+            Op::Scatter { page, count, step, byte, threads } => {
+                let pages: Vec<usize> = (0..*count)
+                    .map(|i| page + i * step)
+                    .filter(|p| *p < CAPACITY && writable(&slot, *p))
+                    .collect();
+                for p in &pages {
+                    model.live[p * PAGE_SIZE + 17] = *byte;
+                }
+                let base = slot.base() as usize;
+                std::thread::scope(|scope| {
+                    for t in 0..*threads {
+                        let pages = &pages;
+                        scope.spawn(move || {
+                            for p in pages.iter().skip(t).step_by(*threads) {
+                                let at = (base + p * PAGE_SIZE + 17) as *mut u8;
+                                // SAFETY: accessible, and each page has one writer.
+                                unsafe { at.write_volatile(*byte) };
+                            }
+                        });
+                    }
+                });
+            }
+            Op::Grow { pages } => {
+                let end = slot.end() + pages;
+                match slot.grow(end) {
+                    Ok(()) => model.live.resize(end * PAGE_SIZE, 0),
+                    Err(_) => assert!(end > CAPACITY),
+                }
+            }
+            Op::Reset => {
+                slot.reset().unwrap();
+                model.reset();
+                assert_eq!(slot.end(), regions.last().unwrap().end());
+                assert_eq!(slot.verify().unwrap(), []);
+            }
+            Op::Steady { page, count, runs } => {
+                slot.reset().unwrap();
+                model.reset();
+                let pages: Vec<usize> =
+                    (*page..page + count).filter(|p| writable(&slot, *p)).collect();
+                for n in 0..*runs {
+                    for p in &pages {
+                        poke(&slot, *p, n as u8 | 1);
+                    }
+                    slot.reset().unwrap();
+                }
+                assert_eq!(slot.verify().unwrap(), []);
+            }
+            Op::Switch { seed } => {
+                let (next, bytes) = image(*seed, regions);
+                slot.set_image(&next, regions).unwrap();
+                model = Model { live: bytes.clone(), image: bytes };
+            }
+            Op::Freeze => {
+                let frozen = slot.freeze().unwrap();
+                for page in (0..slot.end()).filter(|p| writable(&slot, *p)) {
+                    let mut out = vec![0; PAGE_SIZE];
+                    frozen.read(page * PAGE_SIZE, &mut out);
+                    let expected = &model.live[page * PAGE_SIZE..(page + 1) * PAGE_SIZE];
+                    assert!(out == expected, "frozen page {page} differs");
+                }
+            }
+            Op::Trim => {
+                slot.reset().unwrap();
+                slot.trim().unwrap();
+                model.reset();
+            }
+            Op::Preload { page, len } => slot.preload(&[PageRange::new(*page, *len)]).unwrap(),
+        }
+        compare(&slot, &model.live, &format!("after {op:?}"));
+    }
+    slot.reset().unwrap();
+    model.reset();
+    compare(&slot, &model.live, "at the end");
+    assert_eq!(slot.verify().unwrap(), []);
+}
+
+fn strategies() -> Vec<Strategy> {
+    Strategy::FORCED
+        .into_iter()
+        .chain([Strategy::Auto])
+        .filter(|s| match s.choose(Features::host(), HostAccess::Threads) {
+            Ok(_) => true,
+            Err(error) => {
+                println!("SKIPPED: {s}: {error}");
+                false
+            }
+        })
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_strategy_restores_what_the_full_copy_restores(ops in prop::collection::vec(op(), 1..24)) {
+        for strategy in strategies() {
+            run(strategy, &[PageRange::new(0, 140)], &ops);
+            run(strategy, &[PageRange::new(2, 30), PageRange::new(40, 7), PageRange::new(90, 50)], &ops);
+        }
+    }
+}

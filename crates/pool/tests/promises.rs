@@ -1,0 +1,169 @@
+//! What a pool promises: affinity, limits, waiting, budgets, and that nothing broken is handed out.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use afresh_pool::{Exhausted, Limits, Pool, PoolError, Recycle};
+
+/// Counts its resets and breaks on demand.
+struct Item {
+    key: usize,
+    clean: bool,
+    broken: bool,
+    bytes: usize,
+}
+
+impl Recycle for Item {
+    type Error = &'static str;
+    fn key(&self) -> usize {
+        self.key
+    }
+    fn recycle(&mut self) -> Result<(), Self::Error> {
+        self.clean = true;
+        if self.broken { Err("broken") } else { Ok(()) }
+    }
+    fn resident_bytes(&self) -> usize {
+        self.bytes
+    }
+    fn trim(&mut self) -> Result<(), Self::Error> {
+        self.bytes = 0;
+        Ok(())
+    }
+}
+
+type Never = std::convert::Infallible;
+
+fn item(key: usize) -> impl FnOnce(Option<Item>) -> Result<Item, Never> {
+    move |_| Ok(Item { key, clean: true, broken: false, bytes: 0 })
+}
+
+#[test]
+fn an_item_comes_back_clean_and_to_its_key() {
+    let pool = Pool::new(Limits::default());
+    for key in [1, 2, 1, 2, 1] {
+        let mut lease = pool.get(key, item(key)).unwrap();
+        assert!(lease.clean && lease.key == key);
+        lease.clean = false;
+    }
+    assert_eq!(pool.stats().created, 2);
+    assert_eq!(pool.stats().handed_out, 5);
+    assert_eq!(pool.stats().idle, 2);
+}
+
+#[test]
+fn a_broken_item_and_one_whose_user_panicked_are_never_handed_out() {
+    let pool = Pool::new(Limits { items: 1, ..Limits::default() });
+    pool.get(1, item(1)).unwrap().broken = true;
+    assert!(!pool.get(1, item(1)).unwrap().broken);
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        let mut lease = pool.get(1, item(1)).unwrap();
+        lease.broken = true;
+        panic!("a host function");
+    }));
+    assert!(panicked.is_err());
+    assert!(!pool.get(1, item(1)).unwrap().broken);
+    let stats = pool.stats();
+    assert_eq!((stats.quarantined, stats.abandoned, stats.alive), (1, 1, 1));
+}
+
+#[test]
+fn at_the_limit_the_caller_chooses_error_wait_or_one_on_demand() {
+    let limits = |exhausted| Limits { items: 1, exhausted, ..Limits::default() };
+    let pool = Pool::new(limits(Exhausted::Error));
+    let held = pool.get(1, item(1)).unwrap();
+    assert!(matches!(pool.get(1, item(1)), Err(PoolError::Exhausted { limit: 1 })));
+    drop(held);
+
+    let pool = Pool::new(limits(Exhausted::OnDemand));
+    let held = pool.get(1, item(1)).unwrap();
+    drop(pool.get(1, item(1)).unwrap());
+    drop(held);
+    let stats = pool.stats();
+    assert_eq!((stats.on_demand, stats.alive, stats.idle), (1, 1, 1));
+
+    let pool = Pool::new(limits(Exhausted::Wait(Duration::from_millis(20))));
+    let held = pool.get(1, item(1)).unwrap();
+    assert!(matches!(pool.get(1, item(1)), Err(PoolError::TimedOut(_))));
+    drop(held);
+
+    let pool = Pool::new(limits(Exhausted::Wait(Duration::from_secs(20))));
+    let held = pool.get(1, item(1)).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| pool.get(1, item(1)).map(|lease| lease.key).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        drop(held);
+        assert_eq!(waiter.join().unwrap(), 1);
+    });
+}
+
+#[test]
+fn at_the_limit_an_idle_item_of_another_key_makes_room() {
+    let pool = Pool::new(Limits { items: 1, ..Limits::default() });
+    drop(pool.get(1, item(1)).unwrap());
+    let lease = pool
+        .get(2, |other: Option<Item>| {
+            assert_eq!(other.as_ref().unwrap().key, 1);
+            item(2)(other)
+        })
+        .unwrap();
+    assert_eq!(lease.key, 2);
+    assert_eq!(pool.stats().alive, 1);
+}
+
+#[test]
+fn idle_memory_stays_within_the_budget_and_old_idle_memory_is_given_back() {
+    let pool = Pool::new(Limits { resident_bytes: 100, ..Limits::default() });
+    let mut leases: Vec<_> = (0..4).map(|_| pool.get(1, item(1)).unwrap()).collect();
+    for lease in &mut leases {
+        lease.bytes = 40;
+    }
+    drop(leases);
+    let stats = pool.stats();
+    assert_eq!((stats.resident_bytes, stats.trimmed, stats.idle), (80, 2, 4));
+    assert_eq!(pool.trim_idle(2), 0);
+    assert_eq!(pool.trim_idle(2), 2);
+    assert_eq!(pool.stats().resident_bytes, 0);
+    pool.clear(Some(1));
+    assert_eq!(pool.stats().alive, 0);
+}
+
+#[test]
+fn a_failing_maker_gives_its_place_back() {
+    let pool: Pool<Item> = Pool::new(Limits { items: 1, ..Limits::default() });
+    for _ in 0..3 {
+        assert!(matches!(pool.get(1, |_| Err("no")), Err(PoolError::Create("no"))));
+    }
+    assert_eq!(pool.stats().alive, 0);
+    assert!(pool.get(1, item(1)).is_ok());
+}
+
+#[test]
+fn under_many_threads_no_item_has_two_users_and_the_books_balance() {
+    let limits = Limits {
+        items: 5,
+        exhausted: Exhausted::Wait(Duration::from_secs(60)),
+        ..Limits::default()
+    };
+    let pool = Pool::new(limits);
+    let users: Vec<AtomicUsize> = (0..3).map(|_| AtomicUsize::new(0)).collect();
+    std::thread::scope(|scope| {
+        for t in 0..16usize {
+            let (pool, users) = (&pool, &users);
+            scope.spawn(move || {
+                for n in 0..500 {
+                    let key = (t + n) % 3;
+                    let mut lease = pool.get(key, item(key)).unwrap();
+                    assert!(std::mem::replace(&mut lease.clean, false), "two users, or not reset");
+                    assert!(users[key].fetch_add(1, Ordering::SeqCst) < 5);
+                    std::hint::black_box(&lease);
+                    users[key].fetch_sub(1, Ordering::SeqCst);
+                }
+            });
+        }
+    });
+    let stats = pool.stats();
+    assert_eq!(stats.handed_out, 16 * 500);
+    assert_eq!(stats.returned, stats.handed_out);
+    assert_eq!(stats.idle, stats.alive);
+    assert!(stats.alive <= 5);
+}

@@ -1,0 +1,354 @@
+//! What a module can change, and from where.
+//!
+//! The promise: whatever a call of a root can change in its instance is listed here as
+//! changeable or is the subject of a [`Refusal`]. Memory bytes and memory sizes are left out, as
+//! the engine restores every memory whole.
+//!
+//! The analysis follows direct calls from the roots. Once an indirect call or a call out of the
+//! module is reachable, every function whose address is taken counts as reachable too. It does
+//! not know what the host does: a host function that calls an export that is no root, or that
+//! writes an exported table, breaks the promise.
+
+use std::collections::BTreeSet;
+
+use wasmparser::ExternalKind;
+
+use crate::model::Model;
+use crate::refusal::Refusal;
+
+/// The functions that will be called once the state to come back to is saved.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Roots {
+    /// Any exported function.
+    #[default]
+    AllExports,
+    /// Only the exported functions of these names; no other export may be called, not even by a
+    /// host function that the guest calls.
+    Named(Vec<String>),
+}
+
+/// Why a module could not be analysed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum AnalyzeError {
+    /// Not a valid core module.
+    #[error("not a valid Wasm module: {0}")]
+    Invalid(#[source] wasmparser::Error),
+    /// A component where a core module is needed.
+    #[error("this is a component, not a core module; components run in fresh mode")]
+    Component,
+    /// A root that is not exported.
+    #[error("the module exports no function {name:?}; it exports {}", list(available))]
+    NoSuchRoot {
+        /// The missing name.
+        name: String,
+        /// The exported functions' names.
+        available: Vec<String>,
+    },
+}
+
+fn list(names: &[String]) -> String {
+    if names.is_empty() { "no function at all".into() } else { names.join(", ") }
+}
+
+/// An import's two names.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Import {
+    /// The module name.
+    pub module: String,
+    /// The field name.
+    pub name: String,
+}
+
+/// A linear memory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Memory {
+    /// Where it comes from, if imported.
+    pub import: Option<Import>,
+    /// The least size, in Wasm pages.
+    pub minimum: u64,
+    /// The largest size, in Wasm pages, if declared.
+    pub maximum: Option<u64>,
+    /// Base-2 logarithm of the Wasm page size in bytes: 16 unless custom.
+    pub page_size_log2: u32,
+    /// Whether addresses are 64-bit.
+    pub memory64: bool,
+    /// Whether it is shared between threads.
+    pub shared: bool,
+}
+
+/// A global.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Global {
+    /// Where it comes from, if imported.
+    pub import: Option<Import>,
+    /// Whether it is mutable.
+    pub mutable: bool,
+    /// Whether the host can reach it by an export.
+    pub exported: bool,
+    /// The functions that set it, reachable or not.
+    pub set_by: Vec<u32>,
+    /// Whether it may change after the save: set by a reachable function, or mutable and
+    /// exported.
+    pub changeable: bool,
+}
+
+/// A table.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table {
+    /// Where it comes from, if imported.
+    pub import: Option<Import>,
+    /// The least size, in elements.
+    pub minimum: u64,
+    /// The largest size, in elements, if declared.
+    pub maximum: Option<u64>,
+    /// Whether the host can reach it by an export.
+    pub exported: bool,
+    /// Whether any function writes its elements or grows it, reachable or not.
+    pub written: bool,
+    /// Whether a reachable function writes its elements or grows it.
+    pub changeable: bool,
+    /// Whether a reachable function grows it.
+    pub growable: bool,
+}
+
+/// A data or element segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Segment {
+    /// Whether it is passive: active and declared segments are dropped from the start.
+    pub passive: bool,
+    /// Whether any function reads it.
+    pub used: bool,
+    /// Whether any function drops it.
+    pub dropped: bool,
+    /// Whether dropping it after the save would be noticed.
+    pub changeable: bool,
+}
+
+/// What [`analyze`] found.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Analysis {
+    /// The memories, by index.
+    pub memories: Vec<Memory>,
+    /// The globals, by index.
+    pub globals: Vec<Global>,
+    /// The tables, by index.
+    pub tables: Vec<Table>,
+    /// The data segments, by index.
+    pub data: Vec<Segment>,
+    /// The element segments, by index.
+    pub elements: Vec<Segment>,
+    /// The exported functions' names.
+    pub exported_functions: Vec<String>,
+    /// Whether instantiation runs a start function.
+    pub has_start: bool,
+    /// How many functions the module has, imports included.
+    pub functions: u32,
+    /// How many of them a root can reach.
+    pub reachable: u32,
+    reset: Vec<Refusal>,
+    bake: Vec<Refusal>,
+}
+
+impl Analysis {
+    /// Why an instance of the module cannot be restored in place; empty when it can.
+    #[must_use]
+    pub fn refusals(&self) -> &[Refusal] {
+        &self.reset
+    }
+
+    /// Why a warm instance's state cannot be written into a new module; empty when it can, unless
+    /// a value turns up that has no constant form.
+    #[must_use]
+    pub fn bake_refusals(&self) -> &[Refusal] {
+        &self.bake
+    }
+}
+
+/// Analyses a core module.
+///
+/// # Errors
+/// See [`AnalyzeError`].
+pub fn analyze(wasm: &[u8], roots: &Roots) -> Result<Analysis, AnalyzeError> {
+    of_model(&Model::parse(wasm)?, roots)
+}
+
+/// Function indices of the roots.
+fn roots_of(model: &Model<'_>, roots: &Roots) -> Result<Vec<u32>, AnalyzeError> {
+    let functions = || {
+        let is_function = |kind| matches!(kind, ExternalKind::Func | ExternalKind::FuncExact);
+        model.exports.iter().filter(move |export| is_function(export.kind))
+    };
+    match roots {
+        Roots::AllExports => Ok(functions().map(|export| export.index).collect()),
+        Roots::Named(names) => names
+            .iter()
+            .map(|name| match functions().find(|export| export.name == name) {
+                Some(export) => Ok(export.index),
+                None => Err(AnalyzeError::NoSuchRoot {
+                    name: name.clone(),
+                    available: functions().map(|export| export.name.to_owned()).collect(),
+                }),
+            })
+            .collect(),
+    }
+}
+
+/// Every function that the roots can reach.
+fn reach(model: &Model<'_>, roots: Vec<u32>) -> BTreeSet<u32> {
+    let mut reached = BTreeSet::new();
+    let mut todo = roots;
+    let mut any_reference = false;
+    while let Some(function) = todo.pop() {
+        if !reached.insert(function) {
+            continue;
+        }
+        let leaves = match model.body(function) {
+            Some(body) => {
+                todo.extend(&body.effects.calls);
+                body.effects.indirect
+            }
+            // The host may call any reference that it was given.
+            None => true,
+        };
+        if leaves && !any_reference {
+            any_reference = true;
+            todo.extend(&model.address_taken);
+        }
+    }
+    reached
+}
+
+fn import_of(import: Option<(&str, &str)>) -> Option<Import> {
+    import.map(|(module, name)| Import { module: module.to_owned(), name: name.to_owned() })
+}
+
+pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, AnalyzeError> {
+    let reached = reach(model, roots_of(model, roots)?);
+    let exported = |kind: ExternalKind, index: usize| {
+        model.exports.iter().any(|export| export.kind == kind && export.index as usize == index)
+    };
+    let memories = model.memories.iter().map(|memory| Memory {
+        import: import_of(memory.import),
+        minimum: memory.ty.initial,
+        maximum: memory.ty.maximum,
+        page_size_log2: memory.ty.page_size_log2.unwrap_or(16),
+        memory64: memory.ty.memory64,
+        shared: memory.ty.shared,
+    });
+    let globals = model.globals.iter().enumerate().map(|(index, global)| Global {
+        import: import_of(global.import),
+        mutable: global.ty.mutable,
+        exported: exported(ExternalKind::Global, index),
+        set_by: Vec::new(),
+        changeable: global.ty.mutable && exported(ExternalKind::Global, index),
+    });
+    let tables = model.tables.iter().enumerate().map(|(index, table)| Table {
+        import: import_of(table.import),
+        minimum: table.ty.initial,
+        maximum: table.ty.maximum,
+        exported: exported(ExternalKind::Table, index),
+        written: false,
+        changeable: false,
+        growable: false,
+    });
+    let segment = |passive| Segment { passive, used: false, dropped: false, changeable: false };
+    let mut analysis = Analysis {
+        memories: memories.collect(),
+        globals: globals.collect(),
+        tables: tables.collect(),
+        data: (0..).take(model.data.len()).map(|i| segment(model.data_is_passive(i))).collect(),
+        elements: (0..)
+            .take(model.elements.len())
+            .map(|i| segment(model.element_is_passive(i)))
+            .collect(),
+        exported_functions: model
+            .exports
+            .iter()
+            .filter(|e| matches!(e.kind, ExternalKind::Func | ExternalKind::FuncExact))
+            .map(|export| export.name.to_owned())
+            .collect(),
+        has_start: model.start.is_some(),
+        functions: model.functions,
+        reachable: reached.len() as u32,
+        reset: Vec::new(),
+        bake: Vec::new(),
+    };
+    analysis.static_refusals();
+    for (function, body) in (model.imported_functions..).zip(&model.bodies) {
+        analysis.add(function, &body.effects, reached.contains(&function));
+    }
+    for segment in analysis.data.iter_mut().chain(&mut analysis.elements) {
+        segment.changeable &= segment.passive && segment.used;
+    }
+    Ok(analysis)
+}
+
+impl Analysis {
+    /// Refusals that hang on declarations alone.
+    fn static_refusals(&mut self) {
+        for (index, memory) in (0..).zip(&self.memories) {
+            if let Some(Import { module, name }) = memory.import.clone() {
+                self.reset.push(Refusal::ImportedMemory { memory: index, module, name });
+            } else if memory.shared {
+                self.reset.push(Refusal::SharedMemory { memory: index });
+            }
+        }
+        for (index, global) in (0..).zip(&self.globals) {
+            if let (Some(Import { module, name }), true) = (global.import.clone(), global.mutable) {
+                self.reset.push(Refusal::ImportedMutableGlobal { global: index, module, name });
+            }
+        }
+        self.bake = self.reset.clone();
+    }
+
+    fn add(&mut self, function: u32, effects: &crate::effects::Effects, reached: bool) {
+        for &global in &effects.global_sets {
+            if let Some(global) = self.globals.get_mut(global as usize) {
+                global.set_by.push(function);
+                global.changeable |= reached;
+            }
+        }
+        for &index in &effects.table_writes {
+            let Some(table) = self.tables.get_mut(index as usize) else { continue };
+            table.written = true;
+            table.changeable |= reached;
+            table.growable |= reached && effects.table_grows.contains(&index);
+            if let Some(Import { module, name }) = table.import.clone() {
+                let refusal =
+                    Refusal::ImportedTableWritten { table: index, module, name, function };
+                self.bake.push(refusal.clone());
+                if reached {
+                    self.reset.push(refusal);
+                }
+            }
+        }
+        let segments = [
+            (&mut self.data, &effects.data_uses, &effects.data_drops),
+            (&mut self.elements, &effects.elem_uses, &effects.elem_drops),
+        ];
+        for (segments, uses, drops) in segments {
+            for &index in uses {
+                if let Some(segment) = segments.get_mut(index as usize) {
+                    segment.used = true;
+                }
+            }
+            for &index in drops {
+                if let Some(segment) = segments.get_mut(index as usize) {
+                    segment.dropped = true;
+                    segment.changeable |= reached;
+                }
+            }
+        }
+        if let Some(instruction) = effects.gc_write {
+            let refusal = Refusal::GcWrite { function, instruction };
+            self.bake.push(refusal.clone());
+            if reached {
+                self.reset.push(refusal);
+            }
+        }
+        if let (Some(instruction), true) = (effects.stack_switch, reached) {
+            self.reset.push(Refusal::StackSwitching { function, instruction });
+        }
+    }
+}

@@ -1,0 +1,34 @@
+//! Static analysis and rewriting of Wasm modules, so that an engine can bring back everything
+//! that a call may have changed.
+//!
+//! * [`analyze`] says what a module can change, and why it may be impossible to restore.
+//! * [`prepare`] moves data segments out into the engine's image and adds functions that save
+//!   and restore globals, tables and dropped segments from inside the module.
+//! * [`bake`] writes the state of a warm instance into a new module.
+//! * [`prepare_component`] moves the data segments of a component's modules.
+//!
+//! Memory content and size are not handled here: they are the engine's. Nothing here runs Wasm
+//! code or depends on an engine.
+
+mod analysis;
+mod bake;
+mod component;
+mod convert;
+mod effects;
+mod emit;
+mod guard;
+mod model;
+pub mod names;
+mod prepare;
+mod refusal;
+
+pub use analysis::{
+    Analysis, AnalyzeError, Global, Import, Memory, Roots, Segment, Table, analyze,
+};
+pub use bake::{BakeError, WarmState, WarmValue, bake};
+pub use component::{NestedModule, PrepareComponentError, PreparedComponent, prepare_component};
+pub use convert::ConvertError;
+pub use prepare::{
+    DataSegment, PrepareError, PrepareOptions, Prepared, Restorable, Visible, prepare,
+};
+pub use refusal::{Refusal, Refusals};

@@ -1,0 +1,52 @@
+//! The export names that rewriting adds to a module.
+//!
+//! Every name starts with [`PREFIX`]; a module that already exports such a name is refused, so
+//! an added export never hides one of the guest's own.
+
+/// The prefix of every added export.
+pub const PREFIX: &str = "afresh:";
+
+/// `(func (result i32))`: stores the present state as the one to come back to. 0 is success;
+/// any other value means that a shadow table could not grow, and nothing may be restored.
+pub const SAVE: &str = "afresh:save";
+
+/// `(func (result i32))`: brings globals, tables and dropped segments back to the saved state.
+/// 0 is success; any other value means that a table was grown, which cannot be undone in place:
+/// the instance must be replaced.
+pub const RESTORE: &str = "afresh:restore";
+
+/// The export of memory `index`.
+#[must_use]
+pub fn memory(index: u32) -> String {
+    format!("{PREFIX}memory:{index}")
+}
+
+/// The export of mutable global `index`.
+#[must_use]
+pub fn global(index: u32) -> String {
+    format!("{PREFIX}global:{index}")
+}
+
+/// The export of table `index`.
+#[must_use]
+pub fn table(index: u32) -> String {
+    format!("{PREFIX}table:{index}")
+}
+
+/// The export of function `index`, so that a host can recognise a reference to it.
+#[must_use]
+pub fn func(index: u32) -> String {
+    format!("{PREFIX}func:{index}")
+}
+
+/// The export of the `i32` global that is nonzero once data segment `index` is dropped.
+#[must_use]
+pub fn data_dropped(index: u32) -> String {
+    format!("{PREFIX}data-dropped:{index}")
+}
+
+/// The export of the `i32` global that is nonzero once element segment `index` is dropped.
+#[must_use]
+pub fn elem_dropped(index: u32) -> String {
+    format!("{PREFIX}elem-dropped:{index}")
+}

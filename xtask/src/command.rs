@@ -1,0 +1,105 @@
+//! External commands: echoed before they run, named when they fail.
+
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use anyhow::{Context, Result, bail};
+
+/// Prints the command, runs it with this process's output, and fails unless it succeeds. It reads
+/// nothing: a command that would ask a question fails instead of waiting.
+pub(crate) fn run(command: &mut Command) -> Result<()> {
+    let line = describe(command);
+    println!("$ {line}");
+    let status =
+        command.stdin(Stdio::null()).status().with_context(|| format!("cannot run `{line}`"))?;
+    if !status.success() {
+        bail!("`{line}` failed: {status}");
+    }
+    Ok(())
+}
+
+/// Whether the command runs and succeeds; prints nothing. For questions to the host.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .is_ok_and(|status| status.success())
+}
+
+/// What the command prints on standard output, without surrounding white space.
+pub(crate) fn output(command: &mut Command) -> Result<String> {
+    let line = describe(command);
+    let output =
+        command.stdin(Stdio::null()).output().with_context(|| format!("cannot run `{line}`"))?;
+    if !output.status.success() {
+        let said = String::from_utf8_lossy(&output.stderr);
+        bail!("`{line}` failed: {}: {}", output.status, said.trim());
+    }
+    let text = String::from_utf8(output.stdout)
+        .with_context(|| format!("`{line}` printed something that is not UTF-8"))?;
+    Ok(text.trim().to_owned())
+}
+
+/// The cargo that runs this program.
+pub(crate) fn cargo() -> Command {
+    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// The file that a command of this name would run, from `PATH`.
+pub(crate) fn find(program: &str) -> Option<PathBuf> {
+    let path = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|folder| folder.join(program)).find(|file| file.is_file())
+}
+
+/// The command as a person would type it: variables set for it, program, arguments.
+fn describe(command: &Command) -> String {
+    let variables = command
+        .get_envs()
+        .filter_map(|(name, value)| Some(format!("{}={}", name.to_string_lossy(), quote(value?))));
+    let program = Path::new(command.get_program()).file_name().unwrap_or(command.get_program());
+    let words = std::iter::once(program).chain(command.get_args()).map(quote);
+    variables.chain(words).collect::<Vec<_>>().join(" ")
+}
+
+fn quote(word: &OsStr) -> String {
+    let word = word.to_string_lossy();
+    let plain = |c: char| c.is_ascii_alphanumeric() || "-_=+./:,@%".contains(c);
+    if !word.is_empty() && word.chars().all(plain) {
+        word.into_owned()
+    } else {
+        format!("'{}'", word.replace('\'', r"'\''"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_failed_command_is_named_with_its_arguments_and_variables() {
+        let mut command = Command::new("sh");
+        command.args(["-c", "exit 3"]).env("WHY", "two words");
+        let error = run(&mut command).expect_err("exit 3 is a failure").to_string();
+        assert!(error.contains("WHY='two words' sh -c 'exit 3'"), "{error}");
+        assert!(error.contains('3'), "{error}");
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let error = run(&mut Command::new("no-such-program-here")).expect_err("it is missing");
+        assert!(format!("{error:#}").contains("cannot run `no-such-program-here`"), "{error:#}");
+    }
+
+    #[test]
+    fn output_is_trimmed_and_failures_carry_what_was_said() {
+        assert_eq!(
+            output(Command::new("sh").args(["-c", "echo ' a b '"])).ok().as_deref(),
+            Some("a b")
+        );
+        let error = output(Command::new("sh").args(["-c", "echo lost >&2; exit 1"]));
+        assert!(error.expect_err("exit 1").to_string().contains("lost"));
+    }
+}

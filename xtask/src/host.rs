@@ -1,0 +1,134 @@
+//! What the host must have, and how to get it: Rust targets by rustup, compilers by apt.
+//!
+//! Nothing here asks a question. What cannot be installed (no root and no sudo, no apt) is an error
+//! that says what to install by hand.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{find, output, run, succeeds};
+
+/// Makes sure that the toolchain in use can build for `target`.
+pub(crate) fn rust_target(target: &str) -> Result<()> {
+    let sysroot = output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    if Path::new(&sysroot).join("lib/rustlib").join(target).join("lib").is_dir() {
+        return Ok(());
+    }
+    if find("rustup").is_none() {
+        bail!(
+            "this Rust lacks the target {target}, and there is no rustup to add it; install rustup, or that target, first"
+        );
+    }
+    run(Command::new("rustup").args(["target", "add", target]))
+}
+
+/// A C compiler and C library headers for `wasm32-wasip1`.
+#[derive(Debug)]
+pub(crate) enum WasiCompiler {
+    /// A wasi-sdk that the user points at with `WASI_SDK`.
+    Sdk,
+    /// The distribution's clang with the headers in this folder.
+    Clang { headers: PathBuf },
+}
+
+impl WasiCompiler {
+    /// Finds one, installing clang and wasi-libc when they are missing.
+    pub(crate) fn find_or_install() -> Result<Self> {
+        if std::env::var_os("WASI_SDK").is_some() {
+            return Ok(Self::Sdk);
+        }
+        let mut missing = Vec::new();
+        if !clang_knows_wasm() {
+            missing.push("clang");
+        }
+        if wasi_headers().is_none() {
+            missing.push("wasi-libc");
+        }
+        if find("ar").is_none() {
+            missing.push("binutils");
+        }
+        if !missing.is_empty() {
+            apt_install(&missing).context(
+                "the JavaScript guest needs clang and the WASI C library; \
+                 install them, or set WASI_SDK to the folder of a wasi-sdk",
+            )?;
+        }
+        let headers =
+            wasi_headers().context("wasi-libc is installed, but its headers were not found")?;
+        if !clang_knows_wasm() {
+            bail!("the clang in PATH cannot compile for wasm32-wasi; put one that can before it");
+        }
+        Ok(Self::Clang { headers })
+    }
+
+    /// Tells a cargo command about it, in the variables that the crates `cc` and `rquickjs-sys` read.
+    pub(crate) fn configure(&self, cargo: &mut Command) {
+        match self {
+            Self::Sdk => {}
+            Self::Clang { headers } => {
+                // The host's own C headers must not be found.
+                let flags = format!("-nostdlibinc -isystem {}", headers.display());
+                cargo
+                    .env("RQUICKJS_SYS_NO_WASI_SDK", "1")
+                    .env("CC_wasm32_wasip1", "clang")
+                    .env("AR_wasm32_wasip1", "ar")
+                    .env("CFLAGS_wasm32_wasip1", flags);
+            }
+        }
+    }
+}
+
+fn clang_knows_wasm() -> bool {
+    let args = ["--target=wasm32-wasi", "-x", "c", "-c", "-o", "/dev/null", "/dev/null"];
+    succeeds(Command::new("clang").args(args))
+}
+
+fn wasi_headers() -> Option<PathBuf> {
+    ["/usr/include/wasm32-wasip1", "/usr/include/wasm32-wasi"]
+        .into_iter()
+        .map(PathBuf::from)
+        .find(|folder| folder.join("wasi/api.h").is_file())
+}
+
+/// Installs Debian packages without asking, as root or through a sudo that asks nothing.
+pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
+    let names = packages.join(" ");
+    if find("apt-get").is_none() {
+        bail!("missing on this host, which has no apt-get: {names}");
+    }
+    let root = output(Command::new("id").arg("-u"))? == "0";
+    if !root && !succeeds(Command::new("sudo").args(["-n", "true"])) {
+        bail!(
+            "missing: {names}. This user is not root and cannot use sudo without a password; run: sudo apt-get install -y {names}"
+        );
+    }
+    let apt = |arguments: &[&str]| {
+        let mut command = if root { Command::new("env") } else { Command::new("sudo") };
+        if !root {
+            command.args(["-n", "env"]);
+        }
+        command.args(["DEBIAN_FRONTEND=noninteractive", "apt-get", "-q"]).args(arguments);
+        command
+    };
+    let install = [&["install", "-y", "--no-install-recommends"], packages].concat();
+    // The package lists may be absent (a fresh container) or too old to install from.
+    let listed = packages.iter().all(|name| {
+        output(Command::new("apt-cache").args(["show", "--no-all-versions", name]))
+            .is_ok_and(|shown| !shown.is_empty())
+    });
+    if listed && run(&mut apt(&install)).is_ok() {
+        return Ok(());
+    }
+    run(&mut apt(&["update"]))?;
+    run(&mut apt(&install))
+}
+
+/// The root of this repository.
+pub(crate) fn repository() -> PathBuf {
+    // Cargo tells a running package where it lies, also after the repository moved.
+    let manifest = std::env::var_os("CARGO_MANIFEST_DIR")
+        .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
+    manifest.parent().map_or_else(|| PathBuf::from("."), Path::to_path_buf)
+}
