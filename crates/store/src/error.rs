@@ -158,6 +158,9 @@ pub enum OpenError {
     /// The snapshot belongs to another guest build.
     #[error(transparent)]
     Guest(#[from] GuestMismatch),
+    /// The image could not be built in memory.
+    #[error(transparent)]
+    Image(#[from] afresh_memory::ImageError),
     /// A page outside the snapshot was asked for.
     #[error("pages {first}..{end} lie outside the snapshot of {pages} pages")]
     Range {

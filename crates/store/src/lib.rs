@@ -21,6 +21,7 @@ mod diff;
 mod digest;
 mod error;
 mod guest;
+mod image;
 mod index;
 mod inspect;
 mod layer;
