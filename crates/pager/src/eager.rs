@@ -23,11 +23,7 @@ pub(crate) fn read_all(
         // SAFETY: inside the range, which was just mapped writable and which nobody touches until the
         // restore has started.
         let read = unsafe { source.read(first, target.page_ptr(range.start + first), pages) };
-        if let Err(error) = read {
-            // Part of the pages would read as zero.
-            target.protect(range, Protection::None)?;
-            return Err(error.into());
-        }
+        close_on_error(target, range, read)?;
     }
     Ok(())
 }
@@ -40,10 +36,15 @@ pub(crate) fn read_working_set(
 ) -> Result<(), RestoreError> {
     let mut set = source.working_set();
     let inside = PageRange::new(0, range.len);
-    let compact = source.working_set_file().filter(|_| set.iter().all(|r| r.end() <= range.len));
-    if compact.is_none() {
-        set = set.iter().filter_map(|run| run.intersect(inside)).collect();
+    let fits = set.last().is_none_or(|run| run.end() <= range.len);
+    let compact = source.working_set_file().filter(|_| fits);
+    if compact.is_none() && fits {
+        let place = |run: PageRange| target.page_ptr(range.start + run.start);
+        // SAFETY: every run lies inside the range, mapped writable, which nobody touches yet.
+        let read = unsafe { source.read_working_set(&place) };
+        return close_on_error(target, range, read);
     }
+    set = set.iter().filter_map(|run| run.intersect(inside)).collect();
     let total: usize = set.iter().map(|run| run.len).sum();
     let threads = match std::thread::available_parallelism() {
         // A thread pays from about a millisecond of reading on.
@@ -72,13 +73,20 @@ pub(crate) fn read_working_set(
             read(first);
         }
     });
-    match failure.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        None => Ok(()),
-        Some(error) => {
-            target.protect(range, Protection::None)?;
-            Err(error.into())
-        }
+    let failure = failure.into_inner().unwrap_or_else(PoisonError::into_inner);
+    close_on_error(target, range, failure.map_or(Ok(()), Err))
+}
+
+/// After an error part of the pages would read as zero, so access to all of them is taken away.
+fn close_on_error(
+    target: &Reservation,
+    range: PageRange,
+    result: Result<(), SourceError>,
+) -> Result<(), RestoreError> {
+    if result.is_err() {
+        target.protect(range, Protection::None)?;
     }
+    Ok(result?)
 }
 
 /// Splits runs into shares of at most `pages` pages, each with the number of pages before it.

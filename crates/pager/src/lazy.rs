@@ -336,6 +336,22 @@ impl Lazy {
         self.windows_of(pages).all(|window| self.ensure(window, true))
     }
 
+    /// The pages of all present windows.
+    pub(crate) fn present(&self) -> Vec<PageRange> {
+        let mut ranges: Vec<PageRange> = Vec::new();
+        for (window, state) in self.states.iter().enumerate() {
+            if state.load(Ordering::Acquire) != PRESENT {
+                continue;
+            }
+            let pages = self.pages_of(window);
+            match ranges.last_mut() {
+                Some(last) if last.end() == pages.start => last.len += pages.len,
+                _ => ranges.push(pages),
+            }
+        }
+        ranges
+    }
+
     /// A fault on a present window: somebody filled it just now, or the guest has thrown the page away,
     /// in which case it reads as zero like any memory that was thrown away.
     fn refill(&self, page: usize) -> bool {

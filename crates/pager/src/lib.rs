@@ -22,6 +22,7 @@ mod eager;
 mod error;
 mod lazy;
 mod options;
+mod recorder;
 mod restore;
 mod source;
 mod staging;
@@ -29,6 +30,7 @@ mod strategy;
 
 pub use error::{RestoreError, SourceError};
 pub use options::Options;
+pub use recorder::Recorder;
 pub use restore::{Restore, Status};
 pub use source::{Backing, FileSource, MemfdSource, PageSource, Piece, SnapshotSource};
 pub use strategy::{Answer, Strategy, UnknownStrategy};

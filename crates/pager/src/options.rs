@@ -43,4 +43,10 @@ impl Options {
     pub fn with(strategy: Strategy) -> Self {
         Self { strategy: Some(strategy), ..Self::default() }
     }
+
+    /// Options that bring in exactly the pages that are touched, to learn the working set.
+    #[must_use]
+    pub fn recording() -> Self {
+        Self { window: Some(1), ..Self::with(Strategy::UffdMove) }
+    }
 }

@@ -239,6 +239,17 @@ impl Restore {
         self.control.check()
     }
 
+    /// The pages that are in place, relative to the restored range: with
+    /// [`Options::recording`], those that were touched. Empty for strategies that do not track pages,
+    /// and once the restore has ended.
+    #[must_use]
+    pub fn present(&self) -> Vec<PageRange> {
+        match self.work() {
+            Some(Work::Lazy(lazy)) => lazy.present(),
+            _ => Vec::new(),
+        }
+    }
+
     /// Waits until everything is in place and the source is let go. Strategies that only answer faults
     /// start to stream now.
     ///

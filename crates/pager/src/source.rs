@@ -65,6 +65,24 @@ pub trait PageSource: Send + Sync {
         Vec::new()
     }
 
+    /// Reads the working set; `place` says where a run of it goes.
+    ///
+    /// # Safety
+    /// As for [`PageSource::read`], for every run that `place` is asked for.
+    ///
+    /// # Errors
+    /// As for [`PageSource::read`].
+    unsafe fn read_working_set(
+        &self,
+        place: &dyn Fn(PageRange) -> *mut u8,
+    ) -> Result<(), SourceError> {
+        for run in self.working_set() {
+            // SAFETY: the caller vouches for what `place` returns.
+            unsafe { self.read(run.start, place(run), run.len) }?;
+        }
+        Ok(())
+    }
+
     /// Where a compact copy of the working set is: its pages one after the other, from this page of
     /// the file on.
     fn working_set_file(&self) -> Option<(BorrowedFd<'_>, usize)> {
@@ -226,5 +244,16 @@ impl PageSource for SnapshotSource {
 
     fn working_set(&self) -> Vec<PageRange> {
         self.snapshot.working_set()
+    }
+
+    unsafe fn read_working_set(
+        &self,
+        place: &dyn Fn(PageRange) -> *mut u8,
+    ) -> Result<(), SourceError> {
+        self.snapshot.read_working_set(|run, bytes| {
+            // SAFETY: the caller vouches for the memory, which is as long as the run.
+            unsafe { place(run).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            Ok(())
+        })
     }
 }

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afresh_pager::{
-    Answer, FileSource, MemfdSource, Options, PageSource, Restore, RestoreError, SnapshotSource,
-    SourceError, Strategy,
+    Answer, FileSource, MemfdSource, Options, PageSource, Recorder, Restore, RestoreError,
+    SnapshotSource, SourceError, Strategy,
 };
 use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
 use afresh_sys::{Memfd, PAGE_SIZE, PageRange, Reservation};
@@ -375,4 +375,45 @@ fn a_source_shorter_than_the_memory_is_refused() {
     let (memory, range) = target();
     let error = Restore::start(memory, range, source, &Options::default()).unwrap_err();
     assert!(matches!(error, RestoreError::Source(SourceError::TooShort { .. })), "{error}");
+}
+
+#[test]
+fn a_recorded_working_set_is_read_from_its_compact_copy_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes = content();
+    drop(snapshot(dir.path(), &bytes, Encoding::Raw, Vec::new()));
+    let store = Store::open(dir.path().join("store")).unwrap();
+    let touched: Vec<usize> = (0..PAGES).step_by(37).collect();
+    let mut recorder = Recorder::new();
+    for _ in 0..2 {
+        let (memory, range) = target();
+        let source = Arc::new(SnapshotSource::new(store.load("a").unwrap()));
+        let restore = Restore::start(memory.clone(), range, source, &Options::recording()).unwrap();
+        touched.iter().for_each(|page| {
+            peek(&memory, page * PAGE_SIZE);
+        });
+        recorder.add(&restore.present());
+    }
+    let set = recorder.pages(0.5);
+    assert_eq!(set, touched.iter().map(|p| PageRange::new(*p, 1)).collect::<Vec<_>>());
+    store.set_working_set("a", &store.load("a").unwrap(), &set).unwrap();
+
+    // The page layer is emptied after it was opened: nothing can be read from it.
+    let loaded = store.load("a").unwrap();
+    let layer = store.blob_path(loaded.layers()[0].digest());
+    let file = File::options().write(true).open(&layer);
+    match file.and_then(|file| file.set_len(0)) {
+        Ok(()) => {}
+        Err(error) => println!("SKIPPED: emptying a read-only file: {error}"),
+    }
+    let (memory, range) = target();
+    let mut options = Options::with(Strategy::WorkingSet);
+    options.background = Some(false);
+    let source = Arc::new(SnapshotSource::new(loaded));
+    assert_eq!(Strategy::choose(&*source, false), Strategy::WorkingSet);
+    let restore = Restore::start(memory.clone(), range, source, &options).unwrap();
+    for page in touched {
+        assert_eq!(peek(&memory, page * PAGE_SIZE + 9), bytes[page * PAGE_SIZE + 9]);
+    }
+    assert_eq!(restore.status().faults, 0);
 }

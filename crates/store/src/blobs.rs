@@ -207,14 +207,29 @@ impl BlobWriter {
     /// Makes the blob durable under its digest. The caller syncs the directory once for all blobs.
     pub(crate) fn finish(mut self) -> Result<(Sha256, u64), SaveError> {
         let (file, digest, len) = self.join()?;
+        self.place(&file, digest)?;
+        Ok((digest, len))
+    }
+
+    /// As [`BlobWriter::finish`] if the digest is `expected`; the inner error is what it is instead, and
+    /// no blob appears then.
+    #[cfg(feature = "remote")]
+    pub(crate) fn finish_as(mut self, expected: Sha256) -> Result<Result<(), Sha256>, SaveError> {
+        let (file, digest, _) = self.join()?;
+        if digest != expected {
+            return Ok(Err(digest));
+        }
+        self.place(&file, digest).map(Ok)
+    }
+
+    fn place(&self, file: &File, digest: Sha256) -> Result<(), SaveError> {
         let path = self.dir.join(digest.hex());
         (|| {
             file.set_permissions(fs::Permissions::from_mode(0o444))?;
             file.sync_all()?;
             fs::rename(&self.temporary, &path)
         })()
-        .map_err(|e| SaveError::io(&path, e))?;
-        Ok((digest, len))
+        .map_err(|e| SaveError::io(&path, e))
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::fs::File;
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -10,6 +11,9 @@ use afresh_sys::PAGE_SIZE;
 use crate::blobs::{BlobRead, FileBlob};
 use crate::index::{Encoding, FOOTER_LEN, Footer, Index, Role};
 use crate::{LayerError, OpenError, Sha256};
+
+/// Groups read at once: 2 MiB of pages as written by this version.
+const BATCH_GROUPS: usize = 32;
 
 /// An opened page layer.
 pub struct Layer {
@@ -155,34 +159,49 @@ impl Layer {
         OpenError::Layer { digest: self.digest, source }
     }
 
-    /// Reads group `group` into `out`, which is exactly as long, and checks it.
-    fn read_group(&self, group: usize, out: &mut [u8]) -> Result<(), OpenError> {
+    /// Bytes of the blob that hold `groups`.
+    fn bytes_of(&self, groups: &Range<usize>) -> Range<u64> {
         match self.index.encoding {
             Encoding::Raw => {
-                let first = self.index.group_range(group).start;
-                self.blob.read_at(out, first * PAGE_SIZE as u64).map_err(|e| self.io(e))?;
+                let page = |n: u64| n * PAGE_SIZE as u64;
+                let first = self.index.group_range(groups.start).start;
+                page(first)..page(self.index.group_range(groups.end - 1).end)
             }
+            Encoding::Zstd => self.offsets[groups.start]..self.offsets[groups.end],
+        }
+    }
+
+    /// Reads whole groups into `out`, which is exactly as long, with one read of the blob, and checks
+    /// each.
+    fn read_groups(&self, groups: Range<usize>, out: &mut [u8]) -> Result<(), OpenError> {
+        let bytes = self.bytes_of(&groups);
+        let mut frames = Vec::new();
+        match self.index.encoding {
+            Encoding::Raw => self.blob.read_at(out, bytes.start),
             Encoding::Zstd => {
-                let wrong = || self.bad(LayerError::Decompress(group as u64));
-                let (from, to) = (self.offsets[group], self.offsets[group + 1]);
-                // A frame that does not shrink its input is at most a few bytes longer than it.
-                if (to - from) as usize > zstd::zstd_safe::compress_bound(out.len()) {
-                    return Err(wrong());
-                }
-                let mut frame = vec![0; (to - from) as usize];
-                self.blob.read_at(&mut frame, from).map_err(|e| self.io(e))?;
-                let n = zstd::bulk::decompress_to_buffer(&frame, out).map_err(|_| wrong())?;
-                if n != out.len() {
-                    return Err(wrong());
-                }
+                // The index was checked: the chunks are no longer than the blob, which bounds this.
+                frames.resize((bytes.end - bytes.start) as usize, 0);
+                self.blob.read_at(&mut frames, bytes.start)
             }
         }
-        if blake3::hash(out) != blake3::Hash::from_bytes(self.index.groups[group]) {
-            let range = self.index.group_range(group);
-            return Err(self.bad(LayerError::Group { first: range.start, end: range.end }));
-        }
-        if let Some(word) = self.verified.get(group / 64) {
-            word.fetch_or(1 << (group % 64), Ordering::Release);
+        .map_err(|e| self.io(e))?;
+        let group_bytes = self.group_pages() * PAGE_SIZE;
+        for (group, part) in groups.zip(out.chunks_mut(group_bytes)) {
+            if self.index.encoding == Encoding::Zstd {
+                let from = (self.offsets[group] - bytes.start) as usize;
+                let to = (self.offsets[group + 1] - bytes.start) as usize;
+                let n = zstd::bulk::decompress_to_buffer(&frames[from..to], part);
+                if n.ok() != Some(part.len()) {
+                    return Err(self.bad(LayerError::Decompress(group as u64)));
+                }
+            }
+            if blake3::hash(part) != blake3::Hash::from_bytes(self.index.groups[group]) {
+                let range = self.index.group_range(group);
+                return Err(self.bad(LayerError::Group { first: range.start, end: range.end }));
+            }
+            if let Some(word) = self.verified.get(group / 64) {
+                word.fetch_or(1 << (group % 64), Ordering::Release);
+            }
         }
         Ok(())
     }
@@ -201,21 +220,32 @@ impl Layer {
         let mut at = first;
         while at < end {
             let group = (at / per_group) as usize;
-            let range = self.index.group_range(group);
+            let is_whole = |group: usize| {
+                let range = self.index.group_range(group);
+                !range.is_empty() && at <= range.start && range.end <= end
+            };
+            let mut groups = group..group + 1;
+            let checked = self.is_verified(group);
+            // Groups that can be read straight into place are taken together.
+            while groups.len() < BATCH_GROUPS
+                && is_whole(groups.end)
+                && self.is_verified(groups.end) == checked
+                && (checked || is_whole(group))
+            {
+                groups.end += 1;
+            }
+            let range =
+                self.index.group_range(group).start..self.index.group_range(groups.end - 1).end;
             let until = range.end.min(end);
-            let part =
-                &mut out[(at - first) as usize * PAGE_SIZE..][..(until - at) as usize * PAGE_SIZE];
-            if at == range.start && until == range.end {
-                if self.is_verified(group) {
-                    self.blob.read_at(part, at * PAGE_SIZE as u64).map_err(|e| self.io(e))?;
-                } else {
-                    self.read_group(group, part)?;
-                }
-            } else if self.is_verified(group) {
+            let from = (at - first) as usize * PAGE_SIZE;
+            let part = &mut out[from..][..(until - at) as usize * PAGE_SIZE];
+            if checked {
                 self.blob.read_at(part, at * PAGE_SIZE as u64).map_err(|e| self.io(e))?;
+            } else if at == range.start && until == range.end {
+                self.read_groups(groups, part)?;
             } else {
                 scratch.resize((range.end - range.start) as usize * PAGE_SIZE, 0);
-                self.read_group(group, &mut scratch)?;
+                self.read_groups(groups, &mut scratch)?;
                 let skip = (at - range.start) as usize * PAGE_SIZE;
                 part.copy_from_slice(&scratch[skip..skip + part.len()]);
             }
@@ -230,19 +260,28 @@ impl Layer {
     /// As [`Layer::read`].
     pub fn verify(&self, first: u64, len: u64) -> Result<(), OpenError> {
         let per_group = u64::from(self.index.group_pages);
-        let end = (first + len).min(self.index.stored);
+        let end = first.saturating_add(len).min(self.index.stored);
         if first >= end {
             return Ok(());
         }
-        let mut scratch = vec![0; self.group_pages() * PAGE_SIZE];
-        for group in first / per_group..end.div_ceil(per_group) {
-            let group = group as usize;
-            if !self.is_verified(group) {
-                let range = self.index.group_range(group);
-                self.read_group(
-                    group,
-                    &mut scratch[..(range.end - range.start) as usize * PAGE_SIZE],
-                )?;
+        let mut scratch = Vec::new();
+        let mut at = (first / per_group) as usize;
+        let last = end.div_ceil(per_group) as usize;
+        while at < last {
+            let mut groups = at..at + 1;
+            while !self.is_verified(at)
+                && groups.len() < BATCH_GROUPS
+                && groups.end < last
+                && !self.is_verified(groups.end)
+            {
+                groups.end += 1;
+            }
+            at = groups.end;
+            if !self.is_verified(groups.start) {
+                let range = self.index.group_range(groups.start).start
+                    ..self.index.group_range(groups.end - 1).end;
+                scratch.resize((range.end - range.start) as usize * PAGE_SIZE, 0);
+                self.read_groups(groups, &mut scratch)?;
             }
         }
         Ok(())

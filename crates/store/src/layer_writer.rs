@@ -13,7 +13,7 @@ pub(crate) const GROUP_PAGES: u32 = 16;
 /// Pages read at a time.
 const BATCH: usize = 256;
 /// zstd level: 1 is close to the disk's speed, and higher ones gain little on memory.
-const ZSTD_LEVEL: i32 = 1;
+pub(crate) const ZSTD_LEVEL: i32 = 1;
 
 /// What to write.
 pub(crate) struct Plan<'a> {

@@ -29,9 +29,13 @@ mod layer_writer;
 mod manifest;
 mod map;
 mod pages;
+#[cfg(feature = "remote")]
+pub mod remote;
 mod save;
 mod snapshot;
 mod store;
+#[cfg(feature = "remote")]
+mod transcode;
 
 pub use blobs::BlobRead;
 pub use collect::Collected;
