@@ -209,7 +209,7 @@ pub unsafe extern "C" fn afresh_map(
             options.strategy = Some(parsed.map_err(|e| Failure::invalid(&e.to_string()))?);
         }
         let base = NonNull::new(address.cast::<u8>())
-            .filter(|base| base.as_ptr() as usize % PAGE_SIZE == 0 && !out.is_null())
+            .filter(|base| (base.as_ptr() as usize).is_multiple_of(PAGE_SIZE) && !out.is_null())
             .ok_or_else(|| Failure::invalid("`address` is null or misaligned, or `out` is null"))?;
         let pages = snapshot.pages();
         // SAFETY: the caller promises that the range is mapped, theirs, and stays so until the restore
