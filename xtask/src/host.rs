@@ -89,7 +89,7 @@ fn wasi_headers() -> Option<PathBuf> {
     ["/usr/include/wasm32-wasip1", "/usr/include/wasm32-wasi"]
         .into_iter()
         .map(PathBuf::from)
-        .find(|folder| folder.join("wasi/api.h").is_file())
+        .find(|folder| folder.join("stdlib.h").is_file())
 }
 
 /// Installs Debian packages without asking, as root or through a sudo that asks nothing.

@@ -225,9 +225,12 @@ fn import_of(import: Option<(&str, &str)>) -> Option<Import> {
 
 pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, AnalyzeError> {
     let reached = reach(model, roots_of(model, roots)?);
-    let exported = |kind: ExternalKind, index: usize| {
-        model.exports.iter().any(|export| export.kind == kind && export.index as usize == index)
+    let exports = |kind: ExternalKind| -> BTreeSet<usize> {
+        let of_kind = model.exports.iter().filter(|export| export.kind == kind);
+        of_kind.map(|export| export.index as usize).collect()
     };
+    let exported_globals = exports(ExternalKind::Global);
+    let exported_tables = exports(ExternalKind::Table);
     let memories = model.memories.iter().map(|memory| Memory {
         import: import_of(memory.import),
         minimum: memory.ty.initial,
@@ -239,15 +242,15 @@ pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, Ana
     let globals = model.globals.iter().enumerate().map(|(index, global)| Global {
         import: import_of(global.import),
         mutable: global.ty.mutable,
-        exported: exported(ExternalKind::Global, index),
+        exported: exported_globals.contains(&index),
         set_by: Vec::new(),
-        changeable: global.ty.mutable && exported(ExternalKind::Global, index),
+        changeable: global.ty.mutable && exported_globals.contains(&index),
     });
     let tables = model.tables.iter().enumerate().map(|(index, table)| Table {
         import: import_of(table.import),
         minimum: table.ty.initial,
         maximum: table.ty.maximum,
-        exported: exported(ExternalKind::Table, index),
+        exported: exported_tables.contains(&index),
         written: false,
         changeable: false,
         growable: false,

@@ -9,6 +9,7 @@ use wasmparser::{BinaryReader, Parser};
 use crate::analysis::{self, AnalyzeError, Memory, Roots};
 use crate::emit::Sections;
 use crate::model::Model;
+use crate::order;
 use crate::prepare::{DataSegment, move_data};
 
 /// Section ids of the component format.
@@ -61,6 +62,9 @@ pub struct PreparedComponent {
     pub component: Vec<u8>,
     /// Its core modules in the order of the binary, a nested component's where it stands.
     pub modules: Vec<NestedModule>,
+    /// Which of `modules` an instantiation instantiates, in order; none where that hangs on
+    /// imports or on nested components.
+    pub instantiations: Option<Vec<usize>>,
 }
 
 /// Moves the data segments of every core module in a component out of it.
@@ -75,7 +79,8 @@ pub fn prepare_component(wasm: &[u8]) -> Result<PreparedComponent, PrepareCompon
     }
     let mut modules = Vec::new();
     let component = rewrite(wasm, &mut modules, 0)?;
-    Ok(PreparedComponent { component, modules })
+    let instantiations = order::instantiations(wasm)?;
+    Ok(PreparedComponent { component, modules, instantiations })
 }
 
 fn rewrite(

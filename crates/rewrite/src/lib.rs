@@ -7,6 +7,18 @@
 //! * [`bake`] writes the state of a warm instance into a new module.
 //! * [`prepare_component`] moves the data segments of a component's modules.
 //!
+//! ```
+//! use afresh_rewrite::{PrepareOptions, names, prepare};
+//!
+//! // (module (memory 1) (data (i32.const 8) "hi"))
+//! let guest = b"\0asm\x01\0\0\0\x05\x03\x01\0\x01\x0b\x08\x01\0\x41\x08\x0b\x02hi";
+//! let prepared = prepare(guest, &PrepareOptions::default())?;
+//! assert_eq!(prepared.segments[0].offset, 8);
+//! assert_eq!(prepared.segments[0].bytes, b"hi");
+//! assert_eq!(names::memory(0), "afresh:memory:0");
+//! # Ok::<(), afresh_rewrite::PrepareError>(())
+//! ```
+//!
 //! Memory content and size are not handled here: they are the engine's. Nothing here runs Wasm
 //! code or depends on an engine.
 
@@ -19,6 +31,7 @@ mod emit;
 mod guard;
 mod model;
 pub mod names;
+mod order;
 mod prepare;
 mod refusal;
 

@@ -15,6 +15,10 @@ pub const SAVE: &str = "afresh:save";
 /// the instance must be replaced.
 pub const RESTORE: &str = "afresh:restore";
 
+/// `(func)`: the module's start function, which a prepared module that can be restored or baked runs
+/// only when the host calls it: once, in the instance that is warmed.
+pub const START: &str = "afresh:start";
+
 /// The export of memory `index`.
 #[must_use]
 pub fn memory(index: u32) -> String {

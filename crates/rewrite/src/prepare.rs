@@ -3,7 +3,9 @@
 //!
 //! What is promised: every original index, import and export stays; every call of an original
 //! export has the same results, effects and traps as before. What may differ: fuel consumed and
-//! the depth at which the stack overflows, by a little, as some instructions become calls.
+//! the depth at which the stack overflows, by a little, as some instructions become calls. A start
+//! function of a module that can be restored or baked becomes [`names::START`], for the host to
+//! call.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +15,7 @@ use wasm_encoder::{
 };
 use wasmparser::{DataKind, Operator};
 
-use crate::analysis::{self, Analysis, AnalyzeError, Roots};
+use crate::analysis::{self, Analysis, AnalyzeError, Roots, Segment};
 use crate::convert::{self, ConvertError};
 use crate::emit::{Additions, Sections};
 use crate::guard::{Guarded, Guards, Watch};
@@ -137,7 +139,7 @@ pub struct Prepared {
     pub restorable: Option<Restorable>,
     /// What the host can read, if asked for.
     pub visible: Option<Visible>,
-    /// The module before the rewriting.
+    /// The module before the rewriting; empty unless it is to be baked.
     pub(crate) original: Vec<u8>,
 }
 
@@ -164,6 +166,10 @@ pub fn prepare(wasm: &[u8], options: &PrepareOptions) -> Result<Prepared, Prepar
     for (index, _) in (0..).zip(&model.memories) {
         add.export(&names::memory(index), ExportKind::Memory, index);
     }
+    if let Some(start) = model.start.filter(|_| options.restorable || options.bakeable) {
+        sections.remove(SectionId::Start);
+        add.export(names::START, ExportKind::Func, start);
+    }
     let mut guards = guards(&model, &analysis, options, &mut add)?;
     let code = rewrite_code(&model, &mut guards, &mut add)?;
     if let Some(code) = code {
@@ -176,7 +182,8 @@ pub fn prepare(wasm: &[u8], options: &PrepareOptions) -> Result<Prepared, Prepar
     let visible = options.bakeable.then(|| show(&model, &analysis, &guards, &mut add));
     add.apply(&model, &mut sections)?;
     let module = sections.finish(&model);
-    Ok(Prepared { module, segments, analysis, restorable, visible, original: wasm.to_vec() })
+    let original = if options.bakeable { wasm.to_vec() } else { Vec::new() };
+    Ok(Prepared { module, segments, analysis, restorable, visible, original })
 }
 
 /// Takes the leading active data segments whose place is certain out of the module. Each leaves
@@ -222,14 +229,20 @@ fn guards(
         memories: model.memories.iter().map(|m| index_type(m.ty.memory64)).collect(),
         ..Guards::default()
     };
+    // A drop that nothing can notice, or that only the warm-up does, stays a real one, unless
+    // the host has to know of it.
+    let flagged = |segment: &Segment| {
+        (options.restorable && segment.changeable)
+            || (options.bakeable && segment.passive && segment.used && segment.dropped)
+    };
     if options.restorable || options.bakeable {
         for (index, segment) in (0..).zip(&analysis.data) {
-            if segment.passive && segment.used && segment.dropped {
+            if flagged(segment) {
                 guards.data_flags.insert(index, add.default_global(ValType::I32));
             }
         }
         for (index, segment) in (0..).zip(&analysis.elements) {
-            if segment.passive && segment.used && segment.dropped {
+            if flagged(segment) {
                 guards.elem_flags.insert(index, add.default_global(ValType::I32));
             }
         }

@@ -107,6 +107,7 @@ fn a_component_loses_the_data_of_all_its_modules() {
     let instance = linker.instantiate(&mut store, &component).expect("instantiates");
     let f = instance.get_typed_func::<(), (u32,)>(&mut store, "f").expect("still exported");
     assert_eq!(f.call(&mut store, ()).expect("no trap"), (42,));
+    assert_eq!(prepared.instantiations, Some(vec![2]));
     let again = prepare_component(&prepared.component).expect("a component still");
     assert_eq!(again.component, prepared.component, "nothing is left to move");
 }
@@ -118,4 +119,23 @@ fn bytes_that_are_no_component_are_refused() {
     let mut cut = wat(r#"(component (core module (memory 1) (data (i32.const 0) "x")))"#);
     cut.pop();
     prepare_component(&cut).expect_err("cut off");
+}
+
+#[test]
+fn the_order_of_instantiation_is_told_only_where_it_is_certain() {
+    let order = |text: &str| prepare_component(&wat(text)).expect("a component").instantiations;
+    let plain = r#"(component
+        (component $rename (import "f" (func $f)) (export "f" (func $f)))
+        (core module $a (memory 1)) (core module $b (func (export "f")))
+        (core instance $i (instantiate $b)) (core instance (instantiate $a))
+        (core instance (instantiate $b))
+        (func $f (canon lift (core func $i "f")))
+        (instance (instantiate $rename (with "f" (func $f)))))"#;
+    assert_eq!(order(plain), Some(vec![1, 0, 1]));
+    let nested = r#"(component
+        (component $c (core module $a (memory 1)) (core instance (instantiate $a)))
+        (instance (instantiate $c)))"#;
+    assert_eq!(order(nested), None);
+    let imported = r#"(component (import "m" (core module $m)) (core instance (instantiate $m)))"#;
+    assert_eq!(order(imported), None);
 }

@@ -29,7 +29,7 @@ fn module(random: &mut Random) -> Option<Vec<u8>> {
         wide_arithmetic_enabled: false,
         shared_everything_threads_enabled: false,
         canonicalize_nans: false,
-        disallow_traps: false,
+        disallow_traps: bool::arbitrary(&mut input).ok()?,
         max_imports: 0,
         min_funcs: 4,
         max_funcs: 12,

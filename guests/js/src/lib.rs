@@ -10,7 +10,7 @@
 
 use std::cell::RefCell;
 
-use afresh_guest_abi::{Random, fail, respond, write_error};
+use afresh_guest_abi::{BUFFER, Random, fail, reserve, respond, write_error};
 use rquickjs::{CatchResultExt, CaughtError, Context, Ctx, Function, Object, Persistent, Runtime};
 
 const PROGRAM: &str = include_str!("app.js");
@@ -33,6 +33,7 @@ thread_local! {
 /// Starts the engine and builds the heap. Traps when that fails, after saying why on standard error.
 #[unsafe(no_mangle)]
 pub extern "C" fn warm() {
+    reserve(BUFFER);
     match start() {
         Ok(engine) => ENGINE.set(Some(engine)),
         Err(error) => fail(&format!("warm-up: {error}")),

@@ -12,13 +12,11 @@ import enum
 import functools
 import gc
 import hashlib
-import heapq
 import itertools
 import json
 import random
 import re
 import statistics
-import string
 import textwrap
 import typing
 
@@ -51,13 +49,15 @@ def build() -> tuple[list[Document], dict[str, list[int]]]:
     kinds = list(Kind)
     first = datetime.date(2020, 1, 1)
     documents = []
-    index = collections.defaultdict(list)
     for number in range(DOCUMENTS):
         words = source.choices(WORDS, k=12)
         day = first + datetime.timedelta(days=source.randrange(2000))
         documents.append(Document(number, source.choice(kinds), day, " ".join(words)))
-        for word in sorted(set(words)):
-            index[word].append(number)
+    # For each word the documents that have it, the newest first.
+    index = collections.defaultdict(list)
+    for document in sorted(documents, key=lambda document: document.day.toordinal(), reverse=True):
+        for word in sorted(set(document.text.split())):
+            index[word].append(document.number)
     return documents, dict(index)
 
 
@@ -83,7 +83,7 @@ def encode(value: typing.Any) -> str:
 def query(word: str = "anvil", limit: int = 5) -> dict[str, typing.Any]:
     """Finds the newest documents with a word, counts the reads, and looks at their neighbours."""
     numbers = index.get(word, [])
-    newest = heapq.nlargest(limit, numbers, key=lambda number: (documents[number].day, number))
+    newest = numbers[:limit]
     found = []
     neighbours = collections.Counter()
     for number in newest:

@@ -11,7 +11,7 @@
 
 use std::cell::RefCell;
 
-use afresh_guest_abi::{fail, respond, write_error};
+use afresh_guest_abi::{BUFFER, fail, reserve, respond, write_error};
 use rustpython_vm::builtins::{PyBaseExceptionRef, PyStr};
 use rustpython_vm::compiler::Mode;
 use rustpython_vm::{AsObject, Interpreter, PyObjectRef, PyResult, Settings, VirtualMachine};
@@ -32,6 +32,7 @@ thread_local! {
 /// error.
 #[unsafe(no_mangle)]
 pub extern "C" fn warm() {
+    reserve(BUFFER);
     ENGINE.set(Some(start()));
 }
 

@@ -1,0 +1,141 @@
+//! The wasmtime engine that all guests share, set up so that their memories are slots.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use crate::LoadError;
+use crate::linear::SlotMemories;
+
+/// How the engine is set up. What is off costs nothing in compiled code.
+#[derive(Clone, Debug)]
+pub struct EngineConfig {
+    /// Allows timeouts: compiled code looks at an epoch counter in loops and at function entry.
+    pub timeouts: bool,
+    /// Allows fuel: compiled code counts instructions, at a noticeable price.
+    pub fuel: bool,
+    /// Address space kept for a memory whose addresses are 64 bits and whose maximum is not declared.
+    pub memory64_capacity: usize,
+    /// Directory in which compiled guests are kept between runs; `None` compiles each time.
+    pub cache: Option<std::path::PathBuf>,
+}
+
+impl Default for EngineConfig {
+    fn default() -> Self {
+        Self { timeouts: true, fuel: false, memory64_capacity: 64 << 30, cache: None }
+    }
+}
+
+/// Granularity of timeouts.
+pub(crate) const TICK: Duration = Duration::from_millis(5);
+
+pub(crate) struct Inner {
+    pub(crate) wasmtime: wasmtime::Engine,
+    pub(crate) config: EngineConfig,
+    ticking: AtomicBool,
+    ticker: Mutex<Option<std::thread::JoinHandle<()>>>,
+}
+
+/// Compiles and runs guests; cheap to clone.
+#[derive(Clone)]
+pub struct Engine {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("config", &self.inner.config).finish()
+    }
+}
+
+/// Address space wasmtime may assume behind a 32-bit memory's base, so that it needs no bounds checks.
+pub(crate) const RESERVATION: u64 = 4 << 30;
+/// Inaccessible bytes after that.
+pub(crate) const GUARD: u64 = 32 << 20;
+
+impl Engine {
+    /// Sets the engine up.
+    ///
+    /// # Errors
+    /// [`LoadError::Engine`] when wasmtime does not support this machine or configuration.
+    pub fn new(config: EngineConfig) -> Result<Self, LoadError> {
+        let mut wasm = wasmtime::Config::new();
+        wasm.wasm_multi_memory(true)
+            .wasm_memory64(true)
+            .wasm_tail_call(true)
+            .wasm_function_references(true)
+            .wasm_gc(true)
+            .wasm_exceptions(true)
+            .wasm_extended_const(true)
+            .memory_reservation(RESERVATION)
+            .memory_guard_size(GUARD)
+            .memory_reservation_for_growth(0)
+            .memory_may_move(false)
+            // Initial content comes from the slots' images; wasmtime's own copy-on-write does not know
+            // of them.
+            .memory_init_cow(false)
+            .epoch_interruption(config.timeouts)
+            .consume_fuel(config.fuel)
+            .with_host_memory(Arc::new(SlotMemories::default()));
+        let wasmtime = wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?;
+        let inner = Inner {
+            wasmtime,
+            config,
+            ticking: AtomicBool::new(false),
+            ticker: Mutex::new(None),
+        };
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// The wasmtime engine underneath.
+    #[must_use]
+    pub fn wasmtime(&self) -> &wasmtime::Engine {
+        &self.inner.wasmtime
+    }
+
+    /// Compiles a core module, or takes it from the cache.
+    pub(crate) fn compile(&self, wasm: &[u8]) -> Result<wasmtime::Module, LoadError> {
+        let Some(directory) = &self.inner.config.cache else {
+            return wasmtime::Module::new(self.wasmtime(), wasm).map_err(LoadError::Compile);
+        };
+        let key = blake3::Hasher::new()
+            .update(wasm)
+            .update(&[u8::from(self.inner.config.timeouts), u8::from(self.inner.config.fuel)])
+            .finalize();
+        let path = directory.join(format!("{}.cwasm", key.to_hex()));
+        // SAFETY: the cache directory is the caller's own; a file in it is native code, trusted as
+        // much as this program's, which `EngineConfig::cache` documents by being off by default. A file
+        // of another wasmtime version or configuration is refused by wasmtime.
+        if let Ok(module) =
+            unsafe { wasmtime::Module::deserialize_file(self.wasmtime(), &path) }
+        {
+            return Ok(module);
+        }
+        let module = wasmtime::Module::new(self.wasmtime(), wasm).map_err(LoadError::Compile)?;
+        if let Ok(code) = module.serialize() {
+            // A cache that cannot be written makes the next start slower, nothing else.
+            let temporary = directory.join(format!("{}.{}", key.to_hex(), std::process::id()));
+            let _ = std::fs::create_dir_all(directory)
+                .and_then(|()| std::fs::write(&temporary, code))
+                .and_then(|()| std::fs::rename(&temporary, &path));
+        }
+        Ok(module)
+    }
+
+    /// Starts the thread that advances the epoch, which timeouts are counted in. It lives as long as
+    /// the engine.
+    pub(crate) fn start_ticker(&self) {
+        if self.inner.ticking.swap(true, Ordering::AcqRel) {
+            return;
+        }
+        let weak = Arc::downgrade(&self.inner);
+        let thread = std::thread::Builder::new().name("afresh-epoch".to_owned()).spawn(move || {
+            while let Some(inner) = weak.upgrade() {
+                inner.wasmtime.increment_epoch();
+                drop(inner);
+                std::thread::sleep(TICK);
+            }
+        });
+        *self.inner.ticker.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
+    }
+}

@@ -1,0 +1,131 @@
+//! What can go wrong, per operation.
+
+use afresh_memory::{ImageError, SlotError};
+use afresh_pool::PoolError;
+use afresh_rewrite::{AnalyzeError, PrepareComponentError, PrepareError};
+
+/// Loading a guest failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LoadError {
+    /// Not Wasm at all.
+    #[error("this is neither a Wasm module nor a component: it starts with {start:02x?}, not with the Wasm magic number")]
+    NotWasm {
+        /// The first bytes.
+        start: Vec<u8>,
+    },
+    /// The module could not be analysed.
+    #[error(transparent)]
+    Analyze(#[from] AnalyzeError),
+    /// The module could not be prepared.
+    #[error(transparent)]
+    Prepare(#[from] PrepareError),
+    /// The component could not be prepared.
+    #[error(transparent)]
+    Component(#[from] PrepareComponentError),
+    /// wasmtime refused the guest.
+    #[error("the guest does not compile: {0:#}")]
+    Compile(wasmtime::Error),
+    /// The engine could not be configured.
+    #[error("the Wasm engine could not be set up: {0:#}")]
+    Engine(wasmtime::Error),
+    /// The guest imports something that nobody provides.
+    #[error("the guest's imports cannot be satisfied: {0:#}; provide them with `GuestOptions::link`")]
+    Link(wasmtime::Error),
+}
+
+/// Warming a guest, or making an instance of a warm one, failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum WarmError {
+    /// The guest cannot run in the mode that was asked for.
+    #[error("the guest cannot run in {mode} mode: {reason}")]
+    Refused {
+        /// The mode.
+        mode: &'static str,
+        /// Every reason found.
+        reason: String,
+    },
+    /// Loading failed.
+    #[error(transparent)]
+    Load(#[from] LoadError),
+    /// A call of the warm-up failed.
+    #[error("the warm-up call {name:?} failed: {error}")]
+    Call {
+        /// The export that was called.
+        name: String,
+        /// What happened.
+        error: CallError,
+    },
+    /// The instance could not be created.
+    #[error("the guest could not be instantiated: {0:#}")]
+    Instantiate(wasmtime::Error),
+    /// The warm state cannot be kept.
+    #[error("the warm state cannot be kept: {0}")]
+    State(String),
+    /// Memory for the guest could not be had.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    /// The warm image could not be built.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The pool has no instance to give.
+    #[error("{0}")]
+    Pool(String),
+}
+
+impl From<PoolError<WarmError>> for WarmError {
+    fn from(error: PoolError<WarmError>) -> Self {
+        match error {
+            PoolError::Create(error) => error,
+            other => WarmError::Pool(other.to_string()),
+        }
+    }
+}
+
+/// A call into a guest failed. The instance is restored when its lease is dropped, as after any call.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// No such function.
+    #[error("the guest exports no function {name:?}; it exports {available}")]
+    NoSuchExport {
+        /// The name asked for.
+        name: String,
+        /// The exported functions.
+        available: String,
+    },
+    /// The arguments do not fit the function's type.
+    #[error("wrong arguments for {name:?}, whose type is {expected}: {reason}")]
+    Arguments {
+        /// The function.
+        name: String,
+        /// Its type.
+        expected: String,
+        /// What does not fit.
+        reason: String,
+    },
+    /// The guest trapped.
+    #[error("the guest trapped: {message}")]
+    Trap {
+        /// Which trap.
+        trap: wasmtime::Trap,
+        /// The trap with its backtrace.
+        message: String,
+    },
+    /// The call ran longer than its timeout.
+    #[error("the call was stopped after its timeout of {0:?}")]
+    Timeout(std::time::Duration),
+    /// The call used up its fuel.
+    #[error("the call used up its {0} units of fuel")]
+    OutOfFuel(u64),
+    /// The guest ended itself with a non-zero code.
+    #[error("the guest exited with code {0}")]
+    Exit(i32),
+    /// A host function failed.
+    #[error("a host function failed: {0:#}")]
+    Host(wasmtime::Error),
+    /// The guest does not keep the byte-handling interface.
+    #[error("the guest does not keep the byte interface: {0}")]
+    Interface(String),
+}

@@ -1,0 +1,236 @@
+//! Guests: a module or component, and how it is to be run.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use afresh_memory::{HostAccess, Strategy};
+use afresh_pool::Limits;
+use afresh_rewrite::{Analysis, Roots, analyze};
+use wasmtime::{Linker, Val};
+
+use crate::host::{Host, Wasi};
+use crate::linear::MemoryPolicy;
+use crate::{Engine, LoadError, Warm, WarmComponent, WarmError};
+
+/// Which wall stands between two calls.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Mode {
+    /// Reset where the module allows it, fresh otherwise.
+    #[default]
+    Auto,
+    /// The same instance again, restored.
+    Reset,
+    /// A new store and instance each time, over warm memory.
+    Fresh,
+}
+
+impl Mode {
+    /// The name used in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Auto => "auto",
+            Mode::Reset => "reset",
+            Mode::Fresh => "fresh",
+        }
+    }
+}
+
+impl std::str::FromStr for Mode {
+    type Err = String;
+
+    fn from_str(name: &str) -> Result<Self, String> {
+        [Mode::Auto, Mode::Reset, Mode::Fresh]
+            .into_iter()
+            .find(|m| m.name() == name)
+            .ok_or_else(|| format!("unknown mode `{name}`; known are auto, reset, fresh"))
+    }
+}
+
+type Link = Arc<dyn Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync>;
+
+/// How a guest is run.
+#[derive(Clone)]
+pub struct GuestOptions {
+    /// Reset or fresh.
+    pub mode: Mode,
+    /// How its memories are reset.
+    pub strategy: Strategy,
+    /// Whether system calls write its memories. wasmtime-wasi copies through buffers of its own, so
+    /// only host functions of the embedder's matter.
+    pub host_access: HostAccess,
+    /// What WASI gives it.
+    pub wasi: Wasi,
+    /// Most time one call may take; needs [`crate::EngineConfig::timeouts`].
+    pub timeout: Option<Duration>,
+    /// Most fuel one call may use; needs [`crate::EngineConfig::fuel`].
+    pub fuel: Option<u64>,
+    /// Most bytes one of its memories may grow to.
+    pub memory_limit: usize,
+    /// The exports that calls will name; what only others can change need not be restored.
+    pub roots: Roots,
+    /// Limits of the pool of instances.
+    pub limits: Limits,
+    /// Compare memory with the image after every so many resets.
+    pub verify_every: Option<u32>,
+    link: Option<Link>,
+}
+
+impl std::fmt::Debug for GuestOptions {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("GuestOptions")
+            .field("mode", &self.mode)
+            .field("strategy", &self.strategy)
+            .field("timeout", &self.timeout)
+            .field("memory_limit", &self.memory_limit)
+            .field("limits", &self.limits)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Default for GuestOptions {
+    fn default() -> Self {
+        Self {
+            mode: Mode::Auto,
+            strategy: Strategy::Auto,
+            host_access: HostAccess::Threads,
+            wasi: Wasi::default(),
+            timeout: None,
+            fuel: None,
+            memory_limit: usize::MAX,
+            roots: Roots::AllExports,
+            limits: Limits::default(),
+            verify_every: None,
+            link: None,
+        }
+    }
+}
+
+impl GuestOptions {
+    /// Provides host functions of the embedder's own, beside WASI and `afresh.generation`.
+    ///
+    /// Host functions must keep their state in [`Host::set_data`], which is new for every call, or leak
+    /// it knowingly.
+    #[must_use]
+    pub fn link(
+        mut self,
+        link: impl Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.link = Some(Arc::new(link));
+        self
+    }
+
+    pub(crate) fn policy(&self, engine: &Engine) -> MemoryPolicy {
+        MemoryPolicy {
+            strategy: self.strategy,
+            host_access: self.host_access,
+            verify_every: self.verify_every,
+            memory64_capacity: engine.inner.config.memory64_capacity,
+        }
+    }
+
+    /// A linker with everything a core module may import.
+    pub(crate) fn linker(&self, engine: &Engine) -> Result<Linker<Host>, LoadError> {
+        let mut linker = Linker::new(engine.wasmtime());
+        let result = (|| {
+            wasmtime_wasi::p1::add_to_linker_sync(&mut linker, Host::p1)?;
+            linker.func_wrap("afresh", "generation", |caller: wasmtime::Caller<'_, Host>| {
+                caller.data().generation() as i64
+            })?;
+            match &self.link {
+                Some(link) => {
+                    linker.allow_shadowing(true);
+                    link(&mut linker)
+                }
+                None => Ok(()),
+            }
+        })();
+        result.map_err(LoadError::Link)?;
+        Ok(linker)
+    }
+}
+
+/// The calls that bring a guest to the state every later call starts from.
+#[derive(Clone, Debug, Default)]
+pub struct WarmUp {
+    pub(crate) calls: Vec<(String, Vec<Val>)>,
+}
+
+impl WarmUp {
+    /// No call: warm is what instantiation leaves (and `_initialize`, for a WASI reactor).
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Adds a call of an exported function; calls run in order, once, in one instance.
+    #[must_use]
+    pub fn call(mut self, name: impl Into<String>, arguments: &[Val]) -> Self {
+        self.calls.push((name.into(), arguments.to_vec()));
+        self
+    }
+}
+
+/// The bytes of a guest and how to run it.
+#[derive(Debug)]
+pub struct Guest {
+    pub(crate) engine: Engine,
+    pub(crate) wasm: Vec<u8>,
+    pub(crate) options: GuestOptions,
+}
+
+impl Guest {
+    /// A guest from the binary of a core module or component, with default options.
+    ///
+    /// # Errors
+    /// [`LoadError`] when the bytes are not Wasm.
+    pub fn new(engine: &Engine, wasm: &[u8]) -> Result<Self, LoadError> {
+        Self::with_options(engine, wasm, GuestOptions::default())
+    }
+
+    /// A guest with options.
+    ///
+    /// # Errors
+    /// [`LoadError`] when the bytes are not Wasm.
+    pub fn with_options(
+        engine: &Engine,
+        wasm: &[u8],
+        options: GuestOptions,
+    ) -> Result<Self, LoadError> {
+        if !wasm.starts_with(b"\0asm") {
+            return Err(LoadError::NotWasm { start: wasm.iter().take(8).copied().collect() });
+        }
+        Ok(Self { engine: engine.clone(), wasm: wasm.to_vec(), options })
+    }
+
+    /// Whether it is a component. The layer field follows the version in the binary's header.
+    #[must_use]
+    pub fn is_component(&self) -> bool {
+        self.wasm.get(6..8) == Some(&[1, 0])
+    }
+
+    /// What a core module can change, and what reset mode would say to it.
+    ///
+    /// # Errors
+    /// [`LoadError::Analyze`] for a component or an invalid module.
+    pub fn analyze(&self) -> Result<Analysis, LoadError> {
+        Ok(analyze(&self.wasm, &self.options.roots)?)
+    }
+
+    /// Instantiates the module, runs the warm-up and keeps the state it leaves.
+    ///
+    /// # Errors
+    /// [`WarmError`], naming what the guest or the host lacks.
+    pub fn warm(&self, warm_up: WarmUp) -> Result<Warm, WarmError> {
+        Warm::new(self, &warm_up)
+    }
+
+    /// Like [`Guest::warm`], for components: they run in fresh mode, from their state after
+    /// instantiation.
+    ///
+    /// # Errors
+    /// [`WarmError`] for a core module, or when the component does not compile or link.
+    pub fn warm_component(&self) -> Result<WarmComponent, WarmError> {
+        WarmComponent::new(self)
+    }
+}

@@ -1,0 +1,450 @@
+//! Leases: an instance in the warm state, for the time of a call.
+
+use std::any::Any;
+use std::marker::PhantomData;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+
+use wasmtime::{
+    AsContextMut, Extern, Instance, Memory, ModuleExport, Store, Trap, TypedFunc, Val,
+    WasmParams, WasmResults,
+};
+
+use crate::engine::TICK;
+use crate::fresh::FreshMemories;
+use crate::host::Host;
+use crate::reset::{ResetInstance, UNLIMITED};
+use crate::warm::{Inner, next_generation};
+use crate::{CallError, WarmError};
+
+/// A typed export, resolved once by [`crate::Warm::entry`].
+pub struct Entry<P, R> {
+    name: String,
+    export: ModuleExport,
+    number: usize,
+    signature: PhantomData<fn(P) -> R>,
+}
+
+impl<P, R> Entry<P, R> {
+    pub(crate) fn new(name: &str, export: ModuleExport, number: usize) -> Self {
+        Self { name: name.to_owned(), export, number, signature: PhantomData }
+    }
+}
+
+impl<P, R> Clone for Entry<P, R> {
+    fn clone(&self) -> Self {
+        Self::new(&self.name, self.export, self.number)
+    }
+}
+
+impl<P, R> std::fmt::Debug for Entry<P, R> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Entry").field("name", &self.name).finish()
+    }
+}
+
+#[allow(clippy::large_enum_variant)]
+pub(crate) enum Kind<'a> {
+    Reset(afresh_pool::Lease<'a, ResetInstance>),
+    Fresh {
+        /// Dropped before the memories come back to their pool.
+        store: Store<Host>,
+        instance: Instance,
+        memories: afresh_pool::Lease<'a, FreshMemories>,
+    },
+}
+
+/// An instance in the warm state. Calls made through one lease see one another's effects; dropping it
+/// undoes them all.
+pub struct Lease<'a> {
+    kind: Kind<'a>,
+    warm: &'a Inner,
+}
+
+impl std::fmt::Debug for Lease<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").field("host", self.host()).finish()
+    }
+}
+
+/// What a failed wasmtime call means.
+pub(crate) fn call_error(error: wasmtime::Error, timeout: Option<Duration>, fuel: Option<u64>) -> CallError {
+    if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
+        return CallError::Exit(exit.0);
+    }
+    match error.downcast_ref::<Trap>() {
+        Some(Trap::Interrupt) => CallError::Timeout(timeout.unwrap_or_default()),
+        Some(Trap::OutOfFuel) => CallError::OutOfFuel(fuel.unwrap_or_default()),
+        Some(trap) => CallError::Trap { trap: *trap, message: format!("{error:#}") },
+        None => CallError::Host(error),
+    }
+}
+
+/// Calls an export by name with dynamic values, within the limits that the store has now.
+pub(crate) fn call_dynamic(
+    store: &mut Store<Host>,
+    instance: Instance,
+    name: &str,
+    arguments: &[Val],
+    timeout: Option<Duration>,
+) -> Result<Vec<Val>, CallError> {
+    let Some(func) = instance.get_func(&mut *store, name) else {
+        let mut available: Vec<String> = instance
+            .exports(&mut *store)
+            .filter(|e| !e.name().starts_with(afresh_rewrite::names::PREFIX))
+            .filter_map(|e| Some((e.name().to_owned(), e.into_func()?)))
+            .map(|(name, _)| name)
+            .collect();
+        available.sort_unstable();
+        return Err(CallError::NoSuchExport {
+            name: name.to_owned(),
+            available: available.join(", "),
+        });
+    };
+    let ty = func.ty(&*store);
+    let wrong = |reason: String| CallError::Arguments {
+        name: name.to_owned(),
+        expected: ty.to_string(),
+        reason,
+    };
+    if ty.params().len() != arguments.len() {
+        return Err(wrong(format!(
+            "{} given, {} wanted",
+            arguments.len(),
+            ty.params().len()
+        )));
+    }
+    for (position, (ty, value)) in ty.params().zip(arguments).enumerate() {
+        if !value.matches_ty(&*store, &ty).unwrap_or(false) {
+            return Err(wrong(format!("argument {} is no {ty}", position + 1)));
+        }
+    }
+    let mut results = vec![Val::I32(0); ty.results().len()];
+    match func.call(&mut *store, arguments, &mut results) {
+        Ok(()) => Ok(results),
+        Err(error) => {
+            let fuel = store.get_fuel().ok();
+            match call_error(error, timeout, fuel) {
+                // A command that ends itself with success has succeeded.
+                CallError::Exit(0) => Ok(Vec::new()),
+                other => Err(other),
+            }
+        }
+    }
+}
+
+/// 128 bits that no other call in this or any other process gets: a keyed hash of a counter, under a
+/// key of the operating system's.
+fn entropy() -> (i64, i64) {
+    static KEY: OnceLock<[u8; 32]> = OnceLock::new();
+    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    let key = KEY.get_or_init(|| {
+        let mut key = [0u8; 32];
+        let read = std::fs::File::open("/dev/urandom")
+            .and_then(|mut file| std::io::Read::read_exact(&mut file, &mut key));
+        if read.is_err() {
+            // No random device in this sandbox: the standard library's own seed is random too.
+            use std::hash::{BuildHasher, RandomState};
+            for part in key.chunks_mut(8) {
+                part.copy_from_slice(&RandomState::new().hash_one(0).to_le_bytes());
+            }
+        }
+        key
+    });
+    let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let hash = blake3::keyed_hash(key, &count.to_le_bytes());
+    let word = |at: usize| {
+        let mut bytes = [0; 8];
+        bytes.copy_from_slice(&hash.as_bytes()[at..at + 8]);
+        i64::from_le_bytes(bytes)
+    };
+    (word(0), word(8))
+}
+
+/// A handler that takes and gives bytes, resolved by [`crate::Warm::bytes_entry`].
+///
+/// The guest exports `afresh_buffer(len: i32) -> i32`, which returns the address of an input buffer, and
+/// the handler, `(len: i32) -> i64`, which reads its input there and returns `address << 32 | length` of
+/// its answer.
+#[derive(Clone, Debug)]
+pub struct BytesEntry {
+    buffer: Entry<i32, i32>,
+    handler: Entry<i32, i64>,
+}
+
+impl BytesEntry {
+    pub(crate) fn new(buffer: Entry<i32, i32>, handler: Entry<i32, i64>) -> Self {
+        Self { buffer, handler }
+    }
+}
+
+impl<'a> Lease<'a> {
+    #[inline]
+    pub(crate) fn begin(warm: &'a Inner, kind: Kind<'a>) -> Result<Self, WarmError> {
+        let mut lease = Self { kind, warm };
+        lease.host_mut().set_generation(next_generation());
+        if warm.initialize || warm.reseed.is_some() {
+            lease.prepare()?;
+        }
+        Ok(lease)
+    }
+
+    /// Runs the guest's own hooks for a new clone.
+    fn prepare(&mut self) -> Result<(), WarmError> {
+        let failed = |name: &str| {
+            let name = name.to_owned();
+            move |error| WarmError::Call { name, error }
+        };
+        if self.warm.initialize {
+            self.call("_initialize", &[]).map_err(failed("_initialize"))?;
+        }
+        if let Some(reseed) = &self.warm.reseed {
+            self.invoke(reseed, entropy()).map_err(failed(&reseed.name))?;
+        }
+        Ok(())
+    }
+
+    #[inline]
+    fn store(&mut self) -> (&mut Store<Host>, Instance) {
+        match &mut self.kind {
+            Kind::Reset(lease) => {
+                let item = &mut **lease;
+                (&mut item.store, item.instance)
+            }
+            Kind::Fresh { store, instance, .. } => (store, *instance),
+        }
+    }
+
+    /// Sets the limits for one call.
+    #[inline]
+    fn limit(warm: &Inner, store: &mut Store<Host>) {
+        if let Some(timeout) = warm.timeout {
+            // One tick more, because the present one is already under way.
+            let ticks = (timeout.as_nanos() / TICK.as_nanos()) as u64 + 1;
+            store.set_epoch_deadline(ticks.min(UNLIMITED));
+        }
+        if let Some(fuel) = warm.fuel {
+            // Fails only where fuel is not configured; then nothing counts it.
+            let _ = store.set_fuel(fuel);
+        }
+    }
+
+    /// Calls a typed export.
+    ///
+    /// # Errors
+    /// [`CallError`]; the lease stays usable, and is restored when dropped.
+    #[inline]
+    pub fn invoke<P, R>(&mut self, entry: &Entry<P, R>, params: P) -> Result<R, CallError>
+    where
+        P: WasmParams + 'static,
+        R: WasmResults + 'static,
+    {
+        let warm = self.warm;
+        let result = match &mut self.kind {
+            Kind::Reset(lease) => {
+                let item = &mut **lease;
+                if !matches!(item.typed.get(entry.number), Some(Some(_))) {
+                    Self::resolve(item, entry)?;
+                }
+                Self::limit(warm, &mut item.store);
+                let typed = item.typed[entry.number]
+                    .as_ref()
+                    .and_then(|f| f.downcast_ref::<TypedFunc<P, R>>());
+                let Some(typed) = typed else {
+                    return Err(CallError::Interface(format!(
+                        "the entry for {:?} belongs to another guest",
+                        entry.name
+                    )));
+                };
+                typed.call(&mut item.store, params)
+            }
+            Kind::Fresh { store, instance, .. } => {
+                let typed = typed(store, *instance, entry)?;
+                Self::limit(warm, store);
+                typed.call(store, params)
+            }
+        };
+        result.map_err(|error| call_error(error, warm.timeout, warm.fuel))
+    }
+
+    /// Looks an entry up in an instance that sees it for the first time.
+    #[cold]
+    fn resolve<P, R>(item: &mut ResetInstance, entry: &Entry<P, R>) -> Result<(), CallError>
+    where
+        P: WasmParams + 'static,
+        R: WasmResults + 'static,
+    {
+        let typed = typed(&mut item.store, item.instance, entry)?;
+        if item.typed.len() <= entry.number {
+            item.typed.resize_with(entry.number + 1, || None);
+        }
+        item.typed[entry.number] = Some(Box::new(typed) as Box<dyn Any + Send>);
+        Ok(())
+    }
+
+    /// Calls an export by name, with values of any number and type.
+    ///
+    /// # Errors
+    /// [`CallError`]; the lease stays usable, and is restored when dropped. A guest that ends itself
+    /// with exit code 0 has succeeded, without results.
+    pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
+        self.warm.callable(name)?;
+        let warm = self.warm;
+        let (store, instance) = self.store();
+        Self::limit(warm, store);
+        let result = call_dynamic(store, instance, name, arguments, warm.timeout);
+        match (result, warm.fuel) {
+            (Err(CallError::OutOfFuel(_)), Some(fuel)) => Err(CallError::OutOfFuel(fuel)),
+            (result, _) => result,
+        }
+    }
+
+    /// Calls a handler that takes and gives bytes.
+    ///
+    /// # Errors
+    /// [`CallError`]; [`CallError::Interface`] when the guest names memory that it does not have.
+    pub fn call_bytes(&mut self, entry: &BytesEntry, input: &[u8]) -> Result<Vec<u8>, CallError> {
+        let len = i32::try_from(input.len())
+            .map_err(|_| CallError::Interface("the input is larger than 2 GiB".to_owned()))?;
+        let address = self.invoke(&entry.buffer, len)? as u32 as usize;
+        if address == 0 && len > 0 {
+            return Err(CallError::Interface(format!(
+                "the guest has no room for {len} bytes of input"
+            )));
+        }
+        let memory = self.memory()?;
+        let (store, _) = self.store();
+        memory.write(&mut *store, address, input).map_err(|_| {
+            CallError::Interface(format!(
+                "afresh_buffer returned {address:#x}, and {len} bytes there lie outside its memory"
+            ))
+        })?;
+        let packed = self.invoke(&entry.handler, len)? as u64;
+        let (address, len) = ((packed >> 32) as usize, (packed & 0xffff_ffff) as usize);
+        let (store, _) = self.store();
+        let data = memory.data(&*store);
+        let answer = address.checked_add(len).and_then(|end| data.get(address..end));
+        answer.map(<[u8]>::to_vec).ok_or_else(|| {
+            CallError::Interface(format!(
+                "the handler's answer, {len} bytes at {address:#x}, lies outside its memory"
+            ))
+        })
+    }
+
+    /// The guest's first memory.
+    fn memory(&mut self) -> Result<Memory, CallError> {
+        let none = || CallError::Interface("the guest has no memory".to_owned());
+        if let Kind::Reset(lease) = &self.kind {
+            return lease.memories.first().map(|(_, memory)| *memory).ok_or_else(none);
+        }
+        let export = self.warm.memory.ok_or_else(none)?;
+        let (store, instance) = self.store();
+        match instance.get_module_export(store.as_context_mut(), &export) {
+            Some(Extern::Memory(memory)) => Ok(memory),
+            _ => Err(none()),
+        }
+    }
+
+    /// Copies bytes out of the guest's first memory.
+    ///
+    /// # Errors
+    /// [`CallError::Interface`] outside the memory.
+    pub fn read_memory(&mut self, address: usize, out: &mut [u8]) -> Result<(), CallError> {
+        let memory = self.memory()?;
+        let (store, _) = self.store();
+        memory
+            .read(&*store, address, out)
+            .map_err(|e| CallError::Interface(format!("reading {address:#x}: {e}")))
+    }
+
+    /// Copies bytes into the guest's first memory; undone with the rest.
+    ///
+    /// # Errors
+    /// [`CallError::Interface`] outside the memory.
+    pub fn write_memory(&mut self, address: usize, bytes: &[u8]) -> Result<(), CallError> {
+        let memory = self.memory()?;
+        let (store, _) = self.store();
+        memory
+            .write(store, address, bytes)
+            .map_err(|e| CallError::Interface(format!("writing {address:#x}: {e}")))
+    }
+
+    /// The call's host state.
+    #[must_use]
+    pub fn host(&self) -> &Host {
+        match &self.kind {
+            Kind::Reset(lease) => lease.store.data(),
+            Kind::Fresh { store, .. } => store.data(),
+        }
+    }
+
+    /// The call's host state, to set what host functions of the embedder need.
+    #[inline]
+    pub fn host_mut(&mut self) -> &mut Host {
+        match &mut self.kind {
+            Kind::Reset(lease) => lease.store.data_mut(),
+            Kind::Fresh { store, .. } => store.data_mut(),
+        }
+    }
+
+    /// Compares the instance with the warm state, byte by byte: how many bytes of memory differ, and how
+    /// many globals, tables and segments. Both are 0 in a lease that has made no call (and whose guest
+    /// takes no fresh entropy).
+    ///
+    /// # Errors
+    /// [`WarmError`] when the state cannot be read.
+    pub fn differences(&mut self) -> Result<(usize, usize), WarmError> {
+        match &mut self.kind {
+            Kind::Reset(lease) => lease.differences(),
+            Kind::Fresh { memories, .. } => {
+                let bytes =
+                    memories.differences().map_err(|e| WarmError::State(e.to_string()))?;
+                Ok((bytes, 0))
+            }
+        }
+    }
+
+    /// Pages that the guest's memories keep writable and resident.
+    #[must_use]
+    pub fn write_set_pages(&self) -> usize {
+        match &self.kind {
+            Kind::Reset(lease) => {
+                lease.memories.iter().map(|(m, _)| m.slot().write_set_len()).sum()
+            }
+            Kind::Fresh { memories, .. } => {
+                memories.memories.iter().map(|m| m.slot().write_set_len()).sum()
+            }
+        }
+    }
+
+    /// Drops the instance instead of bringing it back.
+    pub fn discard(self) {
+        match self.kind {
+            Kind::Reset(lease) => lease.discard(),
+            Kind::Fresh { store, memories, .. } => {
+                drop(store);
+                memories.discard();
+            }
+        }
+    }
+}
+
+/// The typed function behind an entry, in one instance.
+fn typed<P: WasmParams, R: WasmResults>(
+    store: &mut Store<Host>,
+    instance: Instance,
+    entry: &Entry<P, R>,
+) -> Result<TypedFunc<P, R>, CallError> {
+    let Some(Extern::Func(func)) = instance.get_module_export(&mut *store, &entry.export) else {
+        return Err(CallError::Interface(format!(
+            "the entry for {:?} belongs to another guest",
+            entry.name
+        )));
+    };
+    func.typed(&*store).map_err(|e| CallError::Arguments {
+        name: entry.name.clone(),
+        expected: func.ty(&*store).to_string(),
+        reason: format!("{e:#}"),
+    })
+}

@@ -1,0 +1,59 @@
+//! Warm Wasm guests, pristine for every call.
+//!
+//! A [`Guest`] is a module or component. [`Guest::warm`] instantiates it, runs its warm-up once and
+//! keeps the state it leaves: memories as images of the engine, globals and tables in the module. From
+//! then on [`Warm::lease`] hands out instances that all start from exactly that state; dropping the
+//! lease brings the instance back to it, at a cost set by what the call wrote.
+//!
+//! Two modes, with different walls between calls:
+//!
+//! * [`Mode::Reset`]: the same live instance again, with its memories, globals, tables and dropped
+//!   segments restored. For modules of which analysis proves that this is everything a call can change;
+//!   any other is refused with the reason.
+//! * [`Mode::Fresh`]: a new `Store` and instance for every call, over memory that already holds the warm
+//!   image. Works for every Wasm feature that wasmtime has, and for components.
+//!
+//! ```
+//! use afresh_wasm::{Engine, EngineConfig, Guest, Val, WarmUp};
+//!
+//! let engine = Engine::new(EngineConfig::default())?;
+//! let module = wat::parse_str(r#"(module
+//!     (memory 1)
+//!     (global $calls (mut i32) (i32.const 0))
+//!     (func (export "warm") (i32.store (i32.const 8) (i32.const 40)))
+//!     (func (export "next") (result i32)
+//!         (global.set $calls (i32.add (global.get $calls) (i32.const 1)))
+//!         (i32.store (i32.const 8) (i32.add (i32.load (i32.const 8)) (global.get $calls)))
+//!         (i32.load (i32.const 8))))"#)?;
+//! let warm = Guest::new(&engine, &module)?.warm(WarmUp::new().call("warm", &[]))?;
+//! for _ in 0..3 {
+//!     let answer = warm.lease()?.call("next", &[])?;
+//!     assert!(matches!(answer[..], [Val::I32(41)]));
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod component;
+mod engine;
+mod error;
+mod fresh;
+mod guest;
+mod host;
+mod lease;
+mod linear;
+mod reset;
+mod state;
+mod values;
+mod warm;
+
+pub use afresh_pool::{Exhausted, Limits, PoolStats};
+pub use afresh_rewrite::{Analysis, Refusal, Roots};
+pub use component::{ComponentLease, WarmComponent};
+pub use engine::{Engine, EngineConfig};
+pub use error::{CallError, LoadError, WarmError};
+pub use guest::{Guest, GuestOptions, Mode, WarmUp};
+pub use host::{Host, Output, Wasi};
+pub use lease::{BytesEntry, Entry, Lease};
+pub use values::{ArgumentError, parse_arguments, show_value};
+pub use warm::{Warm, WarmReport};
+pub use wasmtime::{self, Val};

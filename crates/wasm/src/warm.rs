@@ -1,0 +1,480 @@
+//! A warm guest: made once, leased for every call.
+
+use std::any::TypeId;
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
+use afresh_pool::{Pool, PoolStats, Recycle};
+use afresh_rewrite::{
+    PrepareError, PrepareOptions, Prepared, Roots, WarmState, bake, names, prepare,
+};
+use wasmtime::{FuncType, Instance, Module, ModuleExport, Store, WasmParams, WasmResults};
+
+use crate::fresh::{FreshMemories, FreshState};
+use crate::guest::{Guest, Mode, WarmUp};
+use crate::host::Host;
+use crate::lease::{self, BytesEntry, Entry, Kind, Lease};
+use crate::linear::{GuestMemory, Shape, with_memories};
+use crate::reset::{Blueprint, ResetInstance, ResetState, WarmMemory};
+use crate::{CallError, Engine, LoadError, WarmError, state};
+
+/// The WASI reactor initialiser, which is run before the warm-up.
+const INITIALIZE: &str = "_initialize";
+/// The hook that takes fresh entropy after every restore.
+pub(crate) const RESEED: &str = "afresh_reseed";
+
+/// How a guest was warmed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct WarmReport {
+    /// Reset or fresh, never auto.
+    pub mode: Mode,
+    /// Why not reset, when it was not possible.
+    pub why_fresh: Option<String>,
+    /// Bytes of the guest's memories.
+    pub memory_bytes: usize,
+    /// Bytes of them that the images store; the rest is zero.
+    pub image_bytes: usize,
+    /// Mutable globals, tables and dropped segments that a reset restores.
+    pub restored_items: usize,
+    /// Time to analyse, rewrite and compile.
+    pub compile: Duration,
+    /// Time to instantiate and run the warm-up.
+    pub warm_up: Duration,
+    /// What resets the memories, and why that was chosen.
+    pub strategy: String,
+    /// Whether clones take fresh entropy by the guest's `afresh_reseed` export.
+    pub reseeds: bool,
+}
+
+/// An export that calls can name.
+pub(crate) struct Callable {
+    pub(crate) export: ModuleExport,
+    pub(crate) ty: FuncType,
+}
+
+pub(crate) enum Pools {
+    Reset { state: Arc<ResetState>, pool: Pool<ResetInstance> },
+    Fresh { state: Box<FreshState>, pool: Pool<FreshMemories> },
+}
+
+pub(crate) struct Inner {
+    pub(crate) exports: HashMap<String, Callable>,
+    pub(crate) memory: Option<ModuleExport>,
+    pub(crate) pools: Pools,
+    /// A guest whose warm state cannot be kept: each fresh instance runs its initialiser again.
+    pub(crate) initialize: bool,
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) fuel: Option<u64>,
+    pub(crate) reseed: Option<Entry<(i64, i64), ()>>,
+    entries: Mutex<HashMap<(String, TypeId), usize>>,
+    report: WarmReport,
+}
+
+/// A guest in its warm state; cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct Warm {
+    pub(crate) inner: Arc<Inner>,
+}
+
+impl std::fmt::Debug for Warm {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Warm").field("report", &self.inner.report).finish()
+    }
+}
+
+/// Numbers for clones: unique in the process, without a counter that all threads share.
+pub(crate) fn next_generation() -> u64 {
+    const BLOCK: u64 = 1 << 16;
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    thread_local!(static MINE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
+    let mut next = MINE.get();
+    if next.is_multiple_of(BLOCK) {
+        next = NEXT.fetch_add(BLOCK, Ordering::Relaxed);
+    }
+    MINE.set(next + 1);
+    next + 1
+}
+
+/// The memories that segments alone make: what the module starts with.
+fn cold_memories(prepared: &Prepared) -> Result<Vec<WarmMemory>, WarmError> {
+    let mut memories = Vec::new();
+    for (index, memory) in (0u32..).zip(&prepared.analysis.memories) {
+        let bytes = memory
+            .minimum
+            .checked_shl(memory.page_size_log2)
+            .and_then(|b| usize::try_from(b).ok())
+            .ok_or_else(|| WarmError::State("a memory is larger than the address space".into()))?;
+        let mut image = ImageBuilder::new(page_align_up(bytes) / PAGE_SIZE);
+        for segment in prepared.segments.iter().filter(|s| s.memory == index) {
+            image.segment(segment.offset as usize, &segment.bytes)?;
+        }
+        memories.push(WarmMemory { shape: Shape::of(memory), image: image.build()?, bytes });
+    }
+    Ok(memories)
+}
+
+struct Warmer<'a> {
+    guest: &'a Guest,
+    engine: &'a Engine,
+    compile: Duration,
+}
+
+impl Warmer<'_> {
+    fn blueprint(&mut self, wasm: &[u8], prepared: &Prepared) -> Result<Blueprint, WarmError> {
+        let options = &self.guest.options;
+        let started = Instant::now();
+        let module = self.engine.compile(wasm)?;
+        self.compile += started.elapsed();
+        let linker = options.linker(self.engine)?;
+        let pre = linker.instantiate_pre(&module).map_err(LoadError::Link)?;
+        let config = &self.engine.inner.config;
+        Ok(Blueprint {
+            pre,
+            wasi: Arc::new(options.wasi.clone()),
+            memory_limit: options.memory_limit,
+            timeouts: config.timeouts,
+            fuel: config.fuel,
+            policy: options.policy(self.engine),
+            visible: prepared.visible.clone().unwrap_or_default(),
+            restores: prepared.restorable.as_ref().is_some_and(|r| !r.is_empty()),
+            collects: module.resources_required().num_tables > 0
+                && prepared.analysis.tables.iter().any(|t| t.changeable),
+            replaced: AtomicU64::new(0),
+            shrunk: AtomicU64::new(0),
+        })
+    }
+
+    /// Runs what brings a new instance to its warm state.
+    fn run(
+        &self,
+        store: &mut Store<Host>,
+        instance: Instance,
+        prepared: &Prepared,
+        warm_up: &WarmUp,
+    ) -> Result<(), WarmError> {
+        let failed = |name: &str| {
+            let name = name.to_owned();
+            move |error| WarmError::Call { name, error }
+        };
+        let exported = &prepared.analysis.exported_functions;
+        let automatic = prepared.analysis.has_start.then_some(names::START);
+        let reactor = exported.iter().any(|n| n == INITIALIZE).then_some(INITIALIZE);
+        for name in automatic.into_iter().chain(reactor) {
+            lease::call_dynamic(store, instance, name, &[], None).map_err(failed(name))?;
+        }
+        for (name, arguments) in &warm_up.calls {
+            lease::call_dynamic(store, instance, name, arguments, None).map_err(failed(name))?;
+        }
+        Ok(())
+    }
+
+    /// Warms a guest whose state can be read out again.
+    fn warm(
+        &mut self,
+        blueprint: &Blueprint,
+        prepared: &Prepared,
+        warm_up: &WarmUp,
+    ) -> Result<Warmed, WarmError> {
+        let memories = cold_memories(prepared)?
+            .iter()
+            .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &blueprint.policy))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mut store = blueprint.store();
+        let instance = with_memories(&memories, || blueprint.pre.instantiate(&mut store))
+            .map_err(WarmError::Instantiate)?;
+        self.run(&mut store, instance, prepared, warm_up)?;
+        let mut warm = Vec::new();
+        let mut sizes = Vec::new();
+        for (memory, declared) in memories.iter().zip(&prepared.analysis.memories) {
+            let image = memory.slot().freeze()?.compact()?;
+            let bytes = memory.bytes();
+            sizes.push((bytes >> declared.page_size_log2) as u64);
+            warm.push(WarmMemory { shape: Shape::of(declared), image, bytes });
+        }
+        let state = state::read(&mut store, instance, &blueprint.visible, sizes)?;
+        Ok(Warmed { store, instance, memories, warm, state })
+    }
+}
+
+/// The first instance, right after its warm-up, and what was read out of it.
+struct Warmed {
+    store: Store<Host>,
+    instance: Instance,
+    memories: Vec<Arc<GuestMemory>>,
+    warm: Vec<WarmMemory>,
+    state: WarmState,
+}
+
+impl Warm {
+    pub(crate) fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
+        let options = &guest.options;
+        let engine = &guest.engine;
+        if options.timeout.is_some() {
+            engine.start_ticker();
+        }
+        let started = Instant::now();
+        let (mode, prepared, why_fresh) = Self::prepare(guest, warm_up)?;
+        let mut warmer = Warmer { guest, engine, compile: started.elapsed() };
+        let mut blueprint = warmer.blueprint(&prepared.module, &prepared)?;
+        let started = Instant::now();
+        let keeps_state = prepared.visible.is_some();
+        let (module, pools, memories) = if !keeps_state {
+            let memories = cold_memories(&prepared)?;
+            let module = blueprint.pre.module().clone();
+            let state = Box::new(FreshState { blueprint, memories: memories.clone() });
+            (module, Pools::Fresh { state, pool: Pool::new(options.limits) }, memories)
+        } else {
+            let warmed = warmer.warm(&blueprint, &prepared, warm_up)?;
+            let memories = warmed.warm.clone();
+            if mode == Mode::Reset {
+                let module = blueprint.pre.module().clone();
+                let state = Arc::new(ResetState {
+                    blueprint,
+                    memories: warmed.warm,
+                    state: warmed.state,
+                });
+                for (memory, warm) in warmed.memories.iter().zip(&state.memories) {
+                    memory.adopt(&warm.image)?;
+                }
+                let mut first = Some(ResetInstance::adopt(
+                    &state,
+                    warmed.store,
+                    warmed.instance,
+                    warmed.memories,
+                )?);
+                let pool = Pool::new(options.limits);
+                // Through the pool's own door, so that its books include the first instance.
+                drop(pool.get(0, |_| first.take().map_or_else(|| state.make(), Ok))?);
+                (module, Pools::Reset { state, pool }, memories)
+            } else {
+                let baked = bake(&prepared, &warmed.state)
+                    .map_err(|e| WarmError::State(e.to_string()))?;
+                drop(warmed.store);
+                blueprint = warmer.blueprint(&baked, &prepared)?;
+                let module = blueprint.pre.module().clone();
+                let state = Box::new(FreshState { blueprint, memories: warmed.warm });
+                (module, Pools::Fresh { state, pool: Pool::new(options.limits) }, memories)
+            }
+        };
+        let strategy = options
+            .strategy
+            .choose(afresh_memory::Features::host(), options.host_access)
+            .map_err(WarmError::Slot)?;
+        let restorable = prepared.restorable.unwrap_or_default();
+        let report = WarmReport {
+            mode,
+            why_fresh,
+            memory_bytes: memories.iter().map(|m| m.bytes).sum(),
+            image_bytes: memories.iter().map(|m| m.image.stored_pages() * PAGE_SIZE).sum(),
+            restored_items: restorable.globals.len()
+                + restorable.tables.len()
+                + restorable.data.len()
+                + restorable.elements.len(),
+            compile: warmer.compile,
+            warm_up: started.elapsed(),
+            strategy: format!("{} ({})", strategy.strategy, strategy.reason),
+            reseeds: false,
+        };
+        Self::finish(guest, &module, pools, !keeps_state, report)
+    }
+
+    fn finish(
+        guest: &Guest,
+        module: &Module,
+        pools: Pools,
+        cold: bool,
+        report: WarmReport,
+    ) -> Result<Self, WarmError> {
+        let mut exports = HashMap::new();
+        for export in module.exports() {
+            let name = export.name();
+            let Some(ty) = export.ty().func().cloned() else { continue };
+            if name.starts_with(names::PREFIX) {
+                continue;
+            }
+            if let Some(export) = module.get_export_index(name) {
+                exports.insert(name.to_owned(), Callable { export, ty });
+            }
+        }
+        let initialize = cold && exports.contains_key(INITIALIZE);
+        let memory = module.get_export_index(&names::memory(0));
+        let mut inner = Inner {
+            exports,
+            memory,
+            pools,
+            initialize,
+            timeout: guest.options.timeout,
+            fuel: guest.options.fuel,
+            reseed: None,
+            entries: Mutex::default(),
+            report,
+        };
+        if inner.exports.contains_key(RESEED) {
+            let hook = inner.entry(RESEED).map_err(|error| WarmError::Call {
+                name: RESEED.to_owned(),
+                error,
+            })?;
+            inner.reseed = Some(hook);
+            inner.report.reseeds = true;
+        }
+        Ok(Self { inner: Arc::new(inner) })
+    }
+
+    /// Decides the mode and prepares the module for it.
+    fn prepare(
+        guest: &Guest,
+        warm_up: &WarmUp,
+    ) -> Result<(Mode, Prepared, Option<String>), WarmError> {
+        let options = &guest.options;
+        let try_as = |restorable, bakeable| {
+            let roots = if restorable { options.roots.clone() } else { Roots::AllExports };
+            prepare(&guest.wasm, &PrepareOptions { roots, restorable, bakeable })
+        };
+        let refused = |mode: Mode, error: &PrepareError| WarmError::Refused {
+            mode: mode.name(),
+            reason: error.to_string(),
+        };
+        let mut why_fresh = None;
+        if options.mode != Mode::Fresh {
+            match try_as(true, true) {
+                Ok(prepared) => return Ok((Mode::Reset, prepared, None)),
+                Err(
+                    error @ (PrepareError::NotRestorable(_) | PrepareError::NotBakeable(_)),
+                ) => {
+                    if options.mode == Mode::Reset {
+                        return Err(refused(Mode::Reset, &error));
+                    }
+                    why_fresh = Some(error.to_string());
+                }
+                Err(error) => return Err(LoadError::from(error).into()),
+            }
+        }
+        match try_as(false, true) {
+            Ok(prepared) => Ok((Mode::Fresh, prepared, why_fresh)),
+            Err(error @ PrepareError::NotBakeable(_)) => {
+                if !warm_up.calls.is_empty() {
+                    return Err(refused(Mode::Fresh, &error));
+                }
+                let prepared = try_as(false, false).map_err(LoadError::from)?;
+                Ok((Mode::Fresh, prepared, why_fresh.or_else(|| Some(error.to_string()))))
+            }
+            Err(error) => Err(LoadError::from(error).into()),
+        }
+    }
+
+    /// An instance in the warm state, for one call or several that belong together. Dropping the lease
+    /// brings it back.
+    ///
+    /// # Errors
+    /// [`WarmError`] when the pool is exhausted or a new instance cannot be made.
+    #[inline]
+    pub fn lease(&self) -> Result<Lease<'_>, WarmError> {
+        let inner = &*self.inner;
+        let kind = match &inner.pools {
+            Pools::Reset { state, pool } => Kind::Reset(pool.get(0, |_| state.make())?),
+            Pools::Fresh { state, pool } => {
+                let memories = pool.get(0, |_| state.make())?;
+                let (store, instance) = state.instantiate(&memories)?;
+                Kind::Fresh { store, instance, memories }
+            }
+        };
+        Lease::begin(inner, kind)
+    }
+
+    /// A handle for typed calls of one export. A signature that does not fit is found by the first call.
+    ///
+    /// # Errors
+    /// [`CallError::NoSuchExport`].
+    pub fn entry<P, R>(&self, name: &str) -> Result<Entry<P, R>, CallError>
+    where
+        P: WasmParams + 'static,
+        R: WasmResults + 'static,
+    {
+        self.inner.entry(name)
+    }
+
+    /// A handle for calls of a handler that takes and gives bytes.
+    ///
+    /// # Errors
+    /// [`CallError::NoSuchExport`] when the handler or `afresh_buffer` is missing.
+    pub fn bytes_entry(&self, name: &str) -> Result<BytesEntry, CallError> {
+        Ok(BytesEntry::new(self.entry("afresh_buffer")?, self.entry(name)?))
+    }
+
+    /// The type of an exported function.
+    ///
+    /// # Errors
+    /// [`CallError::NoSuchExport`].
+    pub fn function_type(&self, name: &str) -> Result<FuncType, CallError> {
+        Ok(self.inner.callable(name)?.ty.clone())
+    }
+
+    /// How it was warmed.
+    #[must_use]
+    pub fn report(&self) -> &WarmReport {
+        &self.inner.report
+    }
+
+    /// The books of its pool.
+    #[must_use]
+    pub fn pool_stats(&self) -> PoolStats {
+        match &self.inner.pools {
+            Pools::Reset { pool, .. } => pool.stats(),
+            Pools::Fresh { pool, .. } => pool.stats(),
+        }
+    }
+
+    /// How many instances were replaced, and how many resets had to shrink a memory, because a call had
+    /// grown a table or memory.
+    #[must_use]
+    pub fn growth_stats(&self) -> (u64, u64) {
+        let blueprint = match &self.inner.pools {
+            Pools::Reset { state, .. } => &state.blueprint,
+            Pools::Fresh { state, .. } => &state.blueprint,
+        };
+        (blueprint.replaced.load(Ordering::Relaxed), blueprint.shrunk.load(Ordering::Relaxed))
+    }
+
+    /// Gives memory of instances idle for `ticks` calls of this method back to the host.
+    pub fn trim_idle(&self, ticks: u64) -> usize {
+        fn trim<T: Recycle>(pool: &Pool<T>, ticks: u64) -> usize {
+            pool.trim_idle(ticks)
+        }
+        match &self.inner.pools {
+            Pools::Reset { pool, .. } => trim(pool, ticks),
+            Pools::Fresh { pool, .. } => trim(pool, ticks),
+        }
+    }
+}
+
+impl Inner {
+    pub(crate) fn callable(&self, name: &str) -> Result<&Callable, CallError> {
+        self.exports.get(name).ok_or_else(|| {
+            let mut available: Vec<&str> = self.exports.keys().map(String::as_str).collect();
+            available.sort_unstable();
+            let available = if available.is_empty() {
+                "no function at all".to_owned()
+            } else {
+                available.join(", ")
+            };
+            CallError::NoSuchExport { name: name.to_owned(), available }
+        })
+    }
+
+    fn entry<P, R>(&self, name: &str) -> Result<Entry<P, R>, CallError>
+    where
+        P: WasmParams + 'static,
+        R: WasmResults + 'static,
+    {
+        let callable = self.callable(name)?;
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        let next = entries.len();
+        let number =
+            *entries.entry((name.to_owned(), TypeId::of::<(P, R)>())).or_insert(next);
+        Ok(Entry::new(name, callable.export, number))
+    }
+}
