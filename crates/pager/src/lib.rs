@@ -27,6 +27,7 @@ mod restore;
 mod source;
 mod staging;
 mod strategy;
+pub mod vmm;
 
 pub use error::{RestoreError, SourceError};
 pub use options::Options;

@@ -7,6 +7,7 @@ mod memfd;
 pub mod pagemap;
 mod reservation;
 mod uffd;
+mod vmm;
 
 pub use memfd::Memfd;
 pub use reservation::{Advice, Protection, Reservation};
