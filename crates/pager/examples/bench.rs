@@ -1,5 +1,6 @@
-//! `cargo run --release -p afresh-pager --example bench -- [--quick] [--save] [CASE]`
+//! `cargo run --release -p afresh-pager --example bench -- [--quick] [--save] [CASE] [STRATEGY]…`
 
+use afresh_pager::Strategy;
 use afresh_pager::bench::{BenchOptions, restore, save};
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -9,6 +10,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         match argument.as_str() {
             "--quick" => options = BenchOptions::quick(),
             "--save" => saving = true,
+            name if name.parse::<Strategy>().is_ok() => {
+                options.strategies.extend(name.parse::<Strategy>())
+            }
             case => options.case = Some(case.to_owned()),
         }
     }

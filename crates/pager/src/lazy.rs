@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::time::{Duration, Instant};
 
 use afresh_sys::fault::{FaultHandler, FaultSignal};
-use afresh_sys::{Memfd, PAGE_SIZE, PageRange, Reservation, SysError, Uffd, futex};
+use afresh_sys::{Call, Memfd, PAGE_SIZE, PageRange, Reservation, SysError, Uffd, futex};
 
 use crate::control::Control;
 use crate::staging::Staging;
@@ -34,6 +34,7 @@ const PRESENT: u32 = 3;
 const EEXIST: i32 = 17;
 const EAGAIN: i32 = 11;
 const EBUSY: i32 = 16;
+const EINVAL: i32 = 22;
 
 /// How pages are put in place.
 #[derive(Debug)]
@@ -55,6 +56,16 @@ pub(crate) enum Fill {
     },
 }
 
+/// Where chunks are read to.
+#[derive(Debug)]
+pub(crate) enum Huge {
+    /// Slots that are used again and again.
+    Pool(Staging),
+    /// A range as large as the target, every chunk of which is used once. Moving a huge page away leaves
+    /// an empty page table behind, and the next fault there would get small pages.
+    Once(Reservation),
+}
+
 /// The state of one lazily filled memory.
 pub(crate) struct Lazy {
     pub(crate) control: Arc<Control>,
@@ -67,8 +78,8 @@ pub(crate) struct Lazy {
     pub(crate) fill: Fill,
     /// Slots of one window, for faults.
     pub(crate) small: Option<Staging>,
-    /// Slots of a huge page, for streaming.
-    pub(crate) huge: Option<Staging>,
+    /// Room for a huge page, for streaming.
+    pub(crate) huge: Option<Huge>,
     /// A futex word a window.
     pub(crate) states: Box<[AtomicU32]>,
     /// Windows not yet present.
@@ -142,20 +153,29 @@ impl Lazy {
                 })
             }
             Fill::Copy | Fill::Move => {
-                let pool = if pages.len > self.window { &self.huge } else { &self.small };
-                let Some(pool) = pool.as_ref().or(self.huge.as_ref()) else {
-                    return Err(SysError::new(afresh_sys::Call::UffdFill, 22).into());
+                let _slot;
+                let staged = match (&self.small, &self.huge) {
+                    (Some(pool), _) if pages.len <= self.window => {
+                        _slot = pool.take();
+                        _slot.ptr()
+                    }
+                    (_, Some(Huge::Pool(pool))) => {
+                        _slot = pool.take();
+                        _slot.ptr()
+                    }
+                    (_, Some(Huge::Once(range))) => range.page_ptr(pages.start),
+                    (_, None) => return Err(SysError::new(Call::UffdFill, EINVAL).into()),
                 };
-                let slot = pool.take();
                 // SAFETY: the slot is ours until it is dropped, and has room for what `fill` is asked
-                // for: a window, or a chunk when only huge slots serve.
-                unsafe { self.source.read(pages.start, slot.ptr(), pages.len) }?;
+                // for: a window, or a chunk. A range that is used once is ours where we have claimed
+                // the target's pages.
+                unsafe { self.source.read(pages.start, staged, pages.len) }?;
                 let base = self.address(pages.start) as usize;
                 self.place(pages, |at, len| {
-                    // SAFETY: stays inside the slot, as `at` stays inside `pages`.
-                    let from = unsafe { slot.ptr().add(at as usize - base) };
+                    // SAFETY: stays inside the staged pages, as `at` stays inside `pages`.
+                    let from = unsafe { staged.add(at as usize - base) };
                     if matches!(self.fill, Fill::Move) {
-                        // SAFETY: the slot is anonymous memory that only we use.
+                        // SAFETY: staged pages are anonymous memory that only we use.
                         match unsafe { self.uffd.take(at, from, len) } {
                             // A page that something has pinned can be copied.
                             Err(e) if e.errno == EBUSY => {}
@@ -193,7 +213,7 @@ impl Lazy {
                 Err(e) => return Err(e.into()),
             }
             if tries > 100_000 {
-                return Err(SysError::new(afresh_sys::Call::UffdFill, EAGAIN).into());
+                return Err(SysError::new(Call::UffdFill, EAGAIN).into());
             }
         }
         Ok(())

@@ -6,13 +6,13 @@ use std::time::Duration;
 
 use afresh_sys::fault::Registration;
 use afresh_sys::{
-    Advice, Call, Interest, Memfd, PageRange, Protection, Reservation, SysError, Uffd, UffdMode,
-    fault,
+    Advice, Call, Interest, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd,
+    UffdMode, fault,
 };
 
 use crate::control::Control;
 use crate::detach::Detach;
-use crate::lazy::{Fill, HUGE, Lazy};
+use crate::lazy::{Fill, HUGE, Huge, Lazy};
 use crate::source::Backing;
 use crate::staging::Staging;
 use crate::strategy::MAX_PIECES;
@@ -348,21 +348,19 @@ fn lazy(
                 }
                 Strategy::UffdCopy | Strategy::WorkingSet => {
                     if window < HUGE {
-                        small = Some(Staging::new(window, false)?);
+                        small = Some(Staging::new(window)?);
                     }
-                    huge = Some(Staging::new(HUGE, false)?);
+                    huge = Some(Huge::Pool(Staging::new(HUGE)?));
                     Fill::Copy
-                }
-                Strategy::UffdMove => {
-                    small = Some(Staging::new(window, window == HUGE)?);
-                    huge = Some(Staging::new(HUGE, true)?);
-                    Fill::Move
                 }
                 _ => {
                     if window < HUGE {
-                        small = Some(Staging::new(window, false)?);
+                        small = Some(Staging::new(window)?);
                     }
-                    huge = Some(Staging::new(HUGE, true)?);
+                    let staging = Reservation::aligned(range.len, HUGE * PAGE_SIZE)?;
+                    staging.map_anonymous(all, Protection::ReadWrite)?;
+                    staging.advise(all, Advice::HugePage)?;
+                    huge = Some(Huge::Once(staging));
                     Fill::Move
                 }
             }

@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, Reservation, SysError};
+use afresh_sys::{Advice, PageRange, Protection, Reservation, SysError};
 
 /// Number of slots; more threads than that wait for one another.
 const SLOTS: usize = 32;
@@ -24,14 +24,14 @@ pub(crate) struct Slot<'a> {
 }
 
 impl Staging {
-    /// Slots of `slot_pages` pages each, of huge pages where `huge` is set and a slot is one.
-    pub(crate) fn new(slot_pages: usize, huge: bool) -> Result<Self, SysError> {
+    /// Slots of `slot_pages` pages each.
+    pub(crate) fn new(slot_pages: usize) -> Result<Self, SysError> {
         let pages = slot_pages * SLOTS;
-        let memory = Reservation::aligned(pages, (slot_pages * PAGE_SIZE).next_power_of_two())?;
+        let memory = Reservation::new(pages)?;
         let all = PageRange::new(0, pages);
         memory.map_anonymous(all, Protection::ReadWrite)?;
         // Pages that are moved one by one must not be parts of a huge one, which would be split.
-        memory.advise(all, if huge { Advice::HugePage } else { Advice::NoHugePage })?;
+        memory.advise(all, Advice::NoHugePage)?;
         Ok(Self { memory, slot_pages, used: AtomicU64::new(0) })
     }
 

@@ -14,6 +14,8 @@ const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 const COMPOUND_HEAD: u64 = 1 << 15;
 const COMPOUND_TAIL: u64 = 1 << 16;
+/// Frames whose flags are read at once: a 2 MiB folio.
+const BLOCK: u64 = 512;
 
 /// Counts the pages of `file` by the size of their folio. `None` where this process may not see page
 /// frames (`CAP_SYS_ADMIN`). Reads the file into the cache.
@@ -33,9 +35,16 @@ pub fn folios(file: impl AsFd, pages: usize) -> Option<Folios> {
         word.copy_from_slice(bytes);
         u64::from_le_bytes(word)
     };
-    let flags = |frame: u64| {
-        let mut bytes = [0; 8];
-        flags_file.read_exact_at(&mut bytes, frame * 8).ok().map(|()| u64::from_le_bytes(bytes))
+    // Frames of one folio follow one another, so flags are read in blocks.
+    let mut block = (u64::MAX, vec![0; BLOCK as usize * 8]);
+    let mut flags = |frame: u64| {
+        if frame / BLOCK != block.0 {
+            let got = flags_file.read_at(&mut block.1, frame / BLOCK * BLOCK * 8).ok()?;
+            block.1[got..].fill(0);
+            block.0 = frame / BLOCK;
+        }
+        let at = (frame % BLOCK) as usize * 8;
+        Some(word(&block.1[at..at + 8]))
     };
     let mut counts = Folios::new();
     let mut sizes: BTreeMap<u64, usize> = BTreeMap::new();
