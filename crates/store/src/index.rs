@@ -247,7 +247,8 @@ impl Footer {
             semantic,
             &self.parent,
         );
-        if found != *root || self.root != *root {
+        // A fuzzer can not guess a digest; what comes after must stand on its own.
+        if (found != *root || self.root != *root) && !cfg!(fuzzing) {
             return Err(LayerError::Root);
         }
         let (extents, groups) = semantic.split_at((self.extents * EXTENT_LEN) as usize);

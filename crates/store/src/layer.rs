@@ -12,6 +12,9 @@ use crate::blobs::{BlobRead, FileBlob};
 use crate::index::{Encoding, FOOTER_LEN, Footer, Index, Role};
 use crate::{LayerError, OpenError, Sha256};
 
+/// Bytes read from the end of a layer to begin with.
+const TAIL: u64 = 64 << 10;
+
 /// Groups read at once: 2 MiB of pages as written by this version.
 const BATCH_GROUPS: usize = 32;
 
@@ -66,11 +69,21 @@ impl Layer {
         if len != size || len < FOOTER_LEN as u64 {
             return Err(bad(LayerError::Truncated(len)));
         }
+        // One read gets the footer, and the index of all but the largest layers with it.
+        let mut tail = vec![0; len.min(TAIL) as usize];
+        let tail_offset = len - tail.len() as u64;
+        blob.read_at(&mut tail, tail_offset).map_err(io)?;
         let mut footer = [0; FOOTER_LEN];
-        blob.read_at(&mut footer, len - FOOTER_LEN as u64).map_err(io)?;
+        footer.copy_from_slice(&tail[tail.len() - FOOTER_LEN..]);
         let footer = Footer::parse(&footer, len).map_err(bad)?;
-        let mut bytes = vec![0; footer.index_len as usize];
-        blob.read_at(&mut bytes, footer.index_offset).map_err(io)?;
+        let bytes = match footer.index_offset.checked_sub(tail_offset) {
+            Some(at) => tail[at as usize..][..footer.index_len as usize].to_vec(),
+            None => {
+                let mut bytes = vec![0; footer.index_len as usize];
+                blob.read_at(&mut bytes, footer.index_offset).map_err(io)?;
+                bytes
+            }
+        };
         let index = footer.parse_index(&bytes, root).map_err(bad)?;
         let offsets = match index.encoding {
             Encoding::Raw => Vec::new(),

@@ -8,9 +8,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use afresh_pager::{Options, Restore, SnapshotSource, Strategy};
 use afresh_store::remote::{Patience, Remote, RemoteError};
 use afresh_store::{Encoding, OpenError, Snapshot, Store};
-use afresh_sys::PageRange;
+use afresh_sys::{PageRange, Reservation};
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures_util::stream::BoxStream;
@@ -35,7 +36,7 @@ enum Wrong {
     Short {
         times: usize,
     },
-    /// A bit of every blob read by range is flipped.
+    /// Bits of every blob read by range are flipped.
     Flip,
     /// Every answer takes so long.
     Slow(Duration),
@@ -117,8 +118,11 @@ impl ObjectStore for Server {
             let mut data = self.objects.get_ranges(from, &[range]).await?[0].to_vec();
             if short {
                 data.pop();
-            } else if let Some(byte) = data.get_mut(17) {
-                *byte ^= 4;
+            } else {
+                // Near the start, which may be pages or frames, and near the end, the footer.
+                let last = data.len() - 1;
+                data[17.min(last)] ^= 4;
+                data[last.saturating_sub(100)] ^= 4;
             }
             let stream = futures_util::stream::iter([Ok(Bytes::from(data))]);
             result.payload = GetResultPayload::Stream(Box::pin(stream));
@@ -375,6 +379,47 @@ fn a_directory_is_a_remote_and_a_store_at_once() {
         Remote::open("gopher://x", Patience::default()),
         Err(RemoteError::Url { .. })
     ));
+}
+
+#[test]
+fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies() {
+    let server = Server::new();
+    let remote = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    let here = store(dir.path());
+    let large: Vec<u8> = (0..3000u32).flat_map(page_of).collect();
+    let mut save = options();
+    save.working_set = vec![PageRange::new(0, 40)];
+    here.save("a", &afresh_store::MemoryPages(large.clone()), &save).unwrap();
+    push(&remote, &(here.clone(), here.load("a").unwrap()), Encoding::Zstd).unwrap();
+    let start = |strategy| {
+        let snapshot = remote.load("a").unwrap();
+        let memory = Arc::new(Reservation::aligned(3000, 2 << 20).unwrap());
+        let mut options = Options::with(strategy);
+        options.streams = 3;
+        let source = Arc::new(SnapshotSource::new(snapshot));
+        let restore =
+            Restore::start(memory.clone(), PageRange::new(0, 3000), source, &options).unwrap();
+        (memory, restore)
+    };
+    let peek = |memory: &Reservation, at: usize| {
+        // SAFETY: inside the restored range.
+        unsafe { memory.base().as_ptr().add(at).read_volatile() }
+    };
+    server.be(Wrong::Slow(Duration::from_millis(2)));
+    for strategy in [Strategy::CopyHybrid, Strategy::WorkingSet, Strategy::UffdMove] {
+        let (memory, restore) = start(strategy);
+        for page in [7, 2999, 1500, 30, 1024] {
+            assert_eq!(peek(&memory, page * PAGE + 5), large[page * PAGE + 5]);
+        }
+        restore.wait(Duration::from_secs(30)).unwrap();
+        assert!((0..large.len()).all(|at| peek(&memory, at) == large[at]));
+    }
+    server.be(Wrong::Nothing);
+    let (_, restore) = start(Strategy::UffdMove);
+    server.be(Wrong::Reset { after: 0, times: usize::MAX });
+    let error = restore.resolve(PageRange::new(2000, 10)).unwrap_err().to_string();
+    assert!(error.contains("connection reset"), "{error}");
 }
 
 /// Runs against a real server when `AFRESH_TEST_S3` names a bucket (`s3://bucket`), with the usual
