@@ -9,6 +9,7 @@
 
 mod backing;
 mod build;
+mod diff;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};

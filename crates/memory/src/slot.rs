@@ -21,6 +21,7 @@
 mod adapt;
 mod map;
 mod reset;
+mod switch;
 
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -112,6 +113,8 @@ pub struct Slot {
     end: usize,
     high_water: usize,
     image: Image,
+    /// The mappings show another image than `image`: see `switch`.
+    stale: bool,
     write_set: WriteSet,
     /// Reused by every reset.
     written: Vec<PageRange>,
@@ -147,8 +150,9 @@ impl Slot {
         Self::build(image, config, choice, None)
     }
 
-    /// Makes a slot whose write set stands over a tracker of the caller's: KVM's dirty ring, say. The
-    /// factory gets the address of page 0 and the capacity in pages.
+    /// Makes a slot over a tracker of the caller's: KVM's dirty ring, say. The factory gets the address
+    /// of page 0 and the capacity in pages. With [`Strategy::Scan`] every written page is protected
+    /// again at each reset; with any other strategy the tracker serves a write set.
     ///
     /// # Errors
     /// As [`Slot::new`], and what the factory returns.
@@ -157,8 +161,12 @@ impl Slot {
         config: SlotConfig,
         tracker: impl FnOnce(NonNull<u8>, usize) -> Result<Box<dyn Tracker>, crate::TrackError>,
     ) -> Result<Self, SlotError> {
+        let strategy = match config.strategy {
+            Strategy::Scan => Strategy::Scan,
+            _ => Strategy::WriteSet(None),
+        };
         let choice = Choice {
-            strategy: Strategy::WriteSet(None),
+            strategy,
             adaptive: false,
             reason: "the guest adapter brings its own tracker".to_owned(),
         };
@@ -194,6 +202,7 @@ impl Slot {
             end: 0,
             high_water: 0,
             image: Image::zero(0),
+            stale: false,
             write_set: WriteSet::default(),
             written: Vec::new(),
             adapt: Adapt::default(),
@@ -205,6 +214,7 @@ impl Slot {
         let regions = slot.config.regions.clone();
         slot.place(image, &regions)?;
         slot.method = match (tracker, slot.choice.strategy) {
+            (Some(make), Strategy::Scan) => Method::Scan(make(base, capacity)?),
             (Some(make), _) => Method::WriteSet(make(base, capacity)?),
             (None, strategy) => slot.method_for(strategy)?,
         };
@@ -236,7 +246,7 @@ impl Slot {
         let regions = self.checked_regions(image, regions)?;
         let external = matches!(
             &self.method,
-            Method::WriteSet(t) if matches!(t.kind(), TrackerKind::Other(_))
+            Method::WriteSet(t) | Method::Scan(t) if matches!(t.kind(), TrackerKind::Other(_))
         );
         let result = (|| {
             if !external {
@@ -501,9 +511,12 @@ impl Slot {
                 if let Some(last) = runs.last_mut() {
                     last.len = last.end().min(end) - last.start;
                 }
-                runs
+                self.changed(&runs)
             }
-            _ => self.accessible().collect(),
+            _ => {
+                let all: Vec<PageRange> = self.accessible().collect();
+                self.changed(&all)
+            }
         };
         // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
         unsafe { self.image.derive(self.end, &changed, base) }

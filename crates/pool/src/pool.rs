@@ -154,6 +154,19 @@ impl<T: Recycle> Pool<T> {
         }
     }
 
+    /// Makes an item that is new, whatever is idle and whatever the limit; it is dropped when it comes
+    /// back. For comparing a used item with one that has never been used.
+    ///
+    /// # Errors
+    /// What `make` returns.
+    pub fn spare<E>(
+        &self,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Lease<'_, T>, PoolError<E>> {
+        self.alive.fetch_add(1, Ordering::AcqRel);
+        self.create(None, true, |_| make())
+    }
+
     #[inline]
     fn lease(&self, idle: Idle<T>, spare: bool) -> Lease<'_, T> {
         Lease { pool: self, item: ManuallyDrop::new(idle.item), resident: idle.resident, spare }

@@ -12,7 +12,8 @@ pub const SAVE: &str = "afresh:save";
 
 /// `(func (result i32))`: brings globals, tables and dropped segments back to the saved state.
 /// 0 is success; any other value means that a table was grown, which cannot be undone in place:
-/// the instance must be replaced.
+/// the instance must be replaced. As any guest code it consumes fuel and heeds the epoch: set both
+/// before the call, and treat a trap as a failed restore.
 pub const RESTORE: &str = "afresh:restore";
 
 /// `(func)`: the module's start function, which a prepared module that can be restored or baked runs

@@ -114,7 +114,7 @@ impl Restorable {
 pub struct Visible {
     /// Mutable globals, exported as [`names::global`].
     pub globals: Vec<u32>,
-    /// Tables that the module writes, exported as [`names::table`].
+    /// Tables that the module or the host can write, exported as [`names::table`].
     pub tables: Vec<u32>,
     /// Functions that a reference may point to, exported as [`names::func`]; empty when no
     /// visible global or table holds function references.
@@ -445,7 +445,9 @@ fn show(model: &Model<'_>, analysis: &Analysis, guards: &Guards, add: &mut Addit
         }
     }
     for (index, table) in (0..).zip(&model.tables) {
-        if analysis.tables.get(index as usize).is_some_and(|table| table.written) {
+        let of = analysis.tables.get(index as usize);
+        // The host may have written an exported table, so its elements have to be looked at.
+        if of.is_some_and(|of| of.import.is_none() && (of.written || of.exported)) {
             add.export(&names::table(index), ExportKind::Table, index);
             visible.tables.push(index);
             functions |= may_hold_function(wasmparser::ValType::Ref(table.ty.element_type));

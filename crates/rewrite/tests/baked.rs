@@ -67,6 +67,7 @@ fn a_baked_module_starts_warm() {
     let (prepared, mut warm) = start_prepared(&engine, GUEST, &bakeable());
     warm.call("warm", &[]).expect("no trap");
     let before = format!("{:?}", warm.call("state", &[]));
+    assert!(before.starts_with("Ok([I32(42)"), "the start function ran once: {before}");
     let state = warm.warm_state(&prepared);
     assert_eq!(state.dropped_data.iter().copied().collect::<Vec<_>>(), [0]);
     assert_eq!(state.dropped_elements.iter().copied().collect::<Vec<_>>(), [2]);
@@ -135,4 +136,30 @@ fn a_module_that_changes_gc_objects_is_refused() {
         (func (export "warm") (struct.set $s 0 (global.get $g) (i32.const 1))))"#;
     let error = prepare(&wat(text), &bakeable()).expect_err("the change would be lost");
     assert!(matches!(error, PrepareError::NotBakeable(_)), "{error}");
+}
+
+#[test]
+fn references_to_imported_functions_and_tables_written_by_the_host_are_baked() {
+    let text = r#"(module (type $f (func (result i32)))
+        (import "env" "h" (func $h (type $f)))
+        (table (export "t") 4 funcref) (elem (i32.const 0) $one) (elem declare func $h)
+        (func $one (export "one") (type $f) (i32.const 1))
+        (func (export "warm") (table.set (i32.const 1) (ref.func $h)))
+        (func (export "call") (param i32) (result i32) (call_indirect (type $f) (local.get 0))))"#;
+    let engine = engine();
+    let (prepared, mut warm) = start_prepared(&engine, text, &bakeable());
+    warm.call("warm", &[]).expect("no trap");
+    let (table, one) = (warm.table("t"), warm.func("one"));
+    table.set(&mut warm.store, 3, one.into()).expect("in bounds");
+    let baked = bake(&prepared, &warm.warm_state(&prepared)).expect("has a constant form");
+    let mut run = start(&engine, &baked).expect("a valid module");
+    assert_eq!(run.int_of("call", &[0]), Ok(1));
+    assert_eq!(run.int_of("call", &[1]), Ok(77));
+    assert_eq!(run.int_of("call", &[3]), Ok(1));
+    run.int_of("call", &[2]).expect_err("still null");
+
+    let host = wasmtime::Func::wrap(&mut warm.store, || 5);
+    table.set(&mut warm.store, 2, host.into()).expect("in bounds");
+    let error = bake(&prepared, &warm.warm_state(&prepared)).expect_err("not its own function");
+    assert!(matches!(error, BakeError::OpaqueElement { table: 0, element: 2 }), "{error}");
 }

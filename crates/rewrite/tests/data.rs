@@ -139,3 +139,49 @@ fn the_order_of_instantiation_is_told_only_where_it_is_certain() {
     let imported = r#"(component (import "m" (core module $m)) (core instance (instantiate $m)))"#;
     assert_eq!(order(imported), None);
 }
+
+/// Records the size of each memory as it is made.
+#[derive(Default)]
+struct Recorder(Vec<usize>);
+
+impl wasmtime::ResourceLimiter for Recorder {
+    fn memory_growing(
+        &mut self,
+        _: usize,
+        size: usize,
+        _: Option<usize>,
+    ) -> wasmtime::Result<bool> {
+        self.0.push(size >> 16);
+        Ok(true)
+    }
+
+    fn table_growing(&mut self, _: usize, _: usize, _: Option<usize>) -> wasmtime::Result<bool> {
+        Ok(true)
+    }
+}
+
+#[test]
+fn the_engine_asks_for_memories_in_the_order_told() {
+    let text = r#"(component
+        (core module $a (memory (export "m") 1) (memory 2))
+        (core module $b (memory 3) (func (export "f")))
+        (core module $c (import "a" "m" (memory 1)) (memory 4))
+        (core instance $i (instantiate $b)) (core instance $a (instantiate $a))
+        (core instance (instantiate $c (with "a" (instance $a))))
+        (core instance (instantiate $b)))"#;
+    let prepared = prepare_component(&wat(text)).expect("a component");
+    let mut expected = Vec::new();
+    for module in prepared.instantiations.expect("nothing is imported") {
+        let memories = &prepared.modules[module].memories;
+        let own = memories.iter().filter(|memory| memory.import.is_none());
+        expected.extend(own.map(|memory| memory.minimum as usize));
+    }
+    let engine = engine();
+    let component = Component::new(&engine, &prepared.component).expect("valid");
+    let mut store = wasmtime::Store::new(&engine, Recorder::default());
+    store.limiter(|recorder| recorder);
+    let linker = wasmtime::component::Linker::new(&engine);
+    linker.instantiate(&mut store, &component).expect("instantiates");
+    assert_eq!(store.data().0, expected);
+    assert_eq!(expected, [3, 1, 2, 4, 3]);
+}

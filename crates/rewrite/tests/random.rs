@@ -6,7 +6,7 @@ mod common;
 use afresh_rewrite::{PrepareOptions, Prepared, WarmState, bake, prepare};
 use arbitrary::{Arbitrary, Unstructured};
 use common::random::Random;
-use common::{Running, engine, place, start, stateful, wat};
+use common::{Running, engine, start, start_from, stateful, wat};
 use wasmtime::{Engine, ExternRef, Val};
 
 /// A random module of the kind that has state to restore, its loops and recursion bounded by a
@@ -146,7 +146,7 @@ fn start_both(
     let options = PrepareOptions { bakeable: true, ..PrepareOptions::default() };
     let prepared = prepare(wasm, &options).expect("no random module has a reason for refusal");
     let original = start(engine, wasm);
-    let rewritten = start(engine, &prepared.module);
+    let rewritten = start_from(engine, &prepared);
     match (original, rewritten) {
         (Ok(original), Ok(rewritten)) => Some((prepared, original, rewritten)),
         (Err(a), Err(b)) => {
@@ -160,13 +160,8 @@ fn start_both(
 }
 
 fn check(engine: &Engine, wasm: &[u8], random: &mut Random, seen: &mut Seen) {
-    // A start function would read data that only the engine's image provides.
     let Some((prepared, mut original, mut run)) = start_both(engine, wasm, seen) else { return };
-    if prepared.analysis.has_start && !prepared.segments.is_empty() {
-        return;
-    }
     seen.modules += 1;
-    place(&mut run, &prepared.segments);
     let count = prepared.analysis.memories.len();
 
     // The prepared module does what the original does; this is also the warm-up.

@@ -12,6 +12,7 @@
 //! * [`futex`]: waiting for a word to change.
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
+//! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
 //!
 //! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
@@ -19,6 +20,8 @@
 mod error;
 mod features;
 pub mod inject;
+#[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
+pub mod kvm;
 mod page;
 
 #[cfg(not(miri))]

@@ -2,18 +2,18 @@
 //! the component's data.
 //!
 //! The active data segments of every core module are moved into images. Each instantiation takes slots
-//! for the component's memories in the order in which wasmtime creates them, which one instantiation of
-//! the original component shows; between calls the slots are reset, and the pages that calls write stay
-//! resident.
+//! for the component's memories in the order in which wasmtime creates them, which the component's own
+//! text tells, or else one instantiation of the original shows; between calls the slots are reset, and
+//! the pages that calls write stay resident.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
 use afresh_pool::{Lease as PoolLease, Pool, PoolStats};
-use afresh_rewrite::{NestedModule, prepare_component};
+use afresh_rewrite::{DataSegment, NestedModule, prepare_component};
 use wasmtime::Store;
-use wasmtime::component::{Component, Instance, InstancePre, Linker, Val};
+use wasmtime::component::{Component, Func, Instance, InstancePre, Linker, Type, Val};
 
 use crate::engine::TICK;
 use crate::fresh::FreshMemories;
@@ -21,9 +21,11 @@ use crate::guest::Guest;
 use crate::host::{Host, Wasi};
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, record_memories, with_memories};
 use crate::reset::{UNLIMITED, WarmMemory};
-use crate::{CallError, LoadError, WarmError};
+use crate::{CallError, Engine, LoadError, WarmError};
 
 struct Inner {
+    /// Keeps the thread that timeouts count on alive.
+    _engine: Engine,
     pre: InstancePre<Host>,
     memories: Vec<WarmMemory>,
     policy: MemoryPolicy,
@@ -46,31 +48,82 @@ impl std::fmt::Debug for WarmComponent {
     }
 }
 
-/// Which of the component's declared memories each created one is.
-///
-/// A shape that only one declaration has decides; among several, the content does: the original's data
-/// is in the memory by now.
-fn identify<'a>(
-    created: &GuestMemory,
+/// A memory that one of the component's modules defines.
+#[derive(Clone, Copy)]
+struct Declared<'a> {
+    module: &'a NestedModule,
+    index: u32,
+}
+
+impl<'a> Declared<'a> {
+    fn all(module: &'a NestedModule) -> impl Iterator<Item = Self> + 'a {
+        (0u32..)
+            .zip(&module.memories)
+            .filter(|(_, memory)| memory.import.is_none())
+            .map(move |(index, _)| Self { module, index })
+    }
+
+    fn shape(&self) -> Shape {
+        Shape::of(&self.module.memories[self.index as usize])
+    }
+
+    fn segments(&self) -> impl Iterator<Item = &'a DataSegment> + use<'a> {
+        let index = self.index;
+        self.module.segments.iter().filter(move |s| s.memory == index)
+    }
+
+    fn warm_memory(&self) -> Result<WarmMemory, WarmError> {
+        let shape = self.shape();
+        let mut image = ImageBuilder::new(page_align_up(shape.minimum) / PAGE_SIZE);
+        for segment in self.segments() {
+            image.segment(segment.offset as usize, &segment.bytes)?;
+        }
+        Ok(WarmMemory { shape, image: image.build()?, bytes: shape.minimum })
+    }
+}
+
+/// The memories in the order in which the component's text instantiates its modules.
+fn in_order<'a>(modules: &'a [NestedModule], order: &[usize]) -> Vec<Declared<'a>> {
+    order.iter().filter_map(|at| modules.get(*at)).flat_map(Declared::all).collect()
+}
+
+/// The memories in the order in which wasmtime created them for the original component, told apart by
+/// shape and, where that leaves several, by the data that is in them now.
+fn by_content<'a>(
     modules: &'a [NestedModule],
-) -> Result<Vec<(&'a NestedModule, u32)>, WarmError> {
-    let mut candidates: Vec<(usize, &NestedModule, u32)> = Vec::new();
-    for module in modules {
-        for (index, memory) in (0u32..).zip(&module.memories) {
-            if memory.import.is_some() || !created.is_shaped(Shape::of(memory)) {
+    created: &[Arc<GuestMemory>],
+) -> Result<Vec<Declared<'a>>, WarmError> {
+    let mut order = Vec::new();
+    for memory in created {
+        let mut best: Option<(usize, Declared<'_>)> = None;
+        let mut tie = false;
+        for declared in modules.iter().flat_map(Declared::all) {
+            if !memory.is_shaped(declared.shape()) {
                 continue;
             }
             let mut matching = 0;
-            for segment in module.segments.iter().filter(|s| s.memory == index) {
+            for segment in declared.segments() {
                 let mut live = vec![0; segment.bytes.len()];
-                created.slot().read(segment.offset as usize, &mut live)?;
+                memory.slot().read(segment.offset as usize, &mut live)?;
                 matching += live.iter().zip(&segment.bytes).filter(|(a, b)| a == b).count();
             }
-            candidates.push((matching, module, index));
+            match &best {
+                Some((most, _)) if matching < *most => {}
+                Some((most, other)) if matching == *most => {
+                    tie |= !declared.segments().eq(other.segments());
+                }
+                _ => (best, tie) = (Some((matching, declared)), false),
+            }
         }
+        if tie {
+            return Err(WarmError::State(
+                "two of the component's memories cannot be told apart".to_owned(),
+            ));
+        }
+        // What fits no declaration is not the component's own: wasmtime's heap for GC objects.
+        order.extend(best.map(|(_, declared)| declared));
     }
-    let best = candidates.iter().map(|c| c.0).max().unwrap_or(0);
-    Ok(candidates.into_iter().filter(|c| c.0 == best).map(|(_, m, i)| (m, i)).collect())
+    Ok(order)
 }
 
 impl WarmComponent {
@@ -97,39 +150,26 @@ impl WarmComponent {
             store
         };
 
-        let original = linker.instantiate_pre(&compile(&guest.wasm)?).map_err(LoadError::Link)?;
-        let mut store = new_store();
-        let (_, created) = record_memories(|| original.instantiate(&mut store))
-            .map_err(WarmError::Instantiate)?;
-        let mut memories = Vec::new();
-        for memory in &created {
-            let found = identify(memory, &prepared.modules)?;
-            let same = |a: &(&NestedModule, u32), b: &(&NestedModule, u32)| {
-                a.0.segments.iter().filter(|s| s.memory == a.1).eq(
-                    b.0.segments.iter().filter(|s| s.memory == b.1),
-                )
-            };
-            let Some((module, index)) = found.first().copied() else {
-                // Not a memory of the component's own: wasmtime's heap for GC objects.
-                continue;
-            };
-            if !found.iter().all(|other| same(other, &(module, index))) {
-                return Err(WarmError::State(
-                    "two of the component's memories cannot be told apart".to_owned(),
-                ));
+        let order = match &prepared.instantiations {
+            Some(order) => in_order(&prepared.modules, order),
+            None => {
+                let original =
+                    linker.instantiate_pre(&compile(&guest.wasm)?).map_err(LoadError::Link)?;
+                let mut store = new_store();
+                let (_, created) = record_memories(|| original.instantiate(&mut store))
+                    .map_err(WarmError::Instantiate)?;
+                by_content(&prepared.modules, &created)?
             }
-            let shape = Shape::of(&module.memories[index as usize]);
-            let mut image = ImageBuilder::new(page_align_up(shape.minimum) / PAGE_SIZE);
-            for segment in module.segments.iter().filter(|s| s.memory == index) {
-                image.segment(segment.offset as usize, &segment.bytes)?;
-            }
-            memories.push(WarmMemory { shape, image: image.build()?, bytes: shape.minimum });
-        }
-        drop(store);
+        };
+        let memories = order
+            .into_iter()
+            .map(|declared| declared.warm_memory())
+            .collect::<Result<Vec<_>, WarmError>>()?;
         let pre = linker
             .instantiate_pre(&compile(&prepared.component)?)
             .map_err(LoadError::Link)?;
         let inner = Inner {
+            _engine: engine.clone(),
             pre,
             memories,
             policy: options.policy(engine),
@@ -192,6 +232,39 @@ impl ComponentLease<'_> {
     /// # Errors
     /// [`CallError`]; the lease is spent after a trap.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
+        let func = self.function(name)?;
+        self.call_function(name, func, arguments)
+    }
+
+    /// Like [`ComponentLease::call`], with arguments as text (numbers, `true`, `false`, characters and
+    /// strings) and the results as text.
+    ///
+    /// # Errors
+    /// As [`ComponentLease::call`]; parameters of other types cannot be given as text.
+    pub fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
+        let func = self.function(name)?;
+        let ty = func.ty(&self.store);
+        let wanted: Vec<Type> = ty.params().map(|(_, ty)| ty).collect();
+        let wrong = |reason: String| CallError::Arguments {
+            name: name.to_owned(),
+            expected: format!("{} parameters", wanted.len()),
+            reason,
+        };
+        if wanted.len() != texts.len() {
+            return Err(wrong(format!("{} given", texts.len())));
+        }
+        let arguments = wanted
+            .iter()
+            .zip(texts)
+            .map(|(ty, text)| {
+                read_value(ty, text).ok_or_else(|| wrong(format!("`{text}` cannot be read as {ty:?}")))
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let results = self.call_function(name, func, &arguments)?;
+        Ok(results.iter().map(show_component_value).collect::<Vec<_>>().join(" "))
+    }
+
+    fn function(&mut self, name: &str) -> Result<Func, CallError> {
         let missing = || CallError::NoSuchExport {
             name: name.to_owned(),
             available: "what its world lists".to_owned(),
@@ -212,7 +285,15 @@ impl ComponentLease<'_> {
             .instance
             .get_export_index(&mut self.store, parent.as_ref(), function)
             .ok_or_else(missing)?;
-        let func = self.instance.get_func(&mut self.store, export).ok_or_else(missing)?;
+        self.instance.get_func(&mut self.store, export).ok_or_else(missing)
+    }
+
+    fn call_function(
+        &mut self,
+        name: &str,
+        func: Func,
+        arguments: &[Val],
+    ) -> Result<Vec<Val>, CallError> {
         let ty = func.ty(&self.store);
         if ty.params().len() != arguments.len() {
             return Err(CallError::Arguments {
@@ -243,5 +324,43 @@ impl ComponentLease<'_> {
     /// [`WarmError`] when the memory cannot be read.
     pub fn differences(&mut self) -> Result<usize, WarmError> {
         self.memories.differences().map_err(|e| WarmError::State(e.to_string()))
+    }
+}
+
+fn read_value(ty: &Type, text: &str) -> Option<Val> {
+    Some(match ty {
+        Type::Bool => Val::Bool(text.parse().ok()?),
+        Type::U8 => Val::U8(text.parse().ok()?),
+        Type::S8 => Val::S8(text.parse().ok()?),
+        Type::U16 => Val::U16(text.parse().ok()?),
+        Type::S16 => Val::S16(text.parse().ok()?),
+        Type::U32 => Val::U32(text.parse().ok()?),
+        Type::S32 => Val::S32(text.parse().ok()?),
+        Type::U64 => Val::U64(text.parse().ok()?),
+        Type::S64 => Val::S64(text.parse().ok()?),
+        Type::Float32 => Val::Float32(text.parse().ok()?),
+        Type::Float64 => Val::Float64(text.parse().ok()?),
+        Type::Char => Val::Char(text.parse().ok()?),
+        Type::String => Val::String(text.to_owned()),
+        _ => return None,
+    })
+}
+
+fn show_component_value(value: &Val) -> String {
+    match value {
+        Val::Bool(v) => v.to_string(),
+        Val::U8(v) => v.to_string(),
+        Val::S8(v) => v.to_string(),
+        Val::U16(v) => v.to_string(),
+        Val::S16(v) => v.to_string(),
+        Val::U32(v) => v.to_string(),
+        Val::S32(v) => v.to_string(),
+        Val::U64(v) => v.to_string(),
+        Val::S64(v) => v.to_string(),
+        Val::Float32(v) => v.to_string(),
+        Val::Float64(v) => v.to_string(),
+        Val::Char(v) => v.to_string(),
+        Val::String(v) => v.clone(),
+        other => format!("{other:?}"),
     }
 }

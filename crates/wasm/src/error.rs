@@ -30,7 +30,7 @@ pub enum LoadError {
     #[error("the Wasm engine could not be set up: {0:#}")]
     Engine(wasmtime::Error),
     /// The guest imports something that nobody provides.
-    #[error("the guest's imports cannot be satisfied: {0:#}; provide them with `GuestOptions::link`")]
+    #[error("the guest's imports cannot be satisfied: {0:#}; provide them with `GuestOptions::imports`")]
     Link(wasmtime::Error),
 }
 

@@ -47,7 +47,22 @@ impl std::str::FromStr for Mode {
     }
 }
 
-type Link = Arc<dyn Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync>;
+type Link = dyn Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync;
+
+/// Host functions of the embedder's own, beside WASI and `afresh.generation`. The default has none.
+///
+/// They must keep their state in [`Host::set_data`], which is new for every call, or leak it knowingly.
+#[derive(Clone, Default)]
+pub struct Imports(Option<Arc<Link>>);
+
+impl Imports {
+    /// What `link` defines, which may also replace what is there.
+    pub fn new(
+        link: impl Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        Self(Some(Arc::new(link)))
+    }
+}
 
 /// How a guest is run.
 #[derive(Clone)]
@@ -73,7 +88,8 @@ pub struct GuestOptions {
     pub limits: Limits,
     /// Compare memory with the image after every so many resets.
     pub verify_every: Option<u32>,
-    link: Option<Link>,
+    /// Host functions of the embedder's own.
+    pub imports: Imports,
 }
 
 impl std::fmt::Debug for GuestOptions {
@@ -101,25 +117,12 @@ impl Default for GuestOptions {
             roots: Roots::AllExports,
             limits: Limits::default(),
             verify_every: None,
-            link: None,
+            imports: Imports::default(),
         }
     }
 }
 
 impl GuestOptions {
-    /// Provides host functions of the embedder's own, beside WASI and `afresh.generation`.
-    ///
-    /// Host functions must keep their state in [`Host::set_data`], which is new for every call, or leak
-    /// it knowingly.
-    #[must_use]
-    pub fn link(
-        mut self,
-        link: impl Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
-    ) -> Self {
-        self.link = Some(Arc::new(link));
-        self
-    }
-
     pub(crate) fn policy(&self, engine: &Engine) -> MemoryPolicy {
         MemoryPolicy {
             strategy: self.strategy,
@@ -137,7 +140,7 @@ impl GuestOptions {
             linker.func_wrap("afresh", "generation", |caller: wasmtime::Caller<'_, Host>| {
                 caller.data().generation() as i64
             })?;
-            match &self.link {
+            match &self.imports.0 {
                 Some(link) => {
                     linker.allow_shadowing(true);
                     link(&mut linker)
@@ -153,7 +156,15 @@ impl GuestOptions {
 /// The calls that bring a guest to the state every later call starts from.
 #[derive(Clone, Debug, Default)]
 pub struct WarmUp {
-    pub(crate) calls: Vec<(String, Vec<Val>)>,
+    pub(crate) calls: Vec<(String, Arguments)>,
+}
+
+/// Arguments of a warm-up call.
+#[derive(Clone, Debug)]
+pub(crate) enum Arguments {
+    Values(Vec<Val>),
+    /// To be read by the function's type.
+    Texts(Vec<String>),
 }
 
 impl WarmUp {
@@ -166,7 +177,15 @@ impl WarmUp {
     /// Adds a call of an exported function; calls run in order, once, in one instance.
     #[must_use]
     pub fn call(mut self, name: impl Into<String>, arguments: &[Val]) -> Self {
-        self.calls.push((name.into(), arguments.to_vec()));
+        self.calls.push((name.into(), Arguments::Values(arguments.to_vec())));
+        self
+    }
+
+    /// Like [`WarmUp::call`], with arguments as text, read by the function's type as
+    /// [`crate::parse_arguments`] does.
+    #[must_use]
+    pub fn call_text(mut self, name: impl Into<String>, arguments: &[String]) -> Self {
+        self.calls.push((name.into(), Arguments::Texts(arguments.to_vec())));
         self
     }
 }

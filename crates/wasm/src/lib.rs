@@ -51,7 +51,7 @@ pub use afresh_rewrite::{Analysis, Refusal, Roots};
 pub use component::{ComponentLease, WarmComponent};
 pub use engine::{Engine, EngineConfig};
 pub use error::{CallError, LoadError, WarmError};
-pub use guest::{Guest, GuestOptions, Mode, WarmUp};
+pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};
 pub use host::{Host, Output, Wasi};
 pub use lease::{BytesEntry, Entry, Lease};
 pub use values::{ArgumentError, parse_arguments, show_value};

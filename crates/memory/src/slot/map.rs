@@ -79,6 +79,7 @@ impl Slot {
         self.end = regions.last().map_or(0, |r| r.end());
         self.high_water = self.end;
         self.regions = regions;
+        self.stale = false;
         self.write_set.clear();
         self.adapt = Adapt::default();
         Ok(())

@@ -129,9 +129,13 @@ impl Slot {
             return self.discard_all();
         }
         self.stats.fallbacks += 1;
-        self.write_set.clear();
-        for range in self.watched() {
-            self.memory.advise(self.absolute(range), Advice::Discard)?;
+        if self.stale {
+            self.refresh_mappings()?;
+        } else {
+            self.write_set.clear();
+            for range in self.watched() {
+                self.memory.advise(self.absolute(range), Advice::Discard)?;
+            }
         }
         let tracked = self.tracked();
         if let Method::WriteSet(tracker) = &mut self.method {
@@ -171,6 +175,9 @@ impl Slot {
 
     /// Throws every private page away, forgets the write set and protects everything again.
     pub(super) fn discard_all(&mut self) -> Result<(), ResetError> {
+        if self.stale {
+            return self.refresh_mappings();
+        }
         let result = (|| {
             for range in self.watched() {
                 self.memory.advise(self.absolute(range), Advice::Discard)?;

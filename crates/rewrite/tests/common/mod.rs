@@ -49,7 +49,7 @@ pub(crate) struct Running {
 }
 
 /// Writes moved data into the memories, as the engine's image would hold it.
-pub(crate) fn place(running: &mut Running, segments: &[DataSegment]) {
+fn place(running: &mut Running, segments: &[DataSegment]) {
     for segment in segments {
         let memory = running.memory(segment.memory);
         memory
@@ -58,24 +58,43 @@ pub(crate) fn place(running: &mut Running, segments: &[DataSegment]) {
     }
 }
 
+/// Instantiates a module; imported functions return 77.
 pub(crate) fn start(engine: &Engine, wasm: &[u8]) -> wasmtime::Result<Running> {
     let module = Module::new(engine, wasm)?;
     let limits = StoreLimitsBuilder::new().memory_size(32 << 20).table_elements(20_000).build();
     let mut store = Store::new(engine, limits);
     store.limiter(|limits| limits);
-    let instance = Instance::new(&mut store, &module, &[])?;
+    let mut imports = Vec::new();
+    for import in module.imports() {
+        let ty = import.ty().func().expect("only functions are imported").clone();
+        let func = Func::new(&mut store, ty, |_, _, results| {
+            results.fill(Val::I32(77));
+            Ok(())
+        });
+        imports.push(Extern::Func(func));
+    }
+    let instance = Instance::new(&mut store, &module, &imports)?;
     Ok(Running { store, instance })
 }
 
-/// Prepares and instantiates a module without a start function.
+/// Instantiates a prepared module as an engine does: its data in place, then its start function.
+pub(crate) fn start_from(engine: &Engine, prepared: &Prepared) -> wasmtime::Result<Running> {
+    let mut running = start(engine, &prepared.module)?;
+    place(&mut running, &prepared.segments);
+    if let Some(start) = running.instance.get_func(&mut running.store, names::START) {
+        start.call(&mut running.store, &[], &mut [])?;
+    }
+    Ok(running)
+}
+
+/// Prepares a module's text and instantiates it.
 pub(crate) fn start_prepared(
     engine: &Engine,
     text: &str,
     options: &PrepareOptions,
 ) -> (Prepared, Running) {
     let prepared = prepare(&wat(text), options).expect("the module can be prepared");
-    let mut running = start(engine, &prepared.module).expect("the prepared module runs");
-    place(&mut running, &prepared.segments);
+    let running = start_from(engine, &prepared).expect("the prepared module runs");
     (prepared, running)
 }
 

@@ -1,0 +1,15 @@
+//! The measurements behind afresh's figures. Every table holds its rivals in the same run.
+//!
+//! A shared machine drifts, so the contestants of a case take turns: round after round, each runs a batch,
+//! and what is reported is the median over rounds, with the smallest and the 99th percentile.
+
+pub mod arena;
+pub mod js;
+pub mod live;
+pub mod modules;
+pub mod rivals;
+pub mod row;
+pub mod steady;
+pub mod wasm;
+
+pub use row::{Contestant, Options, Row, Sink, contest};

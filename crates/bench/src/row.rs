@@ -1,0 +1,196 @@
+//! Rows of results, and the contest that makes them.
+
+use std::time::{Duration, Instant};
+
+use serde_json::json;
+
+/// One result.
+#[derive(Clone, Debug)]
+pub struct Row {
+    /// Which table it belongs to.
+    pub table: &'static str,
+    /// What was done.
+    pub case: String,
+    /// By which means.
+    pub strategy: String,
+    /// By how many threads.
+    pub threads: usize,
+    /// Median over rounds.
+    pub median: f64,
+    /// Smallest of all rounds.
+    pub min: f64,
+    /// 99th percentile over rounds.
+    pub p99: f64,
+    /// Of the three figures; lower is better.
+    pub unit: &'static str,
+}
+
+impl Row {
+    /// One JSON object, on one line.
+    #[must_use]
+    pub fn json(&self) -> String {
+        let round = |v: f64| (v * 10_000.0).round() / 10_000.0;
+        json!({
+            "table": self.table, "case": self.case, "strategy": self.strategy,
+            "threads": self.threads, "median": round(self.median), "min": round(self.min),
+            "p99": round(self.p99), "unit": self.unit,
+        })
+        .to_string()
+    }
+}
+
+/// Takes rows as they come.
+pub type Sink<'a> = dyn FnMut(&Row) + 'a;
+
+/// How long and how much to measure.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// Rounds per case.
+    pub rounds: usize,
+    /// Time per contestant and round.
+    pub batch: Duration,
+    /// Only contestants whose case or strategy contains this.
+    pub filter: Option<String>,
+}
+
+impl Options {
+    /// Enough for figures to quote.
+    #[must_use]
+    pub fn full() -> Self {
+        Self { rounds: 31, batch: Duration::from_millis(12), filter: None }
+    }
+
+    /// A rough look, within a minute for a whole table.
+    #[must_use]
+    pub fn quick() -> Self {
+        Self { rounds: 7, batch: Duration::from_millis(4), filter: None }
+    }
+
+    /// Whether a contestant takes part.
+    #[must_use]
+    pub fn wants(&self, case: &str, strategy: &str) -> bool {
+        self.filter.as_ref().is_none_or(|f| case.contains(f.as_str()) || strategy.contains(f.as_str()))
+    }
+}
+
+/// Something to time: runs the given number of iterations.
+pub struct Contestant<'a> {
+    /// Its name in the rows.
+    pub strategy: String,
+    run: Box<dyn FnMut(u64) -> anyhow::Result<Duration> + 'a>,
+}
+
+impl<'a> Contestant<'a> {
+    /// A contestant whose iterations are timed from outside.
+    pub fn new(
+        strategy: impl Into<String>,
+        mut once: impl FnMut() -> anyhow::Result<()> + 'a,
+    ) -> Self {
+        Self::timed(strategy, move |n| {
+            let started = Instant::now();
+            for _ in 0..n {
+                once()?;
+            }
+            Ok(started.elapsed())
+        })
+    }
+
+    /// A contestant that times itself, so that what it must prepare stays outside the clock.
+    pub fn timed(
+        strategy: impl Into<String>,
+        run: impl FnMut(u64) -> anyhow::Result<Duration> + 'a,
+    ) -> Self {
+        Self { strategy: strategy.into(), run: Box::new(run) }
+    }
+}
+
+/// Lets the contestants take turns and reports each one's time per iteration, in microseconds.
+///
+/// # Errors
+/// The first error of a contestant, with its name.
+pub fn contest(
+    table: &'static str,
+    case: &str,
+    options: &Options,
+    contestants: Vec<Contestant<'_>>,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<()> {
+    let mut field: Vec<(Contestant<'_>, u64, Vec<f64>)> = Vec::new();
+    for mut contestant in contestants {
+        if !options.wants(case, &contestant.strategy) {
+            continue;
+        }
+        // Warm up, and find how many iterations fill a batch.
+        let mut iterations = 1u64;
+        loop {
+            let took = (contestant.run)(iterations)
+                .map_err(|e| e.context(format!("{case} by {}", contestant.strategy)))?;
+            if took >= options.batch / 2 || iterations >= 1 << 22 {
+                let target = options.batch.as_secs_f64() / took.as_secs_f64().max(1e-9);
+                iterations = ((iterations as f64 * target) as u64).max(1);
+                break;
+            }
+            iterations *= 4;
+        }
+        field.push((contestant, iterations, Vec::with_capacity(options.rounds)));
+    }
+    for _ in 0..options.rounds {
+        for (contestant, iterations, times) in &mut field {
+            let took = (contestant.run)(*iterations)
+                .map_err(|e| e.context(format!("{case} by {}", contestant.strategy)))?;
+            times.push(took.as_secs_f64() * 1e6 / *iterations as f64);
+        }
+    }
+    for (contestant, _, times) in field {
+        sink(&summarise(table, case, contestant.strategy, 1, times));
+    }
+    Ok(())
+}
+
+/// A row from times in microseconds.
+#[must_use]
+pub fn summarise(
+    table: &'static str,
+    case: &str,
+    strategy: String,
+    threads: usize,
+    mut times: Vec<f64>,
+) -> Row {
+    times.sort_by(f64::total_cmp);
+    let at = |q: f64| {
+        let index = (q * (times.len().saturating_sub(1)) as f64).round() as usize;
+        times.get(index).copied().unwrap_or(f64::NAN)
+    };
+    Row {
+        table,
+        case: case.to_owned(),
+        strategy,
+        threads,
+        median: at(0.5),
+        min: at(0.0),
+        p99: at(0.99),
+        unit: "us",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_contest_reports_every_contestant_once_with_its_own_time() {
+        let options =
+            Options { rounds: 3, batch: Duration::from_micros(100), filter: Some("a".to_owned()) };
+        let mut rows = Vec::new();
+        let sleepy = |us| move |n: u64| Ok(Duration::from_micros(us * n));
+        let field = vec![
+            Contestant::timed("a", sleepy(5)),
+            Contestant::timed("ab", sleepy(7)),
+            Contestant::timed("x", sleepy(9)),
+        ];
+        contest("t", "c", &options, field, &mut |row| rows.push(row.clone())).unwrap();
+        let found: Vec<_> = rows.iter().map(|r| (r.strategy.as_str(), r.median.round())).collect();
+        assert_eq!(found, [("a", 5.0), ("ab", 7.0)]);
+        assert!(rows[0].json().starts_with(r#"{"table":"t","case":"c","strategy":"a","threads":1"#));
+    }
+}

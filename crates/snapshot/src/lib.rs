@@ -1,0 +1,20 @@
+//! Trees of snapshots, common to all guests: freeze a guest, go to any frozen state, fork new guests
+//! from any of them.
+//!
+//! A [`Frozen`] state is an image and the guest's own bytes. Each image is complete: it lists where
+//! every page is stored, and shares the storage of every page with the states that have the same
+//! page. So there is no chain to walk: reading a page costs the same at any depth, dropping a state in
+//! the middle of a branch leaves its descendants whole, and the difference of any two states is found
+//! by comparing two lists. What grows with a long history is the length of that list; past a budget a
+//! state is compacted into storage of its own.
+//!
+//! [`Tree`] keeps states with their names and parents; [`Branch`] is a live guest that knows which
+//! state it stands on. A guest takes part by implementing [`Guest`].
+
+mod branch;
+mod guest;
+mod tree;
+
+pub use branch::{Branch, BranchError};
+pub use guest::{Frozen, Guest, SlotGuestError};
+pub use tree::{SnapshotId, SnapshotInfo, Tree, TreeError};

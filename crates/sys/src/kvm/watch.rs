@@ -1,0 +1,90 @@
+//! Stopping a running vCPU from another thread.
+//!
+//! Promises: after `StopFlag::raise` and a signal to the vCPU's thread, `KVM_RUN` returns `EINTR`,
+//! whether it was running, about to run, or not running yet (then the next one returns at once).
+//! May break it: a thread that blocks the kick signal.
+
+use std::io;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
+
+use kvm_ioctls::VcpuFd;
+
+/// The `immediate_exit` byte of one vCPU, writable from any thread while the vCPU is open.
+#[derive(Debug)]
+pub struct StopFlag {
+    byte: *mut u8,
+}
+
+// SAFETY: the byte is only accessed atomically; the constructor's contract covers its lifetime.
+unsafe impl Send for StopFlag {}
+// SAFETY: as above.
+unsafe impl Sync for StopFlag {}
+
+impl StopFlag {
+    /// The flag of `vcpu`.
+    ///
+    /// # Safety
+    /// The flag must not be used after `vcpu` is dropped.
+    pub unsafe fn new(vcpu: &mut VcpuFd) -> Self {
+        Self { byte: &raw mut vcpu.get_kvm_run().immediate_exit }
+    }
+
+    fn atomic(&self) -> &AtomicU8 {
+        // SAFETY: the byte is in the vCPU's shared mapping, alive by the constructor's contract.
+        unsafe { AtomicU8::from_ptr(self.byte) }
+    }
+
+    /// Makes the next, or with a signal the current, `KVM_RUN` return.
+    pub fn raise(&self) {
+        self.atomic().store(1, Ordering::Release);
+    }
+
+    /// Allows the vCPU to run again.
+    pub fn lower(&self) {
+        self.atomic().store(0, Ordering::Release);
+    }
+}
+
+/// The signal that interrupts a running vCPU: the first real-time signal the C library leaves free.
+#[derive(Clone, Copy, Debug)]
+pub struct KickSignal(i32);
+
+/// Installs, once a process, a handler that does nothing for the kick signal.
+///
+/// # Errors
+/// What `sigaction` says, or `AlreadyExists` where the program uses that signal itself.
+pub fn install_kick_handler() -> io::Result<KickSignal> {
+    static INSTALLED: OnceLock<Result<i32, i32>> = OnceLock::new();
+    extern "C" fn nothing(_: libc::c_int) {}
+    let number = libc::SIGRTMIN() + 4;
+    let outcome = INSTALLED.get_or_init(|| {
+        // SAFETY: plain sigaction calls with initialised structures; the handler is
+        // async-signal-safe because it does nothing.
+        unsafe {
+            let mut old: libc::sigaction = std::mem::zeroed();
+            if libc::sigaction(number, std::ptr::null(), &mut old) != 0 {
+                return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL));
+            }
+            if old.sa_sigaction != libc::SIG_DFL {
+                return Err(libc::EEXIST);
+            }
+            let mut new: libc::sigaction = std::mem::zeroed();
+            new.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+            new.sa_flags = libc::SA_RESTART;
+            if libc::sigaction(number, &new, std::ptr::null_mut()) != 0 {
+                return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL));
+            }
+        }
+        Ok(number)
+    });
+    outcome.map(KickSignal).map_err(io::Error::from_raw_os_error)
+}
+
+impl KickSignal {
+    /// Sends the signal to thread `tid` of this process. A thread that is gone is not an error.
+    pub fn send(self, tid: i32) {
+        // SAFETY: tgkill only delivers a signal whose handler does nothing, inside this process.
+        unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, self.0) };
+    }
+}

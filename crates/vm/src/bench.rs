@@ -1,0 +1,383 @@
+//! Measurements of micro-VM calls, resets, creation and snapshots.
+//!
+//! Promises: every strategy of a case runs in the same process, in turns, so that a slow moment of
+//! the host hits all of them; after the timed loop every sandbox is compared with its image, and a
+//! difference is an error instead of a figure. May break it: other work on the machine.
+
+use std::io::Write;
+use std::time::{Duration, Instant};
+
+use crate::{BuildError, CallError, Sandbox, Strategy, VerifyError};
+
+/// What to measure.
+#[derive(Debug, Clone)]
+#[non_exhaustive]
+pub struct BenchOptions {
+    /// Time for each strategy of a case.
+    pub budget: Duration,
+    /// Only cases whose name contains this.
+    pub filter: Option<String>,
+}
+
+impl Default for BenchOptions {
+    fn default() -> Self {
+        Self { budget: Duration::from_millis(100), filter: None }
+    }
+}
+
+/// Why a measurement was given up.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// A sandbox could not be made.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+    /// A call failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// A sandbox was not pristine after its timed loop.
+    #[error("{case}, {strategy}: {source}")]
+    Verify {
+        /// The case.
+        case: String,
+        /// The strategy.
+        strategy: &'static str,
+        /// What differs.
+        source: VerifyError,
+    },
+    /// The results could not be written.
+    #[error("writing results failed")]
+    Write(#[from] std::io::Error),
+}
+
+/// Memory sizes in MiB and numbers of dirty pages.
+const MEMORY: [u64; 5] = [1, 16, 64, 256, 950];
+const DIRTY: [u64; 4] = [1, 16, 256, 4096];
+/// Parameter sizes in MiB, as input and as output of the same call.
+const PARAMETERS: [u64; 4] = [1, 4, 16, 64];
+/// Pages of a guest that are not free heap: program, stack, input, the part the allocator uses.
+const OVERHEAD: u64 = 80;
+
+/// Runs everything; one JSON object a line goes to `out`. `guest` is the `dirty` sample.
+///
+/// # Errors
+/// See [`BenchError`].
+pub fn run(guest: &[u8], options: &BenchOptions, out: &mut dyn Write) -> Result<(), BenchError> {
+    let mut bench = Bench { guest, options, out };
+    for memory in MEMORY {
+        for dirty in DIRTY {
+            let pages = (memory << 20) / crate::PAGE - OVERHEAD;
+            if dirty <= pages {
+                bench.dirty(memory, dirty, pages / dirty)?;
+            }
+        }
+    }
+    for size in PARAMETERS {
+        bench.parameters(size)?;
+    }
+    for memory in MEMORY {
+        bench.creation(memory)?;
+    }
+    bench.warm_creation()?;
+    bench.snapshot()?;
+    bench.sharing()
+}
+
+struct Bench<'a> {
+    guest: &'a [u8],
+    options: &'a BenchOptions,
+    out: &'a mut dyn Write,
+}
+
+/// One strategy of a case, with its samples in nanoseconds.
+struct Entrant {
+    name: &'static str,
+    sandbox: Sandbox,
+    resets: bool,
+    samples: Vec<u64>,
+    spent: Duration,
+}
+
+fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
+}
+
+impl Bench<'_> {
+    fn wanted(&self, case: &str) -> bool {
+        self.options.filter.as_ref().is_none_or(|filter| case.contains(filter.as_str()))
+    }
+
+    /// Calls that write `dirty` pages, evenly spread.
+    fn dirty(&mut self, memory: u64, dirty: u64, stride: u64) -> Result<(), BenchError> {
+        let case = format!("{memory}/{dirty}");
+        if !self.wanted(&case) {
+            return Ok(());
+        }
+        let builder = || Sandbox::builder().memory(memory << 20).stack(32 << 10).input(16 << 10);
+        let input = words(&[1, 0, dirty, stride, 7]);
+        self.race("vm", &case, &input, builder)
+    }
+
+    /// Calls that take and return `size` MiB.
+    fn parameters(&mut self, size: u64) -> Result<(), BenchError> {
+        let case = format!("echo-{size}MiB");
+        if !self.wanted(&case) {
+            return Ok(());
+        }
+        let bytes = size << 20;
+        // The allocator rounds a block up to a power of two.
+        let builder = || Sandbox::builder().memory(4 * bytes + (4 << 20)).input(bytes + 4096);
+        let mut input = words(&[0]);
+        input.resize(bytes as usize, 0x5a);
+        self.race("vm-parameters", &case, &input, builder)
+    }
+
+    fn race(
+        &mut self,
+        table: &str,
+        case: &str,
+        input: &[u8],
+        builder: impl Fn() -> crate::SandboxBuilder,
+    ) -> Result<(), BenchError> {
+        let mut entrants = vec![self.entrant("none", Strategy::Auto, false, &builder)?];
+        for strategy in Strategy::ALL {
+            entrants.push(self.entrant(strategy.name(), strategy, true, &builder)?);
+        }
+        let mut output = Vec::new();
+        for entrant in &mut entrants {
+            for _ in 0..2 {
+                entrant.turn(input, &mut output, Duration::ZERO)?;
+            }
+            entrant.samples.clear();
+            entrant.spent = Duration::ZERO;
+        }
+        let slice = self.options.budget / 5;
+        while entrants.iter().any(|e| e.spent < self.options.budget) {
+            for entrant in entrants.iter_mut().filter(|e| e.spent < self.options.budget) {
+                entrant.turn(input, &mut output, slice)?;
+            }
+        }
+        for entrant in &mut entrants {
+            if !entrant.resets {
+                entrant.sandbox.reset()?;
+            }
+            let strategy = entrant.name;
+            entrant.sandbox.verify().map_err(|source| BenchError::Verify {
+                case: case.to_owned(),
+                strategy,
+                source,
+            })?;
+        }
+        for entrant in entrants {
+            self.report(table, case, entrant.name, entrant.samples)?;
+        }
+        Ok(())
+    }
+
+    fn entrant(
+        &self,
+        name: &'static str,
+        strategy: Strategy,
+        resets: bool,
+        builder: &impl Fn() -> crate::SandboxBuilder,
+    ) -> Result<Entrant, BenchError> {
+        Ok(Entrant {
+            name,
+            sandbox: builder().strategy(strategy).build(self.guest)?,
+            resets,
+            samples: Vec::new(),
+            spent: Duration::ZERO,
+        })
+    }
+
+    /// Sandboxes from the program, and from a snapshot of one that was initialised; both until
+    /// their first call has returned.
+    fn creation(&mut self, memory: u64) -> Result<(), BenchError> {
+        let case = format!("create-{memory}MiB");
+        if !self.wanted(&case) {
+            return Ok(());
+        }
+        let builder = || Sandbox::builder().memory(memory << 20).stack(32 << 10).input(16 << 10);
+        let input = words(&[0]);
+        let guest = self.guest;
+        let warm = builder().build(guest)?.pristine();
+        let (mut cold_times, mut warm_times) = (Vec::new(), Vec::new());
+        for _ in 0..12 {
+            cold_times.push(timed(|| {
+                let mut sandbox = builder().build(guest)?;
+                sandbox.call(&input)?;
+                Ok(sandbox)
+            })?);
+            warm_times.push(timed(|| {
+                let mut sandbox = warm.spawn()?;
+                sandbox.call(&input)?;
+                Ok(sandbox)
+            })?);
+        }
+        self.report("vm-create", &case, "cold", cold_times)?;
+        self.report("vm-create", &case, "snapshot", warm_times)
+    }
+
+    /// A 256 MiB guest whose warm-up writes half of its memory.
+    fn warm_creation(&mut self) -> Result<(), BenchError> {
+        let case = "warm-256MiB";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        let guest = self.guest;
+        let builder = || Sandbox::builder().memory(256 << 20);
+        let (warm_up, input) = (words(&[1, 0, 32 << 10, 1, 9]), words(&[0]));
+        let mut first = builder().build(guest)?;
+        first.call(&warm_up)?;
+        let snapshot = first.snapshot()?;
+        drop(first);
+        let (mut cold_times, mut warm_times) = (Vec::new(), Vec::new());
+        for _ in 0..5 {
+            cold_times.push(timed(|| {
+                let mut sandbox = builder().build(guest)?;
+                sandbox.call(&warm_up)?;
+                sandbox.call(&input)?;
+                Ok(sandbox)
+            })?);
+            for _ in 0..4 {
+                warm_times.push(timed(|| {
+                    let mut sandbox = snapshot.spawn()?;
+                    sandbox.call(&input)?;
+                    Ok(sandbox)
+                })?);
+            }
+        }
+        self.report("vm-create", case, "cold", cold_times)?;
+        self.report("vm-create", case, "snapshot", warm_times)
+    }
+
+    /// Snapshots of a 950 MiB guest with 256 dirty pages, and going back from them.
+    fn snapshot(&mut self) -> Result<(), BenchError> {
+        let case = "snapshot-950/256";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        let mut sandbox = Sandbox::builder().memory(950 << 20).build(self.guest)?;
+        let base = sandbox.pristine();
+        let stride = (950 << 8) / 256 - 1;
+        let (mut taken, mut restored) = (Vec::new(), Vec::new());
+        for round in 0..24 {
+            sandbox.call(&words(&[1, 0, 256, stride, round + 1]))?;
+            let start = Instant::now();
+            let snapshot = sandbox.snapshot()?;
+            taken.push(start.elapsed().as_nanos() as u64);
+            sandbox.reset()?;
+            let start = Instant::now();
+            sandbox.restore(&snapshot)?;
+            restored.push(start.elapsed().as_nanos() as u64);
+            sandbox.restore(&base)?;
+        }
+        sandbox.verify().map_err(|source| BenchError::Verify {
+            case: case.to_owned(),
+            strategy: "auto",
+            source,
+        })?;
+        self.report("vm-snapshot", case, "snapshot", taken)?;
+        self.report("vm-snapshot", case, "restore", restored)
+    }
+
+    /// Memory that one more fork of a guest with 64 warm MiB costs, once it has read them all.
+    fn sharing(&mut self) -> Result<(), BenchError> {
+        let case = "fork-64MiB";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        const PAGES: u64 = 16 << 10;
+        let mut first = Sandbox::builder().memory(80 << 20).build(self.guest)?;
+        first.call(&words(&[1, 0, PAGES, 1, 7]))?;
+        let snapshot = first.snapshot()?;
+        drop(first);
+        let mut forks = Vec::new();
+        let mut costs = Vec::new();
+        for _ in 0..6 {
+            let before = proportional_kib()?;
+            let mut fork = snapshot.spawn()?;
+            fork.run(&words(&[2, 0, PAGES, 1]))?;
+            let mut page = [0; 4096];
+            let heap = fork.heap();
+            for at in (heap.start..heap.end()).step_by(page.len()) {
+                fork.read_memory(at, &mut page).map_err(std::io::Error::other)?;
+            }
+            forks.push(fork);
+            costs.push(proportional_kib()?.saturating_sub(before));
+        }
+        // The first two bring the image's pages in.
+        costs.drain(..2);
+        costs.sort_unstable();
+        let (median, min) = (costs[costs.len() / 2], costs[0]);
+        let p99 = costs[costs.len() - 1];
+        writeln!(
+            self.out,
+            "{{\"table\":\"vm-fork\",\"case\":\"{case}\",\"strategy\":\"snapshot\",\"threads\":1,\
+             \"median\":{median},\"min\":{min},\"p99\":{p99},\"unit\":\"KiB\"}}"
+        )?;
+        Ok(())
+    }
+
+    fn report(
+        &mut self,
+        table: &str,
+        case: &str,
+        strategy: &str,
+        mut samples: Vec<u64>,
+    ) -> Result<(), BenchError> {
+        samples.sort_unstable();
+        let at = |share: usize| samples.get((samples.len() * share / 100).min(samples.len() - 1));
+        let us = |nanoseconds: Option<&u64>| nanoseconds.map_or(0.0, |ns| *ns as f64 / 1e3);
+        let (median, min, p99) = (us(at(50)), us(samples.first()), us(at(99)));
+        writeln!(
+            self.out,
+            "{{\"table\":\"{table}\",\"case\":\"{case}\",\"strategy\":\"{strategy}\",\"threads\":1,\
+             \"median\":{median:.3},\"min\":{min:.3},\"p99\":{p99:.3},\"unit\":\"us\"}}"
+        )?;
+        Ok(())
+    }
+}
+
+impl Entrant {
+    /// Runs for a while, at least once.
+    fn turn(
+        &mut self,
+        input: &[u8],
+        output: &mut Vec<u8>,
+        slice: Duration,
+    ) -> Result<(), CallError> {
+        let begin = Instant::now();
+        loop {
+            let start = Instant::now();
+            *output = self.sandbox.call(input)?;
+            if self.resets {
+                self.sandbox.reset()?;
+            }
+            self.samples.push(start.elapsed().as_nanos() as u64);
+            if begin.elapsed() >= slice {
+                break;
+            }
+        }
+        self.spent += begin.elapsed().max(Duration::from_nanos(1));
+        Ok(())
+    }
+}
+
+/// Nanoseconds that `make` takes; what it made is dropped outside the clock.
+fn timed(make: impl FnOnce() -> Result<Sandbox, BenchError>) -> Result<u64, BenchError> {
+    let start = Instant::now();
+    let sandbox = make()?;
+    let time = start.elapsed().as_nanos() as u64;
+    drop(sandbox);
+    Ok(time)
+}
+
+/// This process's proportional share of memory (PSS) in KiB.
+fn proportional_kib() -> std::io::Result<u64> {
+    let text = std::fs::read_to_string("/proc/self/smaps_rollup")?;
+    let value = text.lines().find_map(|line| line.strip_prefix("Pss:")?.split_whitespace().next());
+    value
+        .and_then(|value| value.parse().ok())
+        .ok_or_else(|| std::io::Error::other("/proc/self/smaps_rollup has no Pss line"))
+}

@@ -1,0 +1,289 @@
+//! Making a sandbox: from a program to a warm image.
+//!
+//! Promises: every refusal says what to change. May break it: a program whose initialisation never
+//! ends; it is stopped by the time limit like any call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use afresh_memory::{Image, ImageBuilder, ImageError, PageRange, SlotError};
+
+use crate::PAGE;
+use crate::call::{CallError, next_generation};
+use crate::elf::{ElfError, Program};
+use crate::host::{HostFunction, HostFunctions};
+use crate::layout::{BASE, Layout, LayoutError, RegionKind, Sizes, Span};
+use crate::machine::{KvmError, extended_state};
+use crate::memory::Map;
+use crate::sandbox::Sandbox;
+use crate::shared::SharedMemory;
+use crate::strategy::Strategy;
+use crate::system::System;
+
+/// Why a sandbox could not be made.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BuildError {
+    /// The program is not a guest.
+    #[error("bad guest program: {0}")]
+    Elf(#[from] ElfError),
+    /// The sizes do not fit.
+    #[error(transparent)]
+    Layout(#[from] LayoutError),
+    /// KVM cannot be used, or failed.
+    #[error(transparent)]
+    Kvm(#[from] KvmError),
+    /// The image could not be stored.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// Memory could not be reserved or mapped.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    /// The guest's initialisation failed.
+    #[error("the guest's initialisation failed: {0}")]
+    Init(#[source] CallError),
+    /// The signal that stops a guest cannot be used.
+    #[error("the signal or thread that stops runaway guests could not be set up")]
+    Watchdog(#[source] std::io::Error),
+}
+
+type Log = Arc<dyn Fn(u8, &str) + Send + Sync>;
+
+/// What does not change from fork to fork.
+#[derive(Clone)]
+pub(crate) struct Config {
+    pub(crate) timeout: Option<Duration>,
+    pub(crate) log: Option<Log>,
+    pub(crate) strategy: Strategy,
+}
+
+impl std::fmt::Debug for Config {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Config")
+            .field("timeout", &self.timeout)
+            .field("strategy", &self.strategy)
+            .finish_non_exhaustive()
+    }
+}
+
+/// What every sandbox of one program and configuration shares.
+#[derive(Debug)]
+pub(crate) struct Template {
+    /// Tells the templates of one process apart.
+    pub(crate) id: u64,
+    pub(crate) layout: Layout,
+    pub(crate) system: System,
+    pub(crate) functions: HostFunctions,
+    pub(crate) map: Arc<Map>,
+    /// Regions of the slot: everything but gaps and shared memory.
+    pub(crate) accessible: Vec<PageRange>,
+    /// Those that the guest may write.
+    pub(crate) writable: Vec<PageRange>,
+    pub(crate) shared: Vec<(Span, Arc<SharedMemory>)>,
+    pub(crate) read_only: Vec<Span>,
+}
+
+enum Content {
+    Zeros,
+    Bytes(Vec<u8>),
+    Shared(Arc<SharedMemory>),
+}
+
+/// Sizes, regions, host functions and limits of a sandbox.
+pub struct SandboxBuilder {
+    memory: u64,
+    stack: u64,
+    input: u64,
+    regions: Vec<(u64, RegionKind, Content)>,
+    functions: HostFunctions,
+    config: Config,
+}
+
+impl Default for SandboxBuilder {
+    fn default() -> Self {
+        Self {
+            memory: 16 << 20,
+            stack: 64 << 10,
+            input: 64 << 10,
+            regions: Vec::new(),
+            functions: HostFunctions::default(),
+            config: Config { timeout: None, log: None, strategy: Strategy::Auto },
+        }
+    }
+}
+
+impl SandboxBuilder {
+    /// Size of the main memory in bytes: program, stack, input buffer and heap. 16 MiB if not set;
+    /// 256 KiB to 4 GiB, a multiple of 4096.
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = bytes;
+        self
+    }
+
+    /// Size of the stack in bytes; 64 KiB if not set.
+    #[must_use]
+    pub fn stack(mut self, bytes: u64) -> Self {
+        self.stack = bytes;
+        self
+    }
+
+    /// Capacity of the input buffer in bytes; 64 KiB if not set.
+    #[must_use]
+    pub fn input(mut self, bytes: u64) -> Self {
+        self.input = bytes;
+        self
+    }
+
+    /// Adds a region of zeros that the guest reads and writes; `bytes` is a multiple of 4096.
+    #[must_use]
+    pub fn read_write(mut self, bytes: u64) -> Self {
+        self.regions.push((bytes, RegionKind::ReadWrite, Content::Zeros));
+        self
+    }
+
+    /// Adds a region that the guest can only read, holding `content`, padded to whole pages.
+    #[must_use]
+    pub fn read_only(mut self, mut content: Vec<u8>) -> Self {
+        let len = content.len().max(1).next_multiple_of(PAGE as usize);
+        content.resize(len, 0);
+        self.regions.push((len as u64, RegionKind::ReadOnly, Content::Bytes(content)));
+        self
+    }
+
+    /// Adds memory shared with the host; it is not part of the image and is never reset.
+    #[must_use]
+    pub fn shared(mut self, memory: Arc<SharedMemory>) -> Self {
+        self.regions.push((memory.len() as u64, RegionKind::Shared, Content::Shared(memory)));
+        self
+    }
+
+    /// Adds addresses that nobody can access; `bytes` is a multiple of 4096.
+    #[must_use]
+    pub fn gap(mut self, bytes: u64) -> Self {
+        self.regions.push((bytes, RegionKind::Gap, Content::Zeros));
+        self
+    }
+
+    /// Registers a host function under a name, replacing an earlier one.
+    #[must_use]
+    pub fn host_function<A: 'static>(mut self, name: &str, function: impl HostFunction<A>) -> Self {
+        self.functions.add(name, function);
+        self
+    }
+
+    /// The longest a call, or the initialisation, may run. No limit if not set.
+    #[must_use]
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.config.timeout = Some(timeout);
+        self
+    }
+
+    /// Receives the guest's log messages with their levels, 1 (error) to 5 (trace).
+    #[must_use]
+    pub fn log(mut self, log: impl Fn(u8, &str) + Send + Sync + 'static) -> Self {
+        self.config.log = Some(Arc::new(log));
+        self
+    }
+
+    /// How the sandbox is reset; chosen by the host's abilities if not set.
+    #[must_use]
+    pub fn strategy(mut self, strategy: Strategy) -> Self {
+        self.config.strategy = strategy;
+        self
+    }
+
+    /// Loads `elf`, runs its initialisation, and takes the memory it then has as the image.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn build(self, elf: &[u8]) -> Result<Sandbox, BuildError> {
+        let program = Program::parse(elf)?;
+        let sizes = Sizes {
+            memory: self.memory,
+            stack: self.stack,
+            input: self.input,
+            regions: self.regions.iter().map(|(len, kind, _)| (*len, *kind)).collect(),
+        };
+        let layout = Layout::new(&program, &sizes)?;
+        let extended = extended_state()?;
+        let system = System::build(&layout, &program, extended);
+        let contents = self.regions.into_iter().map(|(_, _, content)| content).collect();
+        let (template, image) = assemble(&program, layout, system, self.functions, contents)?;
+        let entry = BASE + program.entry();
+        let boot = template.system.boot();
+        let strategy = self.config.strategy;
+        // Without tracking, finding out what the initialisation wrote would mean to read everything.
+        let tracked = Config { strategy: Strategy::Auto, ..self.config };
+        let mut sandbox = Sandbox::start(Arc::new(template), &image, tracked, entry)?;
+        sandbox.initialise(boot)?;
+        match strategy {
+            Strategy::Auto => Ok(sandbox),
+            _ => sandbox.pristine().with_strategy(strategy).spawn(),
+        }
+    }
+}
+
+fn assemble(
+    program: &Program<'_>,
+    layout: Layout,
+    system: System,
+    functions: HostFunctions,
+    contents: Vec<Content>,
+) -> Result<(Template, Image), BuildError> {
+    let run = |span: Span| PageRange::covering(span.start as usize, span.len as usize);
+    let mut accessible = vec![run(layout.main)];
+    let mut writable = vec![run(layout.main)];
+    let (mut shared, mut read_only) = (Vec::new(), Vec::new());
+    let loaded = program.image(BASE);
+    let mut image = ImageBuilder::new((system.span.end() / PAGE) as usize);
+    image.segment(BASE as usize, &loaded)?;
+    let mut region_map = Vec::new();
+    for (placed, content) in layout.regions.iter().zip(&contents) {
+        let pages = run(placed.span);
+        match (placed.kind, content) {
+            (RegionKind::Shared, Content::Shared(memory)) => {
+                shared.push((placed.span, Arc::clone(memory)));
+                region_map.push((placed.span, true, Some(Arc::clone(memory))));
+                continue;
+            }
+            (RegionKind::Gap, _) => continue,
+            (RegionKind::ReadOnly, Content::Bytes(bytes)) => {
+                image.segment(placed.span.start as usize, bytes)?;
+                read_only.push(placed.span);
+                region_map.push((placed.span, false, None));
+            }
+            _ => {
+                writable.push(pages);
+                region_map.push((placed.span, true, None));
+            }
+        }
+        accessible.push(pages);
+    }
+    accessible.push(run(system.span));
+    image.segment(system.span.start as usize, &system.bytes)?;
+    let image = image.build()?;
+    let mut map = Map::default();
+    for (span, writable, _) in layout.mapped(program) {
+        if span.start < layout.main.end() {
+            map.add(span, writable, None);
+        }
+    }
+    for (span, writable, memory) in region_map {
+        map.add(span, writable, memory);
+    }
+    // The guest may also pass pointers into the pages that tell it where it is.
+    map.add(Span { start: system.boot(), len: PAGE }, false, None);
+    let template = Template {
+        id: next_generation(),
+        layout,
+        system,
+        functions,
+        map: Arc::new(map),
+        accessible,
+        writable,
+        shared,
+        read_only,
+    };
+    Ok((template, image))
+}

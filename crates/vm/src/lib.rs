@@ -1,0 +1,57 @@
+//! KVM micro-VM guests: native code behind a hardware boundary that is called, and then is
+//! pristine again for the price of what it wrote.
+//!
+//! A guest is a static position-independent ELF executable that runs at privilege level 3 in long
+//! mode, without a kernel. It is initialised once; the memory it then has is its image. Each call
+//! starts from that image.
+//!
+//! ```no_run
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! let elf = std::fs::read("guest.elf")?;
+//! let mut sandbox = afresh_vm::Sandbox::builder()
+//!     .memory(64 << 20)
+//!     .host_function("add", |a: u64, b: u64| a + b)
+//!     .build(&elf)?;
+//! let output = sandbox.run(b"input")?;
+//! # Ok(()) }
+//! ```
+//!
+//! See `docs/vm.md` for the guest's side, the layers below and the limits.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+pub mod abi;
+pub mod bench;
+mod builder;
+mod call;
+mod crash;
+mod elf;
+mod host;
+mod layout;
+mod machine;
+mod memory;
+mod pages;
+mod sandbox;
+mod shared;
+mod snapshot;
+mod strategy;
+mod system;
+mod tracker;
+mod watch;
+
+pub use builder::{BuildError, SandboxBuilder};
+pub use call::{CallError, GuestError};
+pub use crash::{Crash, CrashReason};
+pub use elf::{ElfError, Program};
+pub use host::{FromWire, HostError, HostFunction, HostReturn, IntoWire};
+pub use layout::{LayoutError, RegionKind, Span};
+pub use machine::KvmError;
+pub use memory::AccessError;
+pub use sandbox::{Difference, Sandbox, VerifyError};
+pub use shared::SharedMemory;
+pub use snapshot::{Snapshot, SnapshotError};
+pub use strategy::{Abilities, Strategy};
+pub use watch::StopHandle;
+
+/// Bytes of a page.
+pub const PAGE: u64 = 4096;

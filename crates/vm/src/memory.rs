@@ -1,0 +1,155 @@
+//! A guest's memory as the host reaches it: bounds-checked copies that note what they write.
+//!
+//! Promises: no address that a guest names is used unchecked, no reference to guest memory is ever
+//! formed, and every page written through this interface is known to the next reset, whatever
+//! tracks the guest's own writes. May break it: writing through the slot's raw address elsewhere.
+
+use std::sync::Arc;
+
+use afresh_memory::{PageRange, Slot, TrackError};
+
+use crate::layout::Span;
+use crate::shared::SharedMemory;
+use crate::tracker::Shared;
+
+/// An address range that is not (wholly) accessible.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{len} bytes at guest address {address:#x} are not {}", if *.write { "writable" } else { "readable" })]
+#[non_exhaustive]
+pub struct AccessError {
+    /// First guest address.
+    pub address: u64,
+    /// Length in bytes.
+    pub len: u64,
+    /// Whether the access was a write.
+    pub write: bool,
+}
+
+/// A span and how to reach it.
+#[derive(Debug, Clone)]
+struct Window {
+    span: Span,
+    writable: bool,
+    shared: Option<Arc<SharedMemory>>,
+}
+
+/// Where each accessible guest address lies in the host.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Map {
+    windows: Vec<Window>,
+}
+
+impl Map {
+    /// Adds a span; adjacent spans of the same kind become one, so that a buffer may cross them.
+    pub(crate) fn add(&mut self, span: Span, writable: bool, shared: Option<Arc<SharedMemory>>) {
+        if let Some(last) = self.windows.last_mut()
+            && last.span.end() == span.start
+            && last.writable == writable
+            && last.shared.is_none()
+            && shared.is_none()
+        {
+            last.span.len += span.len;
+            return;
+        }
+        self.windows.push(Window { span, writable, shared });
+    }
+
+    fn find(&self, address: u64, len: u64, write: bool) -> Result<&Window, AccessError> {
+        self.windows
+            .iter()
+            .find(|w| w.span.holds(address, len) && (w.writable || !write))
+            .ok_or(AccessError { address, len, write })
+    }
+
+    /// Whether a range is accessible; an empty one always is.
+    pub(crate) fn check(&self, address: u64, len: u64, write: bool) -> Result<(), AccessError> {
+        if len == 0 {
+            return Ok(());
+        }
+        self.find(address, len, write).map(|_| ())
+    }
+}
+
+/// The memory of one sandbox: its slot, its map and who is told what the host writes.
+#[derive(Debug)]
+pub(crate) struct GuestMemory {
+    pub(crate) slot: Slot,
+    map: Arc<Map>,
+    tracker: Option<Shared>,
+}
+
+impl GuestMemory {
+    pub(crate) fn new(slot: Slot, map: Arc<Map>, tracker: Option<Shared>) -> Self {
+        Self { slot, map, tracker }
+    }
+
+    pub(crate) fn map(&self) -> &Arc<Map> {
+        &self.map
+    }
+
+    /// Makes room in a full dirty ring.
+    pub(crate) fn ring_full(&self) -> Result<(), TrackError> {
+        self.tracker.as_ref().map_or(Ok(()), Shared::ring_full)
+    }
+
+    fn pointer(&self, window: &Window, address: u64) -> *mut u8 {
+        match &window.shared {
+            Some(shared) => shared.pointer((address - window.span.start) as usize),
+            None => self.slot.base().wrapping_add(address as usize),
+        }
+    }
+
+    /// Copies guest memory out.
+    pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> Result<(), AccessError> {
+        let len = out.len() as u64;
+        if len == 0 {
+            return Ok(());
+        }
+        let window = self.map.find(address, len, false)?;
+        // SAFETY: the window holds `len` bytes at `address`, mapped for as long as `self` lives;
+        // the vCPU is stopped, and another party of shared memory can at worst tear the copy.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                self.pointer(window, address),
+                out.as_mut_ptr(),
+                out.len(),
+            );
+        }
+        Ok(())
+    }
+
+    /// Copies guest memory into a new vector. The range is checked before anything is allocated.
+    pub(crate) fn read_vec(&self, address: u64, len: u64) -> Result<Vec<u8>, AccessError> {
+        if len == 0 {
+            return Ok(Vec::new());
+        }
+        let window = self.map.find(address, len, false)?;
+        let len = len as usize;
+        let mut out = Vec::with_capacity(len);
+        // SAFETY: as in `read`; the vector has room for `len` bytes and they are initialised by the
+        // copy before its length is set.
+        unsafe {
+            std::ptr::copy_nonoverlapping(self.pointer(window, address), out.as_mut_ptr(), len);
+            out.set_len(len);
+        }
+        Ok(out)
+    }
+
+    /// Copies `bytes` into guest memory that the guest itself may write.
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<(), AccessError> {
+        let len = bytes.len() as u64;
+        if len == 0 {
+            return Ok(());
+        }
+        let window = self.map.find(address, len, true)?;
+        let target = self.pointer(window, address);
+        if window.shared.is_none()
+            && let Some(tracker) = &self.tracker
+        {
+            tracker.host_wrote(PageRange::covering(address as usize, bytes.len()));
+        }
+        // SAFETY: the window holds `len` writable bytes at `address`; the vCPU is stopped.
+        unsafe { std::ptr::copy_nonoverlapping(bytes.as_ptr(), target, bytes.len()) };
+        Ok(())
+    }
+}

@@ -1,0 +1,167 @@
+//! Frozen states of a guest, to be restored or forked.
+//!
+//! Promises: a snapshot never changes; it shares every page that it has in common with its relatives;
+//! it stays valid whatever becomes of the sandbox or of other snapshots. May break it: memory shared
+//! with the host, which is no part of any snapshot.
+
+use std::sync::Arc;
+
+use afresh_memory::Image;
+use afresh_snapshot::{Frozen, Guest};
+
+use crate::builder::{BuildError, Config, Template};
+use crate::call::{CallError, next_generation};
+use crate::sandbox::{Sandbox, State};
+use crate::strategy::Strategy;
+
+/// A guest's state between two calls: its memory. Registers are the same at the start of every
+/// call, so there is nothing else to keep.
+#[derive(Debug, Clone)]
+pub struct Snapshot {
+    pub(crate) template: Arc<Template>,
+    image: Image,
+    config: Config,
+    entry: u64,
+}
+
+impl Snapshot {
+    /// A new sandbox in this state. It returns to this state at every reset, and shares all memory
+    /// that it does not write.
+    ///
+    /// # Errors
+    /// See [`BuildError`].
+    pub fn spawn(&self) -> Result<Sandbox, BuildError> {
+        Sandbox::start(Arc::clone(&self.template), &self.image, self.config.clone(), self.entry)
+    }
+
+    /// The same snapshot, whose sandboxes are reset in another way.
+    #[must_use]
+    pub fn with_strategy(mut self, strategy: Strategy) -> Self {
+        self.config.strategy = strategy;
+        self
+    }
+
+    /// The memory.
+    #[must_use]
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+}
+
+impl Sandbox {
+    /// The state that the sandbox returns to.
+    #[must_use]
+    pub fn pristine(&self) -> Snapshot {
+        self.snapshot_of(self.memory.slot.image().clone())
+    }
+
+    /// Freezes the present state. Costs time and memory in proportion to what was written since the
+    /// state that the sandbox returns to; the sandbox itself does not change.
+    ///
+    /// # Errors
+    /// [`CallError::NeedsReset`] after a failed call; otherwise when memory runs out.
+    pub fn snapshot(&mut self) -> Result<Snapshot, CallError> {
+        self.check()?;
+        let image = self.memory.slot.freeze()?;
+        Ok(self.snapshot_of(image))
+    }
+
+    fn snapshot_of(&self, image: Image) -> Snapshot {
+        Snapshot {
+            template: Arc::clone(&self.template),
+            image,
+            config: self.config.clone(),
+            entry: self.entry,
+        }
+    }
+
+    /// Goes to any snapshot of the same guest, up, down or across its tree. That is then the state
+    /// that the sandbox returns to.
+    ///
+    /// # Errors
+    /// [`CallError::ForeignSnapshot`], with nothing changed; any other error quarantines the sandbox.
+    pub fn restore(&mut self, snapshot: &Snapshot) -> Result<(), CallError> {
+        if !Arc::ptr_eq(&self.template, &snapshot.template) {
+            return Err(CallError::ForeignSnapshot);
+        }
+        match self.state {
+            State::Quarantined => return Err(CallError::Quarantined),
+            State::NeedsReset => {
+                self.reset()?;
+            }
+            State::Ready => {}
+        }
+        let outcome = self.memory.slot.switch(&snapshot.image);
+        if outcome.is_err() {
+            self.state = State::Quarantined;
+        }
+        self.entry = snapshot.entry;
+        self.generation = next_generation();
+        outcome?;
+        Ok(())
+    }
+
+    /// Freezes the present state and makes it the one that the sandbox returns to: the next
+    /// checkpoint stores only what changed since this one.
+    ///
+    /// # Errors
+    /// [`CallError::NeedsReset`] after a failed call; otherwise when memory runs out.
+    pub fn checkpoint(&mut self) -> Result<Snapshot, CallError> {
+        self.check()?;
+        let image = self.memory.slot.checkpoint()?;
+        Ok(self.snapshot_of(image))
+    }
+}
+
+/// Why a sandbox could not be frozen, moved or forked on a tree.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// Freezing or moving failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// A fork could not be made.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+impl Guest for Sandbox {
+    type Error = SnapshotError;
+
+    fn checkpoint(&mut self) -> Result<Frozen, SnapshotError> {
+        let snapshot = Sandbox::checkpoint(self)?;
+        Ok(Frozen { state: snapshot.state(), image: snapshot.image })
+    }
+
+    fn switch(&mut self, to: &Frozen) -> Result<(), SnapshotError> {
+        let snapshot = self.thaw(to)?;
+        Ok(self.restore(&snapshot)?)
+    }
+
+    fn fork(&self, from: &Frozen) -> Result<Self, SnapshotError> {
+        Ok(self.thaw(from)?.spawn()?)
+    }
+}
+
+impl Snapshot {
+    /// What a tree keeps besides the image: which guest it is, and where calls start.
+    fn state(&self) -> Arc<[u8]> {
+        [self.template.id, self.entry].iter().flat_map(|word| word.to_le_bytes()).collect()
+    }
+}
+
+impl Sandbox {
+    /// The snapshot behind a state of a tree, if it is of this guest.
+    fn thaw(&self, frozen: &Frozen) -> Result<Snapshot, CallError> {
+        let word = |at: usize| {
+            let bytes = frozen.state.get(at..at + 8)?;
+            Some(u64::from_le_bytes(bytes.try_into().ok()?))
+        };
+        match (word(0), word(8)) {
+            (Some(id), Some(entry)) if id == self.template.id => {
+                Ok(Snapshot { entry, ..self.snapshot_of(frozen.image.clone()) })
+            }
+            _ => Err(CallError::ForeignSnapshot),
+        }
+    }
+}

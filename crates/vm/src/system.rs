@@ -1,0 +1,291 @@
+//! The system span: descriptor tables, entry code, the boot page and the page tables.
+//!
+//! Promises: a guest that starts from `start_state` runs at privilege level 3 in long mode and never
+//! leaves it: there is no interrupt table, no system call, and the only port it may use is the
+//! hypercall's. Accessed, dirty and busy bits are preset, so the processor never writes here.
+//! May break it: mapping any page of this span writable for the guest.
+
+use kvm_bindings::{kvm_regs, kvm_segment, kvm_sregs};
+
+use crate::PAGE;
+use crate::abi::{ABI_VERSION, BOOT_MAGIC, BootInfo, PORT};
+use crate::elf::Program;
+use crate::layout::{Layout, Span};
+
+const PRESENT: u64 = 1;
+const WRITE: u64 = 2;
+const USER: u64 = 4;
+const ACCESSED: u64 = 1 << 5;
+const DIRTY: u64 = 1 << 6;
+const NO_EXECUTE: u64 = 1 << 63;
+
+pub(crate) const CODE: u16 = 0x33;
+const DATA: u16 = 0x2b;
+const TASK: u16 = 0x40;
+/// Offset of the task state segment in the descriptor page.
+const TSS: usize = 0x80;
+/// The task state segment of long mode, without its port bitmap.
+const TSS_LEN: usize = 104;
+/// The bitmap covers the ports up to the hypercall's four, and ends with a byte of ones.
+const BITMAP_LEN: usize = PORT as usize / 8 + 2;
+
+/// How a call enters the guest: the extended state is cleared by the guest's own first
+/// instruction, in a page that it cannot write, because doing so from outside costs system calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ExtendedState {
+    /// The processor has XSAVE: `xrstor64` puts every enabled component in its initial state.
+    Xsave,
+    /// It has not: `fxrstor64` does.
+    Fxsave,
+}
+
+/// The built span and what to start from.
+#[derive(Debug, Clone)]
+pub(crate) struct System {
+    pub(crate) span: Span,
+    pub(crate) bytes: Vec<u8>,
+    tables: u64,
+}
+
+impl System {
+    fn descriptors(&self) -> u64 {
+        self.span.start
+    }
+
+    fn entry(&self) -> u64 {
+        self.span.start + PAGE
+    }
+
+    /// The boot page.
+    pub(crate) fn boot(&self) -> u64 {
+        self.span.start + 3 * PAGE
+    }
+
+    /// Address of the entry code's `out`, which stops the vCPU with pristine extended state.
+    pub(crate) fn probe(&self) -> u64 {
+        self.entry() + PROBE
+    }
+
+    pub(crate) fn build(layout: &Layout, program: &Program<'_>, extended: ExtendedState) -> Self {
+        let start = layout.system;
+        let mut tables = Tables::new(start + 4 * PAGE);
+        for (span, writable, executable) in layout.mapped(program) {
+            let write = if writable { WRITE } else { 0 };
+            let execute = if executable { 0 } else { NO_EXECUTE };
+            tables.map(span, PRESENT | USER | write | execute);
+        }
+        let page = |index: u64| Span { start: start + index * PAGE, len: PAGE };
+        tables.map(page(0), PRESENT | WRITE | NO_EXECUTE);
+        tables.map(page(1), PRESENT | USER);
+        tables.map(page(2), PRESENT | USER | NO_EXECUTE);
+        tables.map(page(3), PRESENT | USER | NO_EXECUTE);
+
+        let mut bytes = vec![0; 4 * PAGE as usize];
+        descriptor_page(start, &mut bytes[..PAGE as usize]);
+        entry_page(extended, &mut bytes[PAGE as usize..2 * PAGE as usize]);
+        pristine_extended_state(&mut bytes[2 * PAGE as usize..3 * PAGE as usize]);
+        boot_page(layout, &mut bytes[3 * PAGE as usize..]);
+        let root = tables.address;
+        bytes.extend(tables.bytes());
+        Self { span: Span { start, len: bytes.len() as u64 }, bytes, tables: root }
+    }
+
+    /// General registers at the start of a call to `target`.
+    pub(crate) fn regs(&self, layout: &Layout, target: u64, arguments: [u64; 3]) -> kvm_regs {
+        kvm_regs {
+            rip: self.entry(),
+            rflags: 2,
+            // As after a call instruction: 16-byte aligned, less the return address.
+            rsp: layout.stack.end() - 8,
+            rax: u64::from(u32::MAX),
+            rdx: u64::from(u32::MAX),
+            rcx: target,
+            rdi: arguments[0],
+            rsi: arguments[1],
+            r8: arguments[2],
+            ..Default::default()
+        }
+    }
+
+    /// Special registers at the start of a call, on top of what the vCPU was created with.
+    pub(crate) fn sregs(&self, created: &kvm_sregs, extended: ExtendedState) -> kvm_sregs {
+        let data = segment(DATA, 3, false);
+        let mut sregs = *created;
+        sregs.cs = segment(CODE, 0xb, true);
+        (sregs.ds, sregs.es, sregs.fs, sregs.gs, sregs.ss) = (data, data, data, data, data);
+        sregs.tr = kvm_segment {
+            base: self.descriptors() + TSS as u64,
+            limit: (TSS_LEN + BITMAP_LEN - 1) as u32,
+            selector: TASK,
+            type_: 0xb,
+            present: 1,
+            ..Default::default()
+        };
+        sregs.ldt = kvm_segment { unusable: 1, ..Default::default() };
+        sregs.gdt.base = self.descriptors();
+        sregs.gdt.limit = TASK + 15;
+        sregs.idt.base = 0;
+        sregs.idt.limit = 0;
+        sregs.cr2 = 0;
+        sregs.cr3 = self.tables;
+        // PE, MP, ET, NE, WP, PG.
+        sregs.cr0 = 0x8001_0033;
+        // PAE, OSFXSR, OSXMMEXCPT and, where there is XSAVE, OSXSAVE.
+        sregs.cr4 = 0x620;
+        if extended == ExtendedState::Xsave {
+            sregs.cr4 |= 1 << 18;
+        }
+        // LME, LMA, NXE; no system calls.
+        sregs.efer = 0xd00;
+        sregs
+    }
+}
+
+fn segment(selector: u16, kind: u8, code: bool) -> kvm_segment {
+    kvm_segment {
+        base: 0,
+        limit: u32::MAX,
+        selector,
+        type_: kind,
+        present: 1,
+        dpl: 3,
+        db: u8::from(!code),
+        s: 1,
+        l: u8::from(code),
+        g: 1,
+        ..Default::default()
+    }
+}
+
+fn descriptor_page(address: u64, page: &mut [u8]) {
+    // Flat 64-bit code and data for level 3, both already accessed.
+    put(page, usize::from(DATA & !7), 0x00cf_f300_0000_ffff);
+    put(page, usize::from(CODE & !7), 0x00af_fb00_0000_ffff);
+    let base = address + TSS as u64;
+    let limit = (TSS_LEN + BITMAP_LEN - 1) as u64;
+    // A busy 64-bit task state segment of level 0.
+    let low = limit | (base & 0xff_ffff) << 16 | 0x8b << 40 | (base >> 24 & 0xff) << 56;
+    put(page, usize::from(TASK), low);
+    put(page, usize::from(TASK) + 8, base >> 32);
+    let tss = &mut page[TSS..TSS + TSS_LEN + BITMAP_LEN];
+    tss[102..104].copy_from_slice(&(TSS_LEN as u16).to_le_bytes());
+    let bitmap = &mut tss[TSS_LEN..];
+    bitmap.fill(0xff);
+    // A four-byte access needs four clear bits.
+    bitmap[usize::from(PORT) / 8] &= !(0xf << (PORT % 8));
+}
+
+const PROBE: u64 = 0x40;
+// The four ports of a hypercall share a byte of the bitmap, and `out` can name the first.
+const _: () = assert!(PORT % 8 + 4 <= 8 && PORT <= 0xff);
+
+fn entry_page(extended: ExtendedState, page: &mut [u8]) {
+    // [fx|x]rstor64 [rip + disp32], the operand being the next page.
+    let opcode: [u8; 4] = match extended {
+        ExtendedState::Xsave => [0x48, 0x0f, 0xae, 0x2d],
+        ExtendedState::Fxsave => [0x48, 0x0f, 0xae, 0x0d],
+    };
+    page.fill(0xcc);
+    page[..4].copy_from_slice(&opcode);
+    page[4..8].copy_from_slice(&(PAGE as u32 - 8).to_le_bytes());
+    // xor eax, eax; xor edx, edx; jmp rcx
+    page[8..14].copy_from_slice(&[0x31, 0xc0, 0x31, 0xd2, 0xff, 0xe1]);
+    // out PORT, eax
+    page[PROBE as usize..PROBE as usize + 2].copy_from_slice(&[0xe7, PORT as u8]);
+}
+
+/// A legacy area with the initial control words and an empty header: everything else is initial.
+fn pristine_extended_state(page: &mut [u8]) {
+    page[..2].copy_from_slice(&0x37f_u16.to_le_bytes());
+    page[24..28].copy_from_slice(&0x1f80_u32.to_le_bytes());
+}
+
+fn boot_page(layout: &Layout, page: &mut [u8]) {
+    let info = BootInfo {
+        magic: BOOT_MAGIC,
+        version: ABI_VERSION,
+        region_count: layout.regions.len() as u32,
+        heap: layout.heap.start,
+        heap_len: layout.heap.len,
+        input: layout.input.start,
+        input_capacity: layout.input.len,
+        stack: layout.stack.start,
+        stack_len: layout.stack.len,
+        regions: layout.boot_regions(),
+    };
+    let head = [
+        info.magic,
+        u64::from(info.version) | u64::from(info.region_count) << 32,
+        info.heap,
+        info.heap_len,
+        info.input,
+        info.input_capacity,
+        info.stack,
+        info.stack_len,
+    ];
+    let regions = info.regions.iter().flat_map(|r| [r.address, r.len, r.kind]);
+    for (index, word) in head.into_iter().chain(regions).enumerate() {
+        put(page, index * 8, word);
+    }
+}
+
+fn put(page: &mut [u8], at: usize, value: u64) {
+    page[at..at + 8].copy_from_slice(&value.to_le_bytes());
+}
+
+/// Four-level page tables with 4 KiB pages, growing from `address`.
+struct Tables {
+    address: u64,
+    pages: Vec<[u64; 512]>,
+}
+
+impl Tables {
+    fn new(address: u64) -> Self {
+        Self { address, pages: vec![[0; 512]] }
+    }
+
+    fn map(&mut self, span: Span, flags: u64) {
+        let mut address = span.start;
+        while address < span.end() {
+            let table = self.leaf(address);
+            let first = (address >> 12 & 511) as usize;
+            let count = ((span.end() - address) / PAGE).min(512 - first as u64);
+            for (index, entry) in
+                self.pages[table][first..first + count as usize].iter_mut().enumerate()
+            {
+                // Segments may share a page; its rights are the union.
+                let old = *entry;
+                let rights = if old == 0 {
+                    flags
+                } else {
+                    (old | flags) & !NO_EXECUTE | old & flags & NO_EXECUTE
+                };
+                *entry = (address + index as u64 * PAGE) | rights | ACCESSED | DIRTY;
+            }
+            address += count * PAGE;
+        }
+    }
+
+    /// The last-level table of `address`, made if need be.
+    fn leaf(&mut self, address: u64) -> usize {
+        let mut table = 0;
+        for shift in [39, 30, 21] {
+            let index = (address >> shift & 511) as usize;
+            let entry = self.pages[table][index];
+            table = if entry == 0 {
+                let new = self.pages.len();
+                self.pages.push([0; 512]);
+                self.pages[table][index] =
+                    (self.address + new as u64 * PAGE) | PRESENT | WRITE | USER | ACCESSED;
+                new
+            } else {
+                (((entry & !0xfff) - self.address) / PAGE) as usize
+            };
+        }
+        table
+    }
+
+    fn bytes(&self) -> impl Iterator<Item = u8> {
+        self.pages.iter().flatten().flat_map(|entry| entry.to_le_bytes())
+    }
+}

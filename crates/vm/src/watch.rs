@@ -1,0 +1,223 @@
+//! Deadlines of running calls, and stopping a call from outside.
+//!
+//! Promises: a call past its deadline leaves the guest within about a millisecond of it; a call that
+//! ended is never disturbed afterwards. A call costs two atomic stores here. May break it: a host
+//! function that blocks; it is only noticed when it returns to the guest.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::time::{Duration, Instant};
+
+use afresh_sys::kvm::{KickSignal, StopFlag, install_kick_handler};
+
+/// No call is running.
+const IDLE: u64 = 0;
+/// The running call was told to stop because its time is over.
+const TIMED_OUT: u64 = u64::MAX;
+/// The running call was told to stop by a [`StopHandle`].
+const STOPPED: u64 = u64::MAX - 1;
+/// The running call has no deadline.
+const NEVER: u64 = u64::MAX - 2;
+
+/// Why a call was stopped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stopped {
+    Timeout,
+    Handle,
+}
+
+/// One vCPU as the watchdog sees it.
+#[derive(Debug)]
+pub(crate) struct Watch {
+    flag: Mutex<Option<StopFlag>>,
+    signal: KickSignal,
+    thread: AtomicI32,
+    /// Nanoseconds since the watchdog's epoch, or one of the constants above.
+    deadline: AtomicU64,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Nothing that panics runs under these locks.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Watch {
+    pub(crate) fn new(flag: StopFlag) -> io::Result<Arc<Self>> {
+        let watch = Arc::new(Self {
+            flag: Mutex::new(Some(flag)),
+            signal: install_kick_handler()?,
+            thread: AtomicI32::new(0),
+            deadline: AtomicU64::new(IDLE),
+        });
+        Ok(watch)
+    }
+
+    /// Lets the watchdog look after this vCPU.
+    pub(crate) fn register(self: &Arc<Self>) -> io::Result<()> {
+        watchdog()?.add(self);
+        Ok(())
+    }
+
+    /// A call begins on this thread.
+    pub(crate) fn begin(&self, timeout: Option<Duration>) {
+        thread_local! {
+            static THREAD: i32 = rustix::thread::gettid().as_raw_nonzero().get();
+        }
+        self.thread.store(THREAD.with(|tid| *tid), Ordering::Relaxed);
+        let deadline = timeout
+            .map_or(NEVER, |timeout| now().saturating_add(nanoseconds(timeout)).clamp(1, NEVER));
+        self.deadline.store(deadline, Ordering::SeqCst);
+        if timeout.is_some()
+            && let Ok(watchdog) = watchdog()
+        {
+            watchdog.wake_if_parked();
+        }
+    }
+
+    /// Whether the running call was told to stop. If not, a stale stop flag is lowered.
+    pub(crate) fn interrupted(&self) -> Option<Stopped> {
+        let flag = lock(&self.flag);
+        match self.deadline.load(Ordering::SeqCst) {
+            TIMED_OUT => Some(Stopped::Timeout),
+            STOPPED => Some(Stopped::Handle),
+            _ => {
+                if let Some(flag) = flag.as_ref() {
+                    flag.lower();
+                }
+                None
+            }
+        }
+    }
+
+    /// The call is over, however it ended.
+    pub(crate) fn end(&self) {
+        let last = self.deadline.swap(IDLE, Ordering::SeqCst);
+        if (last == TIMED_OUT || last == STOPPED)
+            && let Some(flag) = lock(&self.flag).as_ref()
+        {
+            flag.lower();
+        }
+    }
+
+    /// The vCPU that this watches is replaced by the one that `other` watches, and the reverse.
+    /// Neither is running.
+    pub(crate) fn swap(&self, other: &Watch) {
+        std::mem::swap(&mut *lock(&self.flag), &mut *lock(&other.flag));
+    }
+
+    /// The vCPU is about to go away.
+    pub(crate) fn retire(&self) {
+        *lock(&self.flag) = None;
+    }
+
+    fn stop(&self, expected: u64, reason: u64) {
+        let flag = lock(&self.flag);
+        if let Some(flag) = flag.as_ref()
+            && self
+                .deadline
+                .compare_exchange(expected, reason, Ordering::SeqCst, Ordering::SeqCst)
+                .is_ok()
+        {
+            flag.raise();
+            self.signal.send(self.thread.load(Ordering::Relaxed));
+        }
+    }
+}
+
+/// Stops the call that a sandbox is running, from any thread. The sandbox is then as after a
+/// timeout: it has to be reset, and is pristine again.
+#[derive(Debug, Clone)]
+pub struct StopHandle(pub(crate) Arc<Watch>);
+
+impl StopHandle {
+    /// Stops the running call; does nothing where none is running.
+    pub fn stop(&self) {
+        let deadline = self.0.deadline.load(Ordering::SeqCst);
+        if deadline != IDLE {
+            self.0.stop(deadline, STOPPED);
+        }
+    }
+}
+
+fn epoch() -> Instant {
+    static EPOCH: OnceLock<Instant> = OnceLock::new();
+    *EPOCH.get_or_init(Instant::now)
+}
+
+fn now() -> u64 {
+    nanoseconds(epoch().elapsed())
+}
+
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(NEVER)
+}
+
+/// One thread a process, asleep while no call with a deadline runs.
+struct Watchdog {
+    watched: Mutex<Vec<Weak<Watch>>>,
+    wake: Condvar,
+    parked: AtomicBool,
+}
+
+fn watchdog() -> io::Result<&'static Watchdog> {
+    static DOG: Watchdog = Watchdog {
+        watched: Mutex::new(Vec::new()),
+        wake: Condvar::new(),
+        parked: AtomicBool::new(false),
+    };
+    static STARTED: OnceLock<Result<(), io::ErrorKind>> = OnceLock::new();
+    STARTED
+        .get_or_init(|| {
+            std::thread::Builder::new()
+                .name("afresh-watchdog".into())
+                .spawn(|| DOG.watch())
+                .map(|_| ())
+                .map_err(|error| error.kind())
+        })
+        .map_err(io::Error::from)?;
+    Ok(&DOG)
+}
+
+impl Watchdog {
+    fn add(&self, watch: &Arc<Watch>) {
+        let mut watched = lock(&self.watched);
+        watched.retain(|weak| weak.strong_count() > 0);
+        watched.push(Arc::downgrade(watch));
+    }
+
+    fn wake_if_parked(&self) {
+        if self.parked.load(Ordering::SeqCst) {
+            let _held = lock(&self.watched);
+            self.wake.notify_one();
+        }
+    }
+
+    fn watch(&self) {
+        let mut watched = lock(&self.watched);
+        loop {
+            // Announce first, look second: a call that begins in between sees the flag.
+            self.parked.store(true, Ordering::SeqCst);
+            let mut next = NEVER;
+            for watch in watched.iter().filter_map(Weak::upgrade) {
+                match watch.deadline.load(Ordering::SeqCst) {
+                    IDLE | NEVER | STOPPED | TIMED_OUT => {}
+                    deadline if deadline <= now() => watch.stop(deadline, TIMED_OUT),
+                    deadline => next = next.min(deadline),
+                }
+            }
+            if next == NEVER {
+                watched = self.wake.wait(watched).unwrap_or_else(PoisonError::into_inner);
+            } else {
+                // Calls that begin meanwhile may have nearer deadlines: look every millisecond
+                // instead of having each of them wake us.
+                self.parked.store(false, Ordering::SeqCst);
+                let pause = (next - now().min(next)).clamp(50_000, 1_000_000);
+                (watched, _) = self
+                    .wake
+                    .wait_timeout(watched, Duration::from_nanos(pause))
+                    .unwrap_or_else(PoisonError::into_inner);
+            }
+        }
+    }
+}
