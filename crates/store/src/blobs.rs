@@ -94,6 +94,13 @@ pub trait BlobRead: Send + Sync {
     /// `UnexpectedEof` past the end; anything the medium says.
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// Told that `len` bytes at `offset` were wrong: whatever is cached of them is dropped. Returns
+    /// whether reading again may bring others.
+    fn distrust(&self, offset: u64, len: u64) -> bool {
+        let _ = (offset, len);
+        false
+    }
+
     /// The local file behind it, which can be mapped.
     fn file(&self) -> Option<&File> {
         None

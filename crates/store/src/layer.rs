@@ -64,27 +64,15 @@ impl Layer {
         root: &[u8; 32],
     ) -> Result<Self, OpenError> {
         let bad = |source| OpenError::Layer { digest, source };
-        let io = |e| OpenError::io(Path::new(&digest.to_string()), e);
-        let len = blob.len();
-        if len != size || len < FOOTER_LEN as u64 {
-            return Err(bad(LayerError::Truncated(len)));
+        if blob.len() != size || size < FOOTER_LEN as u64 {
+            return Err(bad(LayerError::Truncated(blob.len())));
         }
-        // One read gets the footer, and the index of all but the largest layers with it.
-        let mut tail = vec![0; len.min(TAIL) as usize];
-        let tail_offset = len - tail.len() as u64;
-        blob.read_at(&mut tail, tail_offset).map_err(io)?;
-        let mut footer = [0; FOOTER_LEN];
-        footer.copy_from_slice(&tail[tail.len() - FOOTER_LEN..]);
-        let footer = Footer::parse(&footer, len).map_err(bad)?;
-        let bytes = match footer.index_offset.checked_sub(tail_offset) {
-            Some(at) => tail[at as usize..][..footer.index_len as usize].to_vec(),
-            None => {
-                let mut bytes = vec![0; footer.index_len as usize];
-                blob.read_at(&mut bytes, footer.index_offset).map_err(io)?;
-                bytes
+        let index = match read_index(&*blob, digest, root) {
+            Err(OpenError::Layer { .. }) if blob.distrust(0, size) => {
+                read_index(&*blob, digest, root)?
             }
+            other => other?,
         };
-        let index = footer.parse_index(&bytes, root).map_err(bad)?;
         let offsets = match index.encoding {
             Encoding::Raw => Vec::new(),
             Encoding::Zstd => std::iter::once(0)
@@ -184,9 +172,22 @@ impl Layer {
         }
     }
 
-    /// Reads whole groups into `out`, which is exactly as long, with one read of the blob, and checks
-    /// each.
+    /// Reads whole groups into `out`, which is exactly as long, and checks each. Wrong bytes are asked for
+    /// once more where that may help.
     fn read_groups(&self, groups: Range<usize>, out: &mut [u8]) -> Result<(), OpenError> {
+        let bytes = self.bytes_of(&groups);
+        match self.try_read_groups(groups.clone(), out) {
+            Err(OpenError::Layer { .. })
+                if self.blob.distrust(bytes.start, bytes.end - bytes.start) =>
+            {
+                self.try_read_groups(groups, out)
+            }
+            other => other,
+        }
+    }
+
+    /// One attempt, with one read of the blob.
+    fn try_read_groups(&self, groups: Range<usize>, out: &mut [u8]) -> Result<(), OpenError> {
         let bytes = self.bytes_of(&groups);
         let mut frames = Vec::new();
         match self.index.encoding {
@@ -299,4 +300,27 @@ impl Layer {
         }
         Ok(())
     }
+}
+
+/// Reads and checks the index of a layer that is long enough to have one.
+fn read_index(blob: &dyn BlobRead, digest: Sha256, root: &[u8; 32]) -> Result<Index, OpenError> {
+    let bad = |source| OpenError::Layer { digest, source };
+    let io = |e| OpenError::io(Path::new(&digest.to_string()), e);
+    let len = blob.len();
+    // One read gets the footer, and the index of all but the largest layers with it.
+    let mut tail = vec![0; len.min(TAIL) as usize];
+    let tail_offset = len - tail.len() as u64;
+    blob.read_at(&mut tail, tail_offset).map_err(io)?;
+    let mut footer = [0; FOOTER_LEN];
+    footer.copy_from_slice(&tail[tail.len() - FOOTER_LEN..]);
+    let footer = Footer::parse(&footer, len).map_err(bad)?;
+    let bytes = match footer.index_offset.checked_sub(tail_offset) {
+        Some(at) => tail[at as usize..][..footer.index_len as usize].to_vec(),
+        None => {
+            let mut bytes = vec![0; footer.index_len as usize];
+            blob.read_at(&mut bytes, footer.index_offset).map_err(io)?;
+            bytes
+        }
+    };
+    footer.parse_index(&bytes, root).map_err(bad)
 }

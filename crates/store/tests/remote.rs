@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use afresh_pager::{Options, Restore, SnapshotSource, Strategy};
-use afresh_store::remote::{Patience, Remote, RemoteError};
+use afresh_store::remote::{Patience, Remote, RemoteError, trim_cache};
 use afresh_store::{Encoding, OpenError, Snapshot, Store};
 use afresh_sys::{PageRange, Reservation};
 use async_trait::async_trait;
@@ -415,11 +415,63 @@ fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies
         restore.wait(Duration::from_secs(30)).unwrap();
         assert!((0..large.len()).all(|at| peek(&memory, at) == large[at]));
     }
+    // Index, manifest, configuration, two layer tails, the set: so many round trips to the first answer.
     server.be(Wrong::Nothing);
+    let mut options = Options::with(Strategy::WorkingSet);
+    options.background = Some(false);
+    let source = Arc::new(SnapshotSource::new(remote.load("a").unwrap()));
+    let memory = Arc::new(Reservation::aligned(3000, 2 << 20).unwrap());
+    let restore =
+        Restore::start(memory.clone(), PageRange::new(0, 3000), source, &options).unwrap();
+    assert_eq!(peek(&memory, 39 * PAGE), large[39 * PAGE]);
+    assert_eq!(server.requests.load(Ordering::Relaxed), 6);
+    drop(restore);
+
     let (_, restore) = start(Strategy::UffdMove);
     server.be(Wrong::Reset { after: 0, times: usize::MAX });
     let error = restore.resolve(PageRange::new(2000, 10)).unwrap_err().to_string();
     assert!(error.contains("connection reset"), "{error}");
+}
+
+#[test]
+fn a_shared_cache_saves_requests_and_a_damaged_one_is_fetched_again() {
+    let server = Server::new();
+    let plain = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    let here = store(&dir.path().join("store"));
+    let large: Vec<u8> = (0..600u32).flat_map(page_of).collect();
+    here.save("a", &afresh_store::MemoryPages(large.clone()), &options()).unwrap();
+    push(&plain, &(here.clone(), here.load("a").unwrap()), Encoding::Raw).unwrap();
+    let cache = dir.path().join("cache");
+    let requests = || {
+        // A remote of its own, as another process has.
+        server.be(Wrong::Nothing);
+        let other = remote(&server).with_cache(&cache).unwrap();
+        assert!(bytes(&other.load("a").unwrap()) == large);
+        server.requests.load(Ordering::Relaxed)
+    };
+    let (cold, warm) = (requests(), requests());
+    // Index, manifest and configuration are asked for each time, the layer only once.
+    assert!(cold > warm && warm == 3, "{cold} requests, then {warm}");
+    let file = std::fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
+    let original = std::fs::read(&file).unwrap();
+    for at in [0, 40, 300_000, original.len() - 1] {
+        let mut damaged = original.clone();
+        damaged[at] ^= 1;
+        std::fs::write(&file, &damaged).unwrap();
+        assert_eq!(requests(), 4, "damaged at {at}");
+        assert!(std::fs::read(&file).unwrap() == original);
+    }
+    // Wrong bytes from the server are not kept.
+    trim_cache(&cache, 0).unwrap();
+    server.be(Wrong::Flip);
+    assert!(remote(&server).with_cache(&cache).unwrap().load("a").is_err());
+    requests();
+    std::fs::write(&file, &original[..original.len() / 2]).unwrap();
+    assert!(requests() > 3);
+    assert_eq!(trim_cache(&cache, u64::MAX).unwrap(), 0);
+    assert!(trim_cache(&cache, 0).unwrap() > 0);
+    assert_eq!(requests(), cold);
 }
 
 /// Runs against a real server when `AFRESH_TEST_S3` names a bucket (`s3://bucket`), with the usual

@@ -12,10 +12,12 @@
 //! Calls block. They must not be made from inside an asynchronous task.
 
 mod blob;
+mod cache;
 mod error;
 mod pull;
 mod push;
 
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -35,6 +37,7 @@ use crate::manifest::{
 };
 use crate::{Layer, OpenError, Sha256, Snapshot, Tag};
 
+pub use cache::trim_cache;
 pub use error::RemoteError;
 pub use push::Progress;
 
@@ -63,6 +66,7 @@ struct Inner {
     objects: Arc<dyn ObjectStore>,
     prefix: Path,
     patience: Patience,
+    cache: Option<PathBuf>,
     /// `None` only while it is dropped.
     runtime: Option<Runtime>,
 }
@@ -140,7 +144,22 @@ impl Remote {
             .enable_all()
             .build()
             .map_err(RemoteError::Runtime)?;
-        Ok(Self(Arc::new(Inner { objects, prefix, patience, runtime: Some(runtime) })))
+        Ok(Self(Arc::new(Inner { objects, prefix, patience, cache: None, runtime: Some(runtime) })))
+    }
+
+    /// The same remote with a cache in `dir` for the pages of snapshots opened in place. Any number of
+    /// processes may share a directory; see [`trim_cache`].
+    ///
+    /// # Errors
+    /// [`RemoteError::Runtime`] when threads can not be started.
+    pub fn with_cache(&self, dir: impl Into<PathBuf>) -> Result<Self, RemoteError> {
+        let inner = &self.0;
+        let mut cached =
+            Self::with_objects(inner.objects.clone(), inner.prefix.clone(), inner.patience)?;
+        if let Some(inner) = Arc::get_mut(&mut cached.0) {
+            inner.cache = Some(dir.into());
+        }
+        Ok(cached)
     }
 
     fn path(&self, name: &str) -> Path {
@@ -287,7 +306,7 @@ impl Remote {
         let snapshot = Snapshot::assemble(id, manifest, config, |number, root| {
             let descriptor = &layers[number];
             let digest = descriptor.digest("the manifest")?;
-            let blob = blob::RangeBlob::new(self.clone(), digest, descriptor.size);
+            let blob = blob::RangeBlob::new(self.clone(), digest, descriptor.size)?;
             let layer = Layer::from_blob(Box::new(blob), digest, descriptor.size, root)?;
             if descriptor.media_type != layer_type(layer.role(), layer.encoding()) {
                 return Err(OpenError::MediaType {
