@@ -126,10 +126,13 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
         for row in &rows {
             println!("{}", row.json());
         }
-        println!("{}", json!({
-            "pristine": pristine, "bytes_differ": differences.0, "items_differ": differences.1,
-            "bytes_changed": planted.2, "write_set_pages": dirty,
-        }));
+        println!(
+            "{}",
+            json!({
+                "pristine": pristine, "bytes_differ": differences.0, "items_differ": differences.1,
+                "bytes_changed": planted.2, "write_set_pages": dirty,
+            })
+        );
     }
     anyhow::ensure!(pristine, "the call after the planted secret was not pristine");
     Ok(ExitCode::SUCCESS)

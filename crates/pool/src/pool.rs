@@ -265,19 +265,19 @@ impl<T: Recycle> Pool<T> {
         if std::thread::panicking() {
             // What the unwound code left half-done inside the item is unknown.
             self.abandoned.fetch_add(1, Ordering::Relaxed);
-            return self.discard(idle);
+            return self.discard(*idle);
         }
         if idle.item.recycle().is_err() {
             self.quarantined.fetch_add(1, Ordering::Relaxed);
-            return self.discard(idle);
+            return self.discard(*idle);
         }
         idle.returns += 1;
         if spare {
-            return self.discard(idle);
+            return self.discard(*idle);
         }
         let now = idle.item.resident_bytes();
         if now != idle.resident && !self.account(&mut idle, now) {
-            return self.discard(idle);
+            return self.discard(*idle);
         }
         idle.since = self.tick.load(Ordering::Relaxed);
         self.shard(home()).put(idle);
@@ -316,8 +316,8 @@ impl<T: Recycle> Pool<T> {
     }
 
     #[cold]
-    fn discard(&self, idle: Box<Idle<T>>) {
-        let Idle { item, resident, returns, .. } = *idle;
+    fn discard(&self, idle: Idle<T>) {
+        let Idle { item, resident, returns, .. } = idle;
         drop(item);
         self.retired_returns.fetch_add(returns, Ordering::Relaxed);
         self.resident.fetch_sub(resident, Ordering::Relaxed);
@@ -337,7 +337,7 @@ impl<T: Recycle> Pool<T> {
                 if self.trim(&mut idle) {
                     self.shard(at).put(idle);
                 } else {
-                    self.discard(idle);
+                    self.discard(*idle);
                 }
             }
         }
@@ -351,7 +351,7 @@ impl<T: Recycle> Pool<T> {
             let items =
                 self.shard(at).take_where(|idle| key.is_none_or(|key| idle.item.key() == key));
             for idle in items {
-                self.discard(idle);
+                self.discard(*idle);
             }
         }
     }
@@ -402,7 +402,7 @@ impl<T: Recycle> Lease<'_, T> {
         let idle = unsafe { ManuallyDrop::take(&mut self.idle) };
         let pool = self.pool;
         std::mem::forget(self);
-        pool.discard(idle);
+        pool.discard(*idle);
     }
 }
 

@@ -10,8 +10,8 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use afresh_memory::{
     HostAccess, Image, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError, Strategy, page_align_up,
@@ -274,8 +274,8 @@ unsafe impl MemoryCreator for SlotMemories {
             memory64_capacity: RESERVATION as usize,
         };
         let image = Image::zero(page_align_up(minimum) / PAGE_SIZE);
-        let memory = GuestMemory::new(shape, &image, minimum, &policy)
-            .map_err(|error| error.to_string())?;
+        let memory =
+            GuestMemory::new(shape, &image, minimum, &policy).map_err(|error| error.to_string())?;
         RECORD.with_borrow_mut(|record| {
             if let Some(made) = record {
                 made.push(memory.clone());

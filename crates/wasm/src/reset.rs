@@ -89,9 +89,8 @@ impl ResetState {
             .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &blueprint.policy))
             .collect::<Result<Vec<_>, _>>()?;
         let mut store = blueprint.store();
-        let instance =
-            with_memories(&memories, || blueprint.pre.instantiate(&mut store))
-                .map_err(WarmError::Instantiate)?;
+        let instance = with_memories(&memories, || blueprint.pre.instantiate(&mut store))
+            .map_err(WarmError::Instantiate)?;
         state::apply(&mut store, instance, &self.state)?;
         ResetInstance::adopt(self, store, instance, memories)
     }
@@ -170,8 +169,7 @@ impl ResetInstance {
         let blueprint = &self.of.blueprint;
         if let Some(restore) = &self.restore {
             blueprint.unlimit(&mut self.store);
-            let status =
-                restore.call(&mut self.store, ()).map_err(RestoreError::Restore)?;
+            let status = restore.call(&mut self.store, ()).map_err(RestoreError::Restore)?;
             if status != 0 {
                 return Ok(false);
             }
@@ -202,15 +200,10 @@ impl ResetInstance {
             sizes.push(memory.bytes() as u64);
         }
         let sizes_match = self.of.state.memories.clone();
-        let now = state::read(
-            &mut self.store,
-            self.instance,
-            &self.of.blueprint.visible,
-            sizes_match,
-        )?;
+        let now =
+            state::read(&mut self.store, self.instance, &self.of.blueprint.visible, sizes_match)?;
         let warm = &self.of.state;
-        let globals =
-            now.globals.iter().filter(|(k, v)| warm.globals.get(k) != Some(v)).count();
+        let globals = now.globals.iter().filter(|(k, v)| warm.globals.get(k) != Some(v)).count();
         let tables = now.tables.iter().filter(|(k, v)| warm.tables.get(k) != Some(v)).count();
         let dropped = usize::from(now.dropped_data != warm.dropped_data)
             + usize::from(now.dropped_elements != warm.dropped_elements);
