@@ -8,6 +8,8 @@
 //! * [`Memfd`]: anonymous files that back images.
 //! * [`Uffd`]: userfaultfd, for write protection and for filling missing pages.
 //! * [`pagemap`]: `PAGEMAP_SCAN`, which lists the pages that were written.
+//! * [`mod@file`]: files other than memfds, and moving mappings.
+//! * [`futex`]: waiting for a word to change.
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
@@ -37,6 +39,8 @@ pub use error::{Call, SysError};
 pub use features::{Feature, Features, UnknownFeature};
 pub use imp::fault;
 pub use imp::host;
+pub use imp::file;
+pub use imp::futex;
 pub use imp::pagemap;
 pub use imp::{
     Advice, HUGE_SIZE, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent,

@@ -13,7 +13,7 @@ use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
 use afresh_pool::{Lease as PoolLease, Pool, PoolStats};
 use afresh_rewrite::{DataSegment, NestedModule, prepare_component};
 use wasmtime::Store;
-use wasmtime::component::{Component, Instance, InstancePre, Linker, Val};
+use wasmtime::component::{Component, Func, Instance, InstancePre, Linker, Type, Val};
 
 use crate::engine::TICK;
 use crate::fresh::FreshMemories;
@@ -232,6 +232,39 @@ impl ComponentLease<'_> {
     /// # Errors
     /// [`CallError`]; the lease is spent after a trap.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
+        let func = self.function(name)?;
+        self.call_function(name, func, arguments)
+    }
+
+    /// Like [`ComponentLease::call`], with arguments as text (numbers, `true`, `false`, characters and
+    /// strings) and the results as text.
+    ///
+    /// # Errors
+    /// As [`ComponentLease::call`]; parameters of other types cannot be given as text.
+    pub fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
+        let func = self.function(name)?;
+        let ty = func.ty(&self.store);
+        let wanted: Vec<Type> = ty.params().map(|(_, ty)| ty).collect();
+        let wrong = |reason: String| CallError::Arguments {
+            name: name.to_owned(),
+            expected: format!("{} parameters", wanted.len()),
+            reason,
+        };
+        if wanted.len() != texts.len() {
+            return Err(wrong(format!("{} given", texts.len())));
+        }
+        let arguments = wanted
+            .iter()
+            .zip(texts)
+            .map(|(ty, text)| {
+                read_value(ty, text).ok_or_else(|| wrong(format!("`{text}` cannot be read as {ty:?}")))
+            })
+            .collect::<Result<Vec<_>, _>>()?;
+        let results = self.call_function(name, func, &arguments)?;
+        Ok(results.iter().map(show_component_value).collect::<Vec<_>>().join(" "))
+    }
+
+    fn function(&mut self, name: &str) -> Result<Func, CallError> {
         let missing = || CallError::NoSuchExport {
             name: name.to_owned(),
             available: "what its world lists".to_owned(),
@@ -252,7 +285,15 @@ impl ComponentLease<'_> {
             .instance
             .get_export_index(&mut self.store, parent.as_ref(), function)
             .ok_or_else(missing)?;
-        let func = self.instance.get_func(&mut self.store, export).ok_or_else(missing)?;
+        self.instance.get_func(&mut self.store, export).ok_or_else(missing)
+    }
+
+    fn call_function(
+        &mut self,
+        name: &str,
+        func: Func,
+        arguments: &[Val],
+    ) -> Result<Vec<Val>, CallError> {
         let ty = func.ty(&self.store);
         if ty.params().len() != arguments.len() {
             return Err(CallError::Arguments {
@@ -283,5 +324,43 @@ impl ComponentLease<'_> {
     /// [`WarmError`] when the memory cannot be read.
     pub fn differences(&mut self) -> Result<usize, WarmError> {
         self.memories.differences().map_err(|e| WarmError::State(e.to_string()))
+    }
+}
+
+fn read_value(ty: &Type, text: &str) -> Option<Val> {
+    Some(match ty {
+        Type::Bool => Val::Bool(text.parse().ok()?),
+        Type::U8 => Val::U8(text.parse().ok()?),
+        Type::S8 => Val::S8(text.parse().ok()?),
+        Type::U16 => Val::U16(text.parse().ok()?),
+        Type::S16 => Val::S16(text.parse().ok()?),
+        Type::U32 => Val::U32(text.parse().ok()?),
+        Type::S32 => Val::S32(text.parse().ok()?),
+        Type::U64 => Val::U64(text.parse().ok()?),
+        Type::S64 => Val::S64(text.parse().ok()?),
+        Type::Float32 => Val::Float32(text.parse().ok()?),
+        Type::Float64 => Val::Float64(text.parse().ok()?),
+        Type::Char => Val::Char(text.parse().ok()?),
+        Type::String => Val::String(text.to_owned()),
+        _ => return None,
+    })
+}
+
+fn show_component_value(value: &Val) -> String {
+    match value {
+        Val::Bool(v) => v.to_string(),
+        Val::U8(v) => v.to_string(),
+        Val::S8(v) => v.to_string(),
+        Val::U16(v) => v.to_string(),
+        Val::S16(v) => v.to_string(),
+        Val::U32(v) => v.to_string(),
+        Val::S32(v) => v.to_string(),
+        Val::U64(v) => v.to_string(),
+        Val::S64(v) => v.to_string(),
+        Val::Float32(v) => v.to_string(),
+        Val::Float64(v) => v.to_string(),
+        Val::Char(v) => v.to_string(),
+        Val::String(v) => v.clone(),
+        other => format!("{other:?}"),
     }
 }

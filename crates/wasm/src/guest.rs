@@ -156,7 +156,15 @@ impl GuestOptions {
 /// The calls that bring a guest to the state every later call starts from.
 #[derive(Clone, Debug, Default)]
 pub struct WarmUp {
-    pub(crate) calls: Vec<(String, Vec<Val>)>,
+    pub(crate) calls: Vec<(String, Arguments)>,
+}
+
+/// Arguments of a warm-up call.
+#[derive(Clone, Debug)]
+pub(crate) enum Arguments {
+    Values(Vec<Val>),
+    /// To be read by the function's type.
+    Texts(Vec<String>),
 }
 
 impl WarmUp {
@@ -169,7 +177,15 @@ impl WarmUp {
     /// Adds a call of an exported function; calls run in order, once, in one instance.
     #[must_use]
     pub fn call(mut self, name: impl Into<String>, arguments: &[Val]) -> Self {
-        self.calls.push((name.into(), arguments.to_vec()));
+        self.calls.push((name.into(), Arguments::Values(arguments.to_vec())));
+        self
+    }
+
+    /// Like [`WarmUp::call`], with arguments as text, read by the function's type as
+    /// [`crate::parse_arguments`] does.
+    #[must_use]
+    pub fn call_text(mut self, name: impl Into<String>, arguments: &[String]) -> Self {
+        self.calls.push((name.into(), Arguments::Texts(arguments.to_vec())));
         self
     }
 }

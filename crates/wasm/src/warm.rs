@@ -14,12 +14,12 @@ use afresh_rewrite::{
 use wasmtime::{FuncType, Instance, Module, ModuleExport, Store, WasmParams, WasmResults};
 
 use crate::fresh::{FreshMemories, FreshState};
-use crate::guest::{Guest, Mode, WarmUp};
+use crate::guest::{Arguments, Guest, Mode, WarmUp};
 use crate::host::Host;
 use crate::lease::{self, BytesEntry, Entry, Kind, Lease};
 use crate::linear::{GuestMemory, Shape, with_memories};
 use crate::reset::{Blueprint, ResetInstance, ResetState, WarmMemory};
-use crate::{CallError, Engine, LoadError, WarmError, state};
+use crate::{CallError, Engine, LoadError, WarmError, parse_arguments, state};
 
 /// The WASI reactor initialiser, which is run before the warm-up.
 const INITIALIZE: &str = "_initialize";
@@ -169,7 +169,23 @@ impl Warmer<'_> {
             lease::call_dynamic(store, instance, name, &[], None).map_err(failed(name))?;
         }
         for (name, arguments) in &warm_up.calls {
-            lease::call_dynamic(store, instance, name, arguments, None).map_err(failed(name))?;
+            let values = match arguments {
+                Arguments::Values(values) => values.clone(),
+                Arguments::Texts(texts) => match instance.get_func(&mut *store, name) {
+                    Some(func) => {
+                        let ty = func.ty(&*store);
+                        parse_arguments(&ty, texts).map_err(|e| CallError::Arguments {
+                            name: name.clone(),
+                            expected: ty.to_string(),
+                            reason: e.to_string(),
+                        })
+                    }
+                    // The call itself says what is missing.
+                    None => Ok(Vec::new()),
+                }
+                .map_err(failed(name))?,
+            };
+            lease::call_dynamic(store, instance, name, &values, None).map_err(failed(name))?;
         }
         Ok(())
     }
@@ -386,6 +402,43 @@ impl Warm {
             }
         };
         Lease::begin(inner, kind)
+    }
+
+    /// An instance that has never run anything but the warm-up, made for this lease and dropped with it:
+    /// what a pooled one can be compared with.
+    ///
+    /// # Errors
+    /// [`WarmError`] when it cannot be made.
+    pub fn lease_new(&self) -> Result<Lease<'_>, WarmError> {
+        let inner = &*self.inner;
+        let kind = match &inner.pools {
+            Pools::Reset { state, pool } => Kind::Reset(pool.spare(|| state.make())?),
+            Pools::Fresh { state, pool } => {
+                let memories = pool.spare(|| state.make())?;
+                let (store, instance) = state.instantiate(&memories)?;
+                Kind::Fresh { store, instance, memories }
+            }
+        };
+        Lease::begin(inner, kind)
+    }
+
+    /// Compares the next instance that the pool would hand out with the warm state, before it takes fresh
+    /// entropy: bytes of memory that differ, and globals, tables and segments that do. Both must be 0.
+    ///
+    /// # Errors
+    /// [`WarmError`] when the pool is exhausted or the state cannot be read.
+    pub fn differences(&self) -> Result<(usize, usize), WarmError> {
+        match &self.inner.pools {
+            Pools::Reset { state, pool } => {
+                pool.get(0, |_| state.make())?.differences()
+            }
+            Pools::Fresh { state, pool } => {
+                let memories = pool.get(0, |_| state.make())?;
+                let bytes =
+                    memories.differences().map_err(|e| WarmError::State(e.to_string()))?;
+                Ok((bytes, 0))
+            }
+        }
     }
 
     /// A handle for typed calls of one export. A signature that does not fit is found by the first call.

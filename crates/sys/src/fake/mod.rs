@@ -7,6 +7,8 @@
 pub mod fault;
 pub mod host;
 mod hugepage;
+pub mod file;
+pub mod futex;
 mod memfd;
 pub mod pagemap;
 mod perf;

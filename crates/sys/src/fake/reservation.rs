@@ -44,6 +44,7 @@ pub struct Reservation {
     base: NonNull<u8>,
     pages: usize,
     layout: Layout,
+    owned: bool,
     /// Source of each page: a file and its page, or zero.
     sources: Mutex<Vec<Option<(Memfd, usize)>>>,
 }
@@ -74,7 +75,17 @@ impl Reservation {
         let layout = Layout::from_size_align(pages * PAGE_SIZE, align).map_err(|_| nomem)?;
         // SAFETY: the layout is not empty.
         let base = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or(nomem)?;
-        Ok(Self { base, pages, layout, sources: Mutex::new(vec![None; pages]) })
+        Ok(Self { base, pages, layout, owned: true, sources: Mutex::new(vec![None; pages]) })
+    }
+
+    /// Takes charge of memory that somebody else owns.
+    ///
+    /// # Safety
+    /// The range must stay allocated for as long as the value lives.
+    #[must_use]
+    pub unsafe fn of_others(base: NonNull<u8>, pages: usize) -> Self {
+        let layout = Layout::new::<u8>();
+        Self { base, pages, layout, owned: false, sources: Mutex::new(vec![None; pages]) }
     }
 
     /// The first address.
@@ -191,6 +202,9 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         // SAFETY: allocated with this layout, and owned.
         unsafe { dealloc(self.base.as_ptr(), self.layout) };
     }

@@ -3,11 +3,14 @@
 pub mod fault;
 pub mod host;
 mod hugepage;
+pub mod file;
+pub mod futex;
 mod memfd;
 pub mod pagemap;
 mod perf;
 mod reservation;
 mod uffd;
+mod vmm;
 
 pub use hugepage::HUGE_SIZE;
 pub use memfd::Memfd;

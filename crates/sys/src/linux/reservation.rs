@@ -73,6 +73,8 @@ impl Advice {
 pub struct Reservation {
     base: NonNull<u8>,
     pages: usize,
+    /// Whether the range is released with this value.
+    owned: bool,
 }
 
 // SAFETY: the type owns a range of addresses, which mean the same in every thread; every method that
@@ -127,7 +129,18 @@ impl Reservation {
             }
         }
         let base = NonNull::new(base as *mut u8).ok_or(SysError::new(Call::Map, libc::ENOMEM))?;
-        Ok(Self { base, pages: pages.max(1) })
+        Ok(Self { base, pages: pages.max(1), owned: true })
+    }
+
+    /// Takes charge of what is mapped at `pages` pages from `base` on, which somebody else reserved and
+    /// will release.
+    ///
+    /// # Safety
+    /// The range must be mapped, belong to the caller, and stay reserved for as long as the value lives.
+    /// Until then only this value may change its mappings.
+    #[must_use]
+    pub unsafe fn of_others(base: NonNull<u8>, pages: usize) -> Self {
+        Self { base, pages, owned: false }
     }
 
     /// The first address.
@@ -154,7 +167,7 @@ impl Reservation {
         unsafe { self.base.as_ptr().add(page * PAGE_SIZE) }
     }
 
-    fn check(&self, range: PageRange, call: Call) -> Result<(), SysError> {
+    pub(super) fn check(&self, range: PageRange, call: Call) -> Result<(), SysError> {
         if range.start.checked_add(range.len).is_some_and(|end| end <= self.pages) {
             Ok(())
         } else {
@@ -162,7 +175,7 @@ impl Reservation {
         }
     }
 
-    fn place(
+    pub(super) fn place(
         &self,
         range: PageRange,
         protection: Protection,
@@ -291,6 +304,9 @@ impl Reservation {
 
 impl Drop for Reservation {
     fn drop(&mut self) {
+        if !self.owned {
+            return;
+        }
         // SAFETY: this value owns exactly this range and is going away; its users hold borrows of it
         // or of a type that owns it.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.pages * PAGE_SIZE) };

@@ -122,6 +122,11 @@ impl Uffd {
     /// `EPERM` or `ENOSYS` where seccomp or the kernel forbids it; `EINVAL` where the kernel lacks a
     /// feature that the mode needs (6.1 for write protection of files, 6.7 for async, 6.8 for move).
     pub fn open(mode: UffdMode) -> Result<Self, SysError> {
+        Self::open_with(mode, 0)
+    }
+
+    /// As [`Uffd::open`], with more features, as the kernel numbers them.
+    pub(super) fn open_with(mode: UffdMode, more: u64) -> Result<Self, SysError> {
         inject::gate(Call::UffdOpen)?;
         // SAFETY: the call takes flags only.
         let fd = unsafe {
@@ -142,7 +147,8 @@ impl Uffd {
             UffdMode::Sigbus => write | u64::from(UFFD_FEATURE_SIGBUS),
             UffdMode::Async => write | u64::from(UFFD_FEATURE_WP_ASYNC),
             UffdMode::Events => write,
-        } | u64::from(UFFD_FEATURE_EXACT_ADDRESS);
+        } | u64::from(UFFD_FEATURE_EXACT_ADDRESS)
+            | more;
         // Filling wants more where it exists: shared memory, minor faults, moves (6.8).
         let fill = u64::from(UFFD_FEATURE_MISSING_SHMEM)
             | FEATURE_MINOR_SHMEM
@@ -164,7 +170,12 @@ impl Uffd {
         self.mode
     }
 
-    fn ioctl<T>(&self, call: Call, request: u32, argument: &mut T) -> Result<(), SysError> {
+    pub(super) fn ioctl<T>(
+        &self,
+        call: Call,
+        request: u32,
+        argument: &mut T,
+    ) -> Result<(), SysError> {
         // SAFETY: every caller in this file pairs the request with the structure the kernel's ABI
         // names for it, and the reference keeps it alive through the call.
         let rc = unsafe {

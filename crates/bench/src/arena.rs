@@ -1,0 +1,55 @@
+//! `bench arena`: dirtying pages of a plain 4 MiB slot and resetting it, by every strategy.
+
+use std::cell::RefCell;
+
+use afresh_memory::{
+    Features, HostAccess, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, Strategy,
+};
+
+use crate::row::{Contestant, Options, Sink, contest};
+
+/// Pages of the slot.
+const PAGES: usize = 1024;
+
+/// All strategies at 1, 16, 64 and 256 dirty pages.
+///
+/// # Errors
+/// The first that any contestant meets.
+pub fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    let mut builder = ImageBuilder::new(PAGES);
+    builder.segment(0, &vec![7; PAGES / 2 * PAGE_SIZE])?;
+    let image = builder.build()?;
+    for dirty in [1, 16, 64, 256] {
+        let case = format!("4MiB/{dirty}");
+        let mut slots = Vec::new();
+        for strategy in std::iter::once(Strategy::Auto).chain(Strategy::FORCED) {
+            if strategy.choose(Features::host(), HostAccess::Threads).is_err() {
+                continue;
+            }
+            let config = SlotConfig { strategy, ..SlotConfig::default() };
+            slots.push((strategy.to_string(), RefCell::new(Slot::new(&image, config)?)));
+        }
+        let touch = |slot: &Slot| {
+            for n in 0..dirty {
+                let page = n * (PAGES / dirty);
+                // SAFETY: the page lies in the slot, which this contestant alone uses.
+                unsafe { slot.base().add(page * PAGE_SIZE).write_volatile(1) };
+            }
+        };
+        let mut field: Vec<Contestant<'_>> = Vec::new();
+        for (name, slot) in &slots {
+            field.push(Contestant::new(name, || {
+                let mut slot = slot.borrow_mut();
+                touch(&slot);
+                slot.reset()?;
+                Ok(())
+            }));
+        }
+        contest("arena", &case, options, field, sink)?;
+        for (name, slot) in &slots {
+            let found = slot.borrow_mut().verify()?;
+            anyhow::ensure!(found.is_empty(), "{case} {name}: {} pages differ", found.len());
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,31 @@
+//! Printing: text for people, one JSON object a line for programs, a spinner for what takes time.
+
+use std::time::Duration;
+
+use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressStyle};
+
+/// How results are printed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Format {
+    /// For people.
+    Text,
+    /// One JSON object a line.
+    Json,
+}
+
+/// Shows on standard error, when that is a terminal, that `what` is being done.
+pub(crate) fn spinner(what: &str) -> ProgressBar {
+    let bar = ProgressBar::new_spinner().with_message(what.to_owned());
+    bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+/// Shows how many of `total` steps are done, at which rate.
+pub(crate) fn steps(what: &str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total).with_message(what.to_owned());
+    if let Ok(style) = ProgressStyle::with_template("{msg} {bar:30} {pos}/{len} {per_sec} {eta}") {
+        bar.set_style(style);
+    }
+    bar
+}

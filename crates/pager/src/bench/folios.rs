@@ -1,0 +1,83 @@
+//! Which folio sizes the page cache holds a file in: it decides what a mapping costs.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileExt;
+
+use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, Reservation};
+
+/// Pages of a file by the size of the folio that holds them, in KiB; 0 for pages not in the cache.
+pub type Folios = BTreeMap<usize, usize>;
+
+const PRESENT: u64 = 1 << 63;
+const FRAME: u64 = (1 << 55) - 1;
+const COMPOUND_HEAD: u64 = 1 << 15;
+const COMPOUND_TAIL: u64 = 1 << 16;
+/// Frames whose flags are read at once: a 2 MiB folio.
+const BLOCK: u64 = 512;
+
+/// Counts the pages of `file` by the size of their folio. `None` where this process may not see page
+/// frames (`CAP_SYS_ADMIN`). Reads the file into the cache.
+#[must_use]
+pub fn folios(file: impl AsFd, pages: usize) -> Option<Folios> {
+    let flags_file = File::open("/proc/kpageflags").ok()?;
+    let pagemap = File::open("/proc/self/pagemap").ok()?;
+    let all = PageRange::new(0, pages);
+    let view = Reservation::aligned(pages, 2 << 20).ok()?;
+    view.map_file(all, Protection::Read, file.as_fd(), 0).ok()?;
+    view.advise(all, Advice::PopulateRead).ok()?;
+    let mut entries = vec![0; pages * 8];
+    let first = view.base().as_ptr() as usize / PAGE_SIZE * 8;
+    pagemap.read_exact_at(&mut entries, first as u64).ok()?;
+    let word = |bytes: &[u8]| {
+        let mut word = [0; 8];
+        word.copy_from_slice(bytes);
+        u64::from_le_bytes(word)
+    };
+    // Frames of one folio follow one another, so flags are read in blocks.
+    let mut block = (u64::MAX, vec![0; BLOCK as usize * 8]);
+    let mut flags = |frame: u64| {
+        if frame / BLOCK != block.0 {
+            let got = flags_file.read_at(&mut block.1, frame / BLOCK * BLOCK * 8).ok()?;
+            block.1[got..].fill(0);
+            block.0 = frame / BLOCK;
+        }
+        let at = (frame % BLOCK) as usize * 8;
+        Some(word(&block.1[at..at + 8]))
+    };
+    let mut counts = Folios::new();
+    let mut sizes: BTreeMap<u64, usize> = BTreeMap::new();
+    for entry in entries.chunks_exact(8).map(word) {
+        if entry & PRESENT == 0 {
+            *counts.entry(0).or_default() += 1;
+            continue;
+        }
+        let frame = entry & FRAME;
+        if frame == 0 {
+            return None;
+        }
+        // Tails say only that they are tails: walk to the head, then to the end. Folios are aligned
+        // to their size, so a walk is short and each folio is walked once.
+        let mut head = frame;
+        while flags(head)? & COMPOUND_TAIL != 0 {
+            head -= 1;
+        }
+        let size = match sizes.get(&head) {
+            Some(size) => *size,
+            None => {
+                let mut end = head + 1;
+                if flags(head)? & COMPOUND_HEAD != 0 {
+                    while flags(end)? & COMPOUND_TAIL != 0 {
+                        end += 1;
+                    }
+                }
+                let size = (end - head) as usize;
+                sizes.insert(head, size);
+                size
+            }
+        };
+        *counts.entry(size * PAGE_SIZE / 1024).or_default() += 1;
+    }
+    Some(counts)
+}

@@ -1,0 +1,254 @@
+//! Cases, rounds and the clock.
+
+use std::fs::File;
+use std::io::Write;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence};
+use std::time::{Duration, Instant};
+
+use afresh_sys::{Memfd, PAGE_SIZE, PageRange, Reservation};
+use rustix::time::{ClockId, clock_gettime};
+use serde_json::json;
+
+use super::corpus::{Scratch, evict, held, shuffled, word, write_file, write_set};
+use super::report::{Delays, Line, Sample, quantile};
+use super::{BenchError, BenchOptions, folios};
+use crate::{FileSource, MemfdSource, Options, PageSource, Restore, RestoreError, Strategy};
+
+/// What is touched, and how.
+struct Case {
+    name: &'static str,
+    order: Order,
+    write: bool,
+    /// The file lies in the cache in large folios.
+    large: bool,
+    /// The file is put out of the cache before every run.
+    cold: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Order {
+    Random,
+    Sequential,
+    Set,
+}
+
+const fn case(name: &'static str, order: Order, write: bool) -> Case {
+    Case { name, order, write, large: false, cold: false }
+}
+
+const CASES: [Case; 7] = [
+    case("random/read", Order::Random, false),
+    case("random/write", Order::Random, true),
+    case("seq/read", Order::Sequential, false),
+    case("seq/write", Order::Sequential, true),
+    case("ws5/read", Order::Set, false),
+    Case { cold: true, ..case("ws5-cold/read", Order::Set, false) },
+    Case { large: true, ..case("random/read/large-folios", Order::Random, false) },
+];
+
+/// Whether a strategy takes part in a case: those that read everything first say nothing about a
+/// working set from a cold cache, and what is held in memory has no cold cache and no folio size.
+fn takes_part(strategy: Strategy, case: &Case) -> bool {
+    let in_memory = matches!(strategy, Strategy::Held | Strategy::UffdContinue);
+    let has_set = case.order == Order::Set;
+    match strategy {
+        Strategy::WorkingSet => has_set,
+        Strategy::Read | Strategy::ReadHuge | Strategy::MmapPopulate => !case.cold,
+        _ => !(in_memory && (case.cold || case.large)),
+    }
+}
+
+/// Everything that runs are made from.
+struct Corpus {
+    pages: usize,
+    random: Vec<u32>,
+    sequential: Vec<u32>,
+    set_order: Vec<u32>,
+    set: Vec<PageRange>,
+    held: Arc<Memfd>,
+    scratch: Scratch,
+}
+
+impl Corpus {
+    fn new(options: &BenchOptions) -> Result<Self, BenchError> {
+        let pages = options.mib * (1 << 20) / PAGE_SIZE;
+        let scratch = Scratch::new(&options.dir)?;
+        let random = shuffled(pages);
+        let set_order = random[..pages / 20].to_vec();
+        let mut sorted = set_order.clone();
+        sorted.sort_unstable();
+        let mut set: Vec<PageRange> = Vec::new();
+        for page in sorted {
+            match set.last_mut() {
+                Some(last) if last.end() == page as usize => last.len += 1,
+                _ => set.push(PageRange::new(page as usize, 1)),
+            }
+        }
+        write_file(&scratch.path().join("small"), pages, 1)?;
+        write_file(&scratch.path().join("large"), pages, 4096)?;
+        write_set(&scratch.path().join("set"), &set)?;
+        Ok(Self {
+            pages,
+            sequential: (0..pages as u32).collect(),
+            random,
+            set_order,
+            set,
+            held: held(pages)?,
+            scratch,
+        })
+    }
+
+    fn order(&self, case: &Case) -> &[u32] {
+        match case.order {
+            Order::Random => &self.random,
+            Order::Sequential => &self.sequential,
+            Order::Set => &self.set_order,
+        }
+    }
+
+    fn file(&self, case: &Case) -> Result<File, BenchError> {
+        Ok(File::open(self.scratch.path().join(if case.large { "large" } else { "small" }))?)
+    }
+
+    fn source(&self, strategy: Strategy, case: &Case) -> Result<Arc<dyn PageSource>, BenchError> {
+        if matches!(strategy, Strategy::Held | Strategy::UffdContinue) {
+            return Ok(Arc::new(MemfdSource::new(self.held.clone(), self.pages)));
+        }
+        let source = FileSource::new(self.file(case)?).map_err(RestoreError::from)?;
+        if strategy == Strategy::WorkingSet {
+            let file = File::open(self.scratch.path().join("set"))?;
+            return Ok(Arc::new(source.with_working_set(self.set.clone(), file)));
+        }
+        Ok(Arc::new(source))
+    }
+}
+
+/// Processor time of this process so far, in milliseconds.
+fn cpu() -> f64 {
+    let now = clock_gettime(ClockId::ProcessCPUTime);
+    now.tv_sec as f64 * 1e3 + now.tv_nsec as f64 / 1e6
+}
+
+fn ms(since: Instant) -> f64 {
+    since.elapsed().as_secs_f64() * 1e3
+}
+
+/// Touches a page; returns whether it held what it should.
+#[inline]
+fn touch(memory: *mut u8, page: u32, write: bool) -> bool {
+    // SAFETY: the caller restores as many pages as the order names, and no other thread touches them.
+    unsafe {
+        let at = memory.add(page as usize * PAGE_SIZE).cast::<u64>();
+        if write {
+            // Another word than the first, which tells whether the page is right.
+            at.add(1).write_volatile(1);
+        }
+        at.read_volatile() == word(page as usize)
+    }
+}
+
+/// One restore and its touches.
+fn once(
+    corpus: &Corpus,
+    case: &Case,
+    strategy: Strategy,
+    mut each: impl FnMut(usize, Instant),
+) -> Result<Sample, BenchError> {
+    if case.cold {
+        evict(&corpus.file(case)?)?;
+        evict(&File::open(corpus.scratch.path().join("set"))?)?;
+    }
+    let source = corpus.source(strategy, case)?;
+    let target = Arc::new(Reservation::aligned(corpus.pages, 2 << 20)?);
+    let memory = target.base().as_ptr();
+    let order = corpus.order(case);
+    let mut sample = Sample::default();
+    let mut right = 0;
+    let all = PageRange::new(0, corpus.pages);
+    let cpu_before = cpu();
+    let start = Instant::now();
+    let restore = Restore::start(target.clone(), all, source, &Options::with(strategy))?;
+    compiler_fence(Ordering::SeqCst);
+    let (head, tail) = order.split_at(order.len().min(1000));
+    for (n, page) in head.iter().enumerate() {
+        right += usize::from(touch(memory, *page, case.write));
+        each(n, start);
+    }
+    sample.first_1000 = ms(start);
+    for (n, page) in tail.iter().enumerate() {
+        right += usize::from(touch(memory, *page, case.write));
+        each(head.len() + n, start);
+    }
+    sample.total = ms(start);
+    sample.cpu = cpu() - cpu_before;
+    sample.faults = restore.status().faults;
+    restore.wait(Duration::from_secs(60))?;
+    sample.release = ms(start);
+    if right != order.len() {
+        return Err(BenchError::Wrong { strategy: strategy.name(), case: case.name });
+    }
+    Ok(sample)
+}
+
+/// The delay of every touch, in a run of its own since the clock costs time.
+fn delays(corpus: &Corpus, case: &Case, strategy: Strategy) -> Result<Delays, BenchError> {
+    let mut times = vec![0.0; corpus.order(case).len()];
+    let mut last = 0.0;
+    once(corpus, case, strategy, |n, start| {
+        let now = start.elapsed().as_secs_f64() * 1e6;
+        times[n] = now - last;
+        last = now;
+    })?;
+    // The first holds the start of the restore, which is no touch.
+    let times = &mut times[1..];
+    let mut at = |q| (quantile(times, q) * 100.0).round() / 100.0;
+    Ok(Delays { p50: at(0.5), p99: at(0.99), max: at(1.0) })
+}
+
+pub(super) fn run(options: &BenchOptions, out: &mut dyn Write) -> Result<(), BenchError> {
+    let corpus = Corpus::new(options)?;
+    let wanted = |strategy: Strategy| {
+        strategy != Strategy::Mmap
+            && (options.strategies.is_empty() || options.strategies.contains(&strategy))
+    };
+    for case in &CASES {
+        if options.quick && case.order == Order::Sequential && case.write {
+            continue;
+        }
+        if options.case.as_deref().is_some_and(|part| !case.name.contains(part)) {
+            continue;
+        }
+        let mut strategies = vec![Strategy::Mmap];
+        strategies.extend(Strategy::ALL.into_iter().filter(|s| wanted(*s) && takes_part(*s, case)));
+        let mut samples = vec![Vec::new(); strategies.len()];
+        // One round more, unmeasured: the first meets cold code and an unpopulated heap.
+        for round in 0..=options.rounds {
+            for (strategy, samples) in strategies.iter().zip(&mut samples) {
+                let sample = once(&corpus, case, *strategy, |_, _| {})?;
+                if round > 0 {
+                    samples.push(sample);
+                }
+            }
+        }
+        let cached = if case.cold { None } else { folios(corpus.file(case)?, corpus.pages) };
+        for (strategy, these) in strategies.iter().zip(&samples) {
+            let mut extra = vec![("mib", json!(options.mib))];
+            if let Some(cached) = &cached {
+                extra.push(("folios_kib", json!(cached)));
+            }
+            let delays = if case.cold { None } else { Some(delays(&corpus, case, *strategy)?) };
+            Line {
+                table: "restore",
+                case: case.name,
+                strategy: strategy.name(),
+                samples: these,
+                rival: &samples[0],
+                delays,
+                extra: &extra,
+            }
+            .write(out)?;
+        }
+    }
+    Ok(())
+}

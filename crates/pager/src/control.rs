@@ -1,0 +1,168 @@
+//! What outlives the filling of a restore: how far it is, whether it failed, and why.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use afresh_sys::{PageRange, Protection, Reservation, futex};
+
+use crate::{RestoreError, SourceError};
+
+/// What the error says when no message could be stored, by [`Control::failed`].
+const STUCK: u32 = 1;
+const BROKEN: u32 = 2;
+const DROPPED: u32 = 3;
+
+/// Shared by the restore, its threads and its fault handler.
+#[derive(Debug)]
+pub(crate) struct Control {
+    target: Arc<Reservation>,
+    range: PageRange,
+    /// 0 while all is well, then a cause.
+    failed: AtomicU32,
+    /// errno of a failure in a signal handler, where nothing can be allocated.
+    errno: AtomicU32,
+    /// Whether access was taken away after a failure.
+    closed: AtomicBool,
+    message: Mutex<Option<String>>,
+    /// Set when the threads should stop.
+    pub(crate) stop: AtomicBool,
+    /// Futex word: 1 once nothing of the source is needed.
+    done: AtomicU32,
+    /// Faults that were answered.
+    pub(crate) faults: AtomicUsize,
+    /// How long a filler may take for one window.
+    pub(crate) patience: Duration,
+}
+
+impl Control {
+    pub(crate) fn new(target: Arc<Reservation>, range: PageRange, patience: Duration) -> Self {
+        Self {
+            target,
+            range,
+            failed: AtomicU32::new(0),
+            errno: AtomicU32::new(0),
+            closed: AtomicBool::new(false),
+            message: Mutex::new(None),
+            stop: AtomicBool::new(false),
+            done: AtomicU32::new(0),
+            faults: AtomicUsize::new(0),
+            patience,
+        }
+    }
+
+    pub(crate) fn has_failed(&self) -> bool {
+        self.failed.load(Ordering::Acquire) != 0
+    }
+
+    /// Whether retrying an access after a failure raises SIGSEGV.
+    pub(crate) fn is_closed(&self) -> bool {
+        self.closed.load(Ordering::Acquire)
+    }
+
+    /// Closes the memory: every later access gets SIGSEGV. Safe in a signal handler.
+    fn close(&self, cause: u32) {
+        let first =
+            self.failed.compare_exchange(0, cause, Ordering::AcqRel, Ordering::Acquire).is_ok();
+        // Nobody may see a page that the filler did not finish, so access ends before anything else
+        // does. If even that fails, missing pages go on raising SIGBUS, and nobody handles it.
+        if first && self.target.protect(self.range, Protection::None).is_ok() {
+            self.closed.store(true, Ordering::Release);
+        }
+        self.stop.store(true, Ordering::Release);
+        futex::wake_all(&self.done);
+    }
+
+    /// A filler took longer than it may. Safe in a signal handler.
+    pub(crate) fn fail_stuck(&self) {
+        self.close(STUCK);
+    }
+
+    /// Filling failed. In a signal handler only errors without allocation come here.
+    pub(crate) fn fail(&self, error: &SourceError) {
+        if let SourceError::Sys(sys) = error {
+            self.errno.store(sys.errno as u32, Ordering::Release);
+        } else {
+            self.message
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .get_or_insert_with(|| error.to_string());
+        }
+        self.close(BROKEN);
+    }
+
+    /// A filling thread ended before its work did.
+    pub(crate) fn fail_ended(&self) {
+        self.message
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get_or_insert_with(|| "the filling thread has ended".to_owned());
+        self.close(BROKEN);
+    }
+
+    /// The restore was given up by its owner.
+    pub(crate) fn abandon(&self) {
+        self.close(DROPPED);
+    }
+
+    /// Everything is in place and the source is let go.
+    pub(crate) fn finish(&self) {
+        self.done.store(1, Ordering::Release);
+        futex::wake_all(&self.done);
+    }
+
+    pub(crate) fn is_done(&self) -> bool {
+        self.done.load(Ordering::Acquire) != 0
+    }
+
+    /// The failure, if there was one.
+    pub(crate) fn check(&self) -> Result<(), RestoreError> {
+        let text = match self.failed.load(Ordering::Acquire) {
+            0 => return Ok(()),
+            STUCK => format!("no page within {:?}: the filler is stuck", self.patience),
+            DROPPED => "the restore was dropped before it ended".to_owned(),
+            _ => match &*self.message.lock().unwrap_or_else(PoisonError::into_inner) {
+                Some(message) => message.clone(),
+                None => {
+                    let errno = self.errno.load(Ordering::Acquire) as i32;
+                    std::io::Error::from_raw_os_error(errno).to_string()
+                }
+            },
+        };
+        Err(RestoreError::Failed(text))
+    }
+
+    /// Waits until the restore is done.
+    pub(crate) fn wait(&self, timeout: Duration) -> Result<(), RestoreError> {
+        let end = Instant::now() + timeout;
+        loop {
+            self.check()?;
+            if self.is_done() {
+                return Ok(());
+            }
+            let left = end.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(RestoreError::Timeout(timeout));
+            }
+            futex::wait(&self.done, 0, left.min(Duration::from_millis(50)));
+        }
+    }
+}
+
+/// Fails the restore if its thread unwinds or returns early.
+pub(crate) struct Guard<'a>(pub(crate) Option<&'a Control>);
+
+impl Guard<'_> {
+    /// The thread has done what it was to do.
+    pub(crate) fn disarm(mut self) {
+        self.0 = None;
+    }
+}
+
+impl Drop for Guard<'_> {
+    fn drop(&mut self) {
+        if let Some(control) = self.0 {
+            control.fail_ended();
+        }
+    }
+}

@@ -1,0 +1,154 @@
+//! The thread that a restore with background work has: it runs the fillers, watches them, and lets go
+//! of the source when all is in place.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use afresh_sys::{Call, SysError, UffdEvent, UffdMode, futex};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use crate::control::Guard;
+use crate::lazy::Lazy;
+use crate::restore::{Engine, Work};
+use crate::{PageSource, RestoreError, SourceError};
+
+/// How often waiting threads look around.
+const TICK: Duration = Duration::from_millis(20);
+
+/// Ends an engine: no handler runs afterwards, and missing pages are no longer reported. Only called
+/// when every page is in place or the memory is closed.
+pub(crate) fn end(slot: &Mutex<Option<Engine>>) {
+    let engine = slot.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some(engine) = engine {
+        if let Work::Lazy(lazy) = &engine.work {
+            lazy.release();
+        }
+        drop(engine.registration);
+    }
+}
+
+/// Starts the thread for `work`. `keep` is dropped when the work ends.
+pub(crate) fn spawn(
+    slot: Arc<Mutex<Option<Engine>>>,
+    work: Work,
+    keep: Option<Arc<dyn PageSource>>,
+    streams: usize,
+) -> Result<(), RestoreError> {
+    let control = match &work {
+        Work::Lazy(lazy) => lazy.control.clone(),
+        Work::Detach(detach) => detach.control.clone(),
+    };
+    let body = move || {
+        let guard = Guard(Some(&*control));
+        let whole = match &work {
+            Work::Lazy(lazy) => {
+                run(lazy, streams);
+                lazy.remaining.load(Ordering::Acquire) == 0
+            }
+            Work::Detach(detach) => match detach.run() {
+                Ok(()) => !control.stop.load(Ordering::Acquire),
+                Err(error) => {
+                    control.fail(&error.into());
+                    false
+                }
+            },
+        };
+        guard.disarm();
+        if whole || control.has_failed() {
+            end(&slot);
+        }
+        // The last references to the source.
+        drop(work);
+        drop(keep);
+        if whole && !control.has_failed() {
+            control.finish();
+        }
+    };
+    std::thread::Builder::new()
+        .name("afresh-pager".to_owned())
+        .spawn(body)
+        .map(drop)
+        .map_err(|e| RestoreError::Source(SourceError::Io(e)))
+}
+
+/// Runs the fillers until every window is present or the restore has failed.
+fn run(lazy: &Lazy, streams: usize) {
+    let control = &*lazy.control;
+    if streams > 0 {
+        lazy.next_chunk.store(0, Ordering::Release);
+    }
+    let over =
+        || control.stop.load(Ordering::Acquire) || lazy.remaining.load(Ordering::Acquire) == 0;
+    let started = Instant::now();
+    std::thread::scope(|scope| {
+        if lazy.uffd.mode() == UffdMode::Events {
+            scope.spawn(|| {
+                let guard = Guard(Some(control));
+                if let Err(error) = handle_events(lazy, &over, started) {
+                    control.fail(&error.into());
+                }
+                guard.disarm();
+            });
+        } else if !lazy.inline {
+            scope.spawn(|| {
+                let guard = Guard(Some(control));
+                while !over() {
+                    let bell = lazy.bell.load(Ordering::Acquire);
+                    if !lazy.serve() {
+                        futex::wait(&lazy.bell, bell, TICK);
+                    }
+                }
+                guard.disarm();
+            });
+        }
+        let stream = || {
+            let guard = Guard(Some(control));
+            lazy.stream();
+            guard.disarm();
+        };
+        for _ in 0..streams {
+            scope.spawn(stream);
+        }
+        let mut streaming = streams > 0;
+        // Windows that faulting threads still fill, or a filler that hangs.
+        while !over() {
+            if !streaming && lazy.rush.load(Ordering::Acquire) {
+                streaming = true;
+                lazy.next_chunk.store(0, Ordering::Release);
+                scope.spawn(stream);
+            }
+            std::thread::sleep(TICK / 10);
+            let busy = lazy.busy.load(Ordering::Acquire);
+            let now = started.elapsed().as_millis() as u64;
+            if busy != 0 && Duration::from_millis(now.saturating_sub(busy)) > control.patience {
+                control.fail_stuck();
+            }
+        }
+        if control.has_failed() {
+            // Whoever sleeps in the kernel wakes and meets closed memory; the fillers may never end.
+            lazy.release();
+        }
+    });
+}
+
+/// Answers events until the work is over.
+fn handle_events(lazy: &Lazy, over: &dyn Fn() -> bool, started: Instant) -> Result<(), SysError> {
+    let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
+    while !over() {
+        let mut fds = [PollFd::new(&lazy.uffd, PollFlags::IN)];
+        match poll(&mut fds, Some(&tick)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(SysError::new(Call::UffdRead, error.raw_os_error())),
+        }
+        while let Some(event) = lazy.uffd.next_event()? {
+            if let UffdEvent::Fault { address, .. } = event {
+                lazy.busy.store(started.elapsed().as_millis().max(1) as u64, Ordering::Release);
+                lazy.answer(address);
+                lazy.wake(address);
+                lazy.busy.store(0, Ordering::Release);
+            }
+        }
+    }
+    Ok(())
+}

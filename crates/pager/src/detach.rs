@@ -1,0 +1,165 @@
+//! Map first, detach later: the guest runs on a private mapping of the file at once, and a thread
+//! replaces the mapping by owned memory, a huge page at a time, while it runs.
+//!
+//! A piece is detached so: its pages are made read-only; their present content, the guest's own writes
+//! included, is copied to staged memory; the staged memory takes the mapping's place in one system
+//! call. A write meanwhile raises SIGSEGV, and the handler waits for the piece, which takes a fraction
+//! of a millisecond; reads never wait. userfaultfd's write protection can not serve here, since the
+//! kernel offers it for anonymous and shared memory only.
+//!
+//! What may break it: a system call that writes to the piece being detached gets `EFAULT`; see
+//! `Restore::resolve`.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use afresh_sys::fault::{FaultHandler, FaultSignal};
+use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, Reservation, SysError, futex};
+
+use crate::control::Control;
+use crate::lazy::HUGE;
+
+const MAPPED: u32 = 0;
+const MOVING: u32 = 1;
+const OWNED: u32 = 2;
+
+/// Pages faulted in by one call.
+const POPULATE: usize = 2048;
+
+/// A mapping on its way to owned memory.
+#[derive(Debug)]
+pub(crate) struct Detach {
+    pub(crate) control: Arc<Control>,
+    target: Arc<Reservation>,
+    range: PageRange,
+    /// As large as the target and laid out alike, so that the kernel can merge the pieces again.
+    staging: Reservation,
+    /// A futex word a piece.
+    states: Box<[AtomicU32]>,
+    /// Held while a piece changes hands, so that nothing is remapped after the owner has gone on.
+    turn: Mutex<()>,
+}
+
+impl Detach {
+    /// Prepares to detach `range`, whose pages `zero` are anonymous already.
+    pub(crate) fn new(
+        control: Arc<Control>,
+        target: Arc<Reservation>,
+        range: PageRange,
+        zero: &[PageRange],
+    ) -> Result<Self, SysError> {
+        let staging = Reservation::aligned(range.len, HUGE * PAGE_SIZE)?;
+        let all = PageRange::new(0, range.len);
+        staging.map_anonymous(all, Protection::ReadWrite)?;
+        staging.advise(all, Advice::HugePage)?;
+        let states: Box<[AtomicU32]> =
+            (0..range.len.div_ceil(HUGE)).map(|_| AtomicU32::new(MAPPED)).collect();
+        let this = Self { control, target, range, staging, states, turn: Mutex::new(()) };
+        for (piece, state) in this.states.iter().enumerate() {
+            let pages = this.pages_of(piece);
+            if zero.iter().any(|z| z.start <= pages.start && pages.end() <= z.end()) {
+                state.store(OWNED, Ordering::Relaxed);
+            }
+        }
+        Ok(this)
+    }
+
+    fn pages_of(&self, piece: usize) -> PageRange {
+        let start = piece * HUGE;
+        PageRange::new(start, HUGE.min(self.range.len - start))
+    }
+
+    fn in_target(&self, pages: PageRange) -> PageRange {
+        PageRange::new(self.range.start + pages.start, pages.len)
+    }
+
+    /// Faults pages in ahead of the guest, then detaches every piece. Returns early when told to stop.
+    pub(crate) fn run(&self) -> Result<(), SysError> {
+        for start in (0..self.range.len).step_by(POPULATE) {
+            if self.control.stop.load(Ordering::Acquire) {
+                return Ok(());
+            }
+            let pages = PageRange::new(start, POPULATE.min(self.range.len - start));
+            self.target.advise(self.in_target(pages), Advice::PopulateRead)?;
+        }
+        for piece in 0..self.states.len() {
+            self.detach(piece)?;
+        }
+        Ok(())
+    }
+
+    /// Detaches a piece unless it is owned already.
+    pub(crate) fn detach(&self, piece: usize) -> Result<(), SysError> {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &self.states[piece];
+        if state.load(Ordering::Acquire) == OWNED || self.control.stop.load(Ordering::Acquire) {
+            return Ok(());
+        }
+        let pages = self.pages_of(piece);
+        let at = self.in_target(pages);
+        // The staged pages come first, so that writers wait for the copy alone.
+        self.staging.advise(pages, Advice::PopulateWrite)?;
+        state.store(MOVING, Ordering::SeqCst);
+        let moved = self.target.protect(at, Protection::Read).and_then(|()| {
+            // SAFETY: both ranges are mapped readable and as long as `pages`; they are distinct
+            // reservations. Nobody can write the source: the protection is in force in every
+            // thread when the call that set it returns.
+            unsafe {
+                std::ptr::copy_nonoverlapping(
+                    self.target.page_ptr(at.start).cast_const(),
+                    self.staging.page_ptr(pages.start),
+                    pages.byte_len(),
+                );
+            }
+            self.target.take_mapping(at, &self.staging, pages)
+        });
+        if moved.is_err() {
+            // Still a correct private mapping; give writers their access back.
+            self.target.protect(at, Protection::ReadWrite)?;
+        }
+        state.store(if moved.is_ok() { OWNED } else { MAPPED }, Ordering::SeqCst);
+        futex::wake_all(state);
+        moved
+    }
+
+    /// Detaches every piece that `pages` touches.
+    pub(crate) fn resolve(&self, pages: PageRange) -> Result<(), SysError> {
+        (pages.start / HUGE..pages.end().div_ceil(HUGE)).try_for_each(|piece| self.detach(piece))
+    }
+
+    /// Stops, and waits until no piece is changing hands.
+    pub(crate) fn stop(&self) {
+        self.control.stop.store(true, Ordering::Release);
+        drop(self.turn.lock().unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+thread_local! {
+    /// Address of this thread's last fault in a piece that was not moving. Const-initialised without a
+    /// destructor, so that reading it in a handler allocates nothing.
+    static LAST: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+impl FaultHandler for Detach {
+    fn on_fault(&self, address: usize, signal: FaultSignal) -> bool {
+        if signal == FaultSignal::Bus || self.control.has_failed() {
+            return false;
+        }
+        let base = self.target.page_ptr(self.range.start) as usize;
+        let state = &self.states[(address - base) / PAGE_SIZE / HUGE];
+        if state.load(Ordering::SeqCst) != MOVING {
+            // It was read-only when the write faulted and is not any more, so the retry succeeds. A
+            // fault for another reason comes back with the same address, and is not ours.
+            return LAST.replace(address) != address;
+        }
+        let since = Instant::now();
+        while state.load(Ordering::SeqCst) == MOVING && !self.control.has_failed() {
+            futex::wait(state, MOVING, Duration::from_millis(50));
+            if since.elapsed() > self.control.patience {
+                self.control.fail_stuck();
+            }
+        }
+        true
+    }
+}

@@ -1,0 +1,58 @@
+//! Why a restore failed, and how its guest finds out.
+
+use std::io;
+
+use afresh_store::OpenError;
+use afresh_sys::SysError;
+
+/// A page source could not deliver pages.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SourceError {
+    /// The operating system refused.
+    #[error(transparent)]
+    Sys(#[from] SysError),
+    /// The snapshot is damaged or can not be read.
+    #[error(transparent)]
+    Snapshot(#[from] OpenError),
+    /// Reading failed.
+    #[error("reading pages: {0}")]
+    Io(#[from] io::Error),
+    /// The source has fewer pages than asked for.
+    #[error("the source has {pages} pages, fewer than the {wanted} asked for")]
+    TooShort {
+        /// Pages it has.
+        pages: usize,
+        /// Pages wanted.
+        wanted: usize,
+    },
+}
+
+/// Memory could not be restored.
+///
+/// After an error nothing of the memory can be read: a guest that touches it gets SIGSEGV, never zeros
+/// or a part of its pages.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RestoreError {
+    /// A system call failed while the restore was set up.
+    #[error("setting up the restore: {0}")]
+    Sys(#[from] SysError),
+    /// The source failed.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+    /// The strategy can not be used for this source or on this host.
+    #[error("strategy `{strategy}` can not be used here: {why}")]
+    Unsupported {
+        /// The strategy.
+        strategy: &'static str,
+        /// Why, and what to use instead.
+        why: String,
+    },
+    /// A page could not be filled while the guest ran.
+    #[error("the memory was closed because a page could not be filled: {0}")]
+    Failed(String),
+    /// Waiting took longer than allowed; the restore goes on.
+    #[error("the restore has not ended after {0:?}")]
+    Timeout(std::time::Duration),
+}

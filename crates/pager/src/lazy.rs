@@ -1,0 +1,432 @@
+//! Lazy filling by userfaultfd: pages stay missing until they are touched or streamed.
+//!
+//! The memory is divided into *windows*, each of which is missing, being filled, or present. Whoever
+//! needs a window claims it with one compare-and-swap and fills it; everyone else waits for the word.
+//! So a faulting thread, a handler thread and any number of streaming threads work side by side, and
+//! every page is put in place once.
+//!
+//! What it promises: a page is seen only after all of it is in place. When filling fails or takes too
+//! long, the memory is closed ([`Control`]) before anyone is woken; it never reads as zero.
+//!
+//! What may break it: a signal handler installed over ours that does not chain (see
+//! `afresh_sys::fault`); a system call that touches a missing page, which gets `EFAULT`.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use afresh_sys::fault::{FaultHandler, FaultSignal};
+use afresh_sys::{Call, Memfd, PAGE_SIZE, PageRange, Reservation, SysError, Uffd, futex};
+
+use crate::control::Control;
+use crate::staging::Staging;
+use crate::{PageSource, SourceError};
+
+/// Pages in a huge page.
+pub(crate) const HUGE: usize = 512;
+
+const MISSING: u32 = 0;
+const FILLING: u32 = 1;
+/// Being filled, and somebody sleeps on the word.
+const AWAITED: u32 = 2;
+const PRESENT: u32 = 3;
+
+const EEXIST: i32 = 17;
+const EAGAIN: i32 = 11;
+const EBUSY: i32 = 16;
+const EINVAL: i32 = 22;
+
+/// How pages are put in place.
+#[derive(Debug)]
+pub(crate) enum Fill {
+    /// Copied from a mapping of the source.
+    CopyView(Reservation),
+    /// Read into staged pages and copied.
+    Copy,
+    /// Read into staged pages and moved.
+    Move,
+    /// Mapped from a memfd that holds them already.
+    Held,
+    /// Read into a memfd through a second mapping of it, then mapped.
+    Shared {
+        /// The second mapping.
+        door: Reservation,
+        /// Keeps the file that both map.
+        _file: Memfd,
+    },
+}
+
+/// Where chunks are read to.
+#[derive(Debug)]
+pub(crate) enum Huge {
+    /// Slots that are used again and again.
+    Pool(Staging),
+    /// A range as large as the target, every chunk of which is used once. Moving a huge page away leaves
+    /// an empty page table behind, and the next fault there would get small pages.
+    Once(Reservation),
+}
+
+/// The state of one lazily filled memory.
+pub(crate) struct Lazy {
+    pub(crate) control: Arc<Control>,
+    pub(crate) source: Arc<dyn PageSource>,
+    pub(crate) uffd: Uffd,
+    pub(crate) target: Arc<Reservation>,
+    pub(crate) range: PageRange,
+    /// Pages filled on a fault.
+    pub(crate) window: usize,
+    pub(crate) fill: Fill,
+    /// Slots of one window, for faults.
+    pub(crate) small: Option<Staging>,
+    /// Room for a huge page, for streaming.
+    pub(crate) huge: Option<Huge>,
+    /// A futex word a window.
+    pub(crate) states: Box<[AtomicU32]>,
+    /// Windows not yet present.
+    pub(crate) remaining: AtomicUsize,
+    /// Next chunk to stream; past the end when nothing streams.
+    pub(crate) next_chunk: AtomicUsize,
+    /// Windows that faulting threads wait for and a server thread fills; a bit each.
+    pub(crate) wanted: Box<[AtomicU64]>,
+    /// Futex word: counts wishes, to wake the server.
+    pub(crate) bell: AtomicU32,
+    /// Milliseconds since the start at which the handler thread began what it is doing; 0 when idle.
+    pub(crate) busy: AtomicU64,
+    /// Set when everything is wanted although nothing streams.
+    pub(crate) rush: AtomicBool,
+    /// Whether whoever answers a fault may read the source itself.
+    pub(crate) inline: bool,
+}
+
+impl Lazy {
+    /// Number of chunks that streaming goes through.
+    fn chunks(&self) -> usize {
+        self.range.len.div_ceil(HUGE)
+    }
+
+    fn windows_of(&self, pages: PageRange) -> std::ops::Range<usize> {
+        pages.start / self.window..pages.end().div_ceil(self.window)
+    }
+
+    /// Pages of window `window`, relative to the range.
+    fn pages_of(&self, window: usize) -> PageRange {
+        let start = window * self.window;
+        PageRange::new(start, self.window.min(self.range.len - start))
+    }
+
+    fn address(&self, page: usize) -> *mut u8 {
+        self.target.page_ptr(self.range.start + page)
+    }
+
+    fn claim(&self, window: usize) -> bool {
+        self.states[window]
+            .compare_exchange(MISSING, FILLING, Ordering::AcqRel, Ordering::Acquire)
+            .is_ok()
+    }
+
+    fn publish(&self, window: usize) {
+        let before = self.states[window].swap(PRESENT, Ordering::AcqRel);
+        // Without inline filling, threads sleep on missing windows too, uncounted.
+        if before == AWAITED || !self.inline {
+            futex::wake_all(&self.states[window]);
+        }
+        self.remaining.fetch_sub(1, Ordering::AcqRel);
+    }
+
+    /// Puts claimed pages in place. Takes no lock and allocates nothing if the source does not.
+    fn fill(&self, pages: PageRange) -> Result<(), SourceError> {
+        match &self.fill {
+            Fill::Held => self.place(pages, |at, len| self.uffd.resume(at, len)),
+            Fill::Shared { door, .. } => {
+                // SAFETY: the pages are claimed, so nobody else reads or writes them through the door,
+                // and nobody sees them in the target before `resume`.
+                unsafe { self.source.read(pages.start, door.page_ptr(pages.start), pages.len) }?;
+                self.place(pages, |at, len| self.uffd.resume(at, len))
+            }
+            Fill::CopyView(view) => {
+                let base = self.address(0) as usize;
+                self.place(pages, |at, len| {
+                    let from = view.page_ptr((at as usize - base) / PAGE_SIZE);
+                    // SAFETY: the view maps every page of the source readable; the target range is
+                    // registered with this descriptor, which was given to us to fill.
+                    unsafe { self.uffd.copy(at, from, len) }
+                })
+            }
+            Fill::Copy | Fill::Move => {
+                let _slot;
+                let staged = match (&self.small, &self.huge) {
+                    (Some(pool), _) if pages.len <= self.window => {
+                        _slot = pool.take();
+                        _slot.ptr()
+                    }
+                    (_, Some(Huge::Pool(pool))) => {
+                        _slot = pool.take();
+                        _slot.ptr()
+                    }
+                    (_, Some(Huge::Once(range))) => range.page_ptr(pages.start),
+                    (_, None) => return Err(SysError::new(Call::UffdFill, EINVAL).into()),
+                };
+                // SAFETY: the slot is ours until it is dropped, and has room for what `fill` is asked
+                // for: a window, or a chunk. A range that is used once is ours where we have claimed
+                // the target's pages.
+                unsafe { self.source.read(pages.start, staged, pages.len) }?;
+                let base = self.address(pages.start) as usize;
+                self.place(pages, |at, len| {
+                    // SAFETY: stays inside the staged pages, as `at` stays inside `pages`.
+                    let from = unsafe { staged.add(at as usize - base) };
+                    if matches!(self.fill, Fill::Move) {
+                        // SAFETY: staged pages are anonymous memory that only we use.
+                        match unsafe { self.uffd.take(at, from, len) } {
+                            // A page that something has pinned can be copied.
+                            Err(e) if e.errno == EBUSY => {}
+                            other => return other,
+                        }
+                    }
+                    // SAFETY: as above.
+                    unsafe { self.uffd.copy(at, from, len) }
+                })
+            }
+        }
+    }
+
+    /// Calls `step` until all of `pages` is in place; it returns the bytes it placed.
+    fn place(
+        &self,
+        pages: PageRange,
+        step: impl Fn(*mut u8, usize) -> Result<usize, SysError>,
+    ) -> Result<(), SourceError> {
+        let (mut done, len) = (0, pages.byte_len());
+        let mut tries = 0;
+        while done < len {
+            // SAFETY: inside the target range, since `done < len`.
+            let at = unsafe { self.address(pages.start).add(done) };
+            match step(at, len - done) {
+                Ok(0) => tries += 1,
+                Ok(placed) => done += placed,
+                // The page is there: the guest threw it away before, and touched it again.
+                Err(e) if e.errno == EEXIST => done += PAGE_SIZE,
+                // The address space is being changed by another thread.
+                Err(e) if e.errno == EAGAIN => {
+                    tries += 1;
+                    std::thread::yield_now();
+                }
+                Err(e) => return Err(e.into()),
+            }
+            if tries > 100_000 {
+                return Err(SysError::new(Call::UffdFill, EAGAIN).into());
+            }
+        }
+        Ok(())
+    }
+
+    /// Fills a window that this thread has claimed, or fails the restore.
+    fn fill_claimed(&self, window: usize) -> bool {
+        match self.fill(self.pages_of(window)) {
+            Ok(()) => {
+                self.publish(window);
+                true
+            }
+            Err(error) => {
+                self.control.fail(&error);
+                false
+            }
+        }
+    }
+
+    /// Fills every missing window of chunk `chunk`, whole if none was there.
+    pub(crate) fn fill_chunk(&self, chunk: usize) -> bool {
+        let start = chunk * HUGE;
+        let chunk = PageRange::new(start, HUGE.min(self.range.len - start));
+        let windows = self.windows_of(chunk);
+        let mut from = windows.start;
+        while from < windows.end {
+            if !self.claim(from) {
+                from += 1;
+                continue;
+            }
+            let mut until = from + 1;
+            while until < windows.end && self.claim(until) {
+                until += 1;
+            }
+            let first = self.pages_of(from).start;
+            let pages = PageRange::new(first, self.pages_of(until - 1).end() - first);
+            if let Err(error) = self.fill(pages) {
+                self.control.fail(&error);
+                return false;
+            }
+            (from..until).for_each(|window| self.publish(window));
+            from = until;
+        }
+        true
+    }
+
+    /// Streams the next chunk; `false` when there is none or the restore failed.
+    pub(crate) fn stream_next(&self) -> bool {
+        let chunk = self.next_chunk.fetch_add(1, Ordering::AcqRel);
+        if chunk >= self.chunks() {
+            // Stays past the end without ever wrapping.
+            self.next_chunk.store(self.chunks(), Ordering::Release);
+            return false;
+        }
+        !self.control.has_failed() && self.fill_chunk(chunk)
+    }
+
+    /// Streams until nothing is left or the restore is stopped.
+    pub(crate) fn stream(&self) {
+        loop {
+            if self.control.stop.load(Ordering::Acquire) || !self.stream_next() {
+                return;
+            }
+        }
+    }
+
+    /// Makes window `window` present: fills it, or waits for whoever does. `false` once the restore
+    /// has failed.
+    pub(crate) fn ensure(&self, window: usize, inline: bool) -> bool {
+        let word = &self.states[window];
+        let mut since = None;
+        let mut helped = false;
+        loop {
+            if self.control.has_failed() {
+                return false;
+            }
+            match word.load(Ordering::Acquire) {
+                PRESENT => return true,
+                MISSING if inline => {
+                    if self.claim(window) {
+                        return self.fill_claimed(window);
+                    }
+                    continue;
+                }
+                MISSING => {
+                    self.wanted[window / 64].fetch_or(1 << (window % 64), Ordering::AcqRel);
+                    self.bell.fetch_add(1, Ordering::AcqRel);
+                    futex::wake_all(&self.bell);
+                    futex::wait(word, MISSING, Duration::from_millis(5));
+                }
+                FILLING => {
+                    // Somebody streams this chunk: rather than sleep, stream the next one.
+                    if inline && !helped && self.huge.is_some() {
+                        helped = true;
+                        if self.stream_next() {
+                            continue;
+                        }
+                    }
+                    let _ = word.compare_exchange(
+                        FILLING,
+                        AWAITED,
+                        Ordering::AcqRel,
+                        Ordering::Acquire,
+                    );
+                    continue;
+                }
+                state => futex::wait(word, state, Duration::from_millis(50)),
+            }
+            let since = since.get_or_insert_with(Instant::now);
+            if since.elapsed() > self.control.patience {
+                self.control.fail_stuck();
+                return false;
+            }
+        }
+    }
+
+    /// Fills the windows that faulting threads wait for. Returns whether there were any.
+    pub(crate) fn serve(&self) -> bool {
+        let mut any = false;
+        for (n, word) in self.wanted.iter().enumerate() {
+            let mut bits = if word.load(Ordering::Acquire) == 0 {
+                continue;
+            } else {
+                word.swap(0, Ordering::AcqRel)
+            };
+            while bits != 0 {
+                let window = n * 64 + bits.trailing_zeros() as usize;
+                bits &= bits - 1;
+                any = true;
+                if self.claim(window) && !self.fill_claimed(window) {
+                    return true;
+                }
+            }
+        }
+        any
+    }
+
+    /// Makes every page of `pages`, relative to the range, present.
+    pub(crate) fn resolve(&self, pages: PageRange) -> bool {
+        self.windows_of(pages).all(|window| self.ensure(window, true))
+    }
+
+    /// The pages of all present windows.
+    pub(crate) fn present(&self) -> Vec<PageRange> {
+        let mut ranges: Vec<PageRange> = Vec::new();
+        for (window, state) in self.states.iter().enumerate() {
+            if state.load(Ordering::Acquire) != PRESENT {
+                continue;
+            }
+            let pages = self.pages_of(window);
+            match ranges.last_mut() {
+                Some(last) if last.end() == pages.start => last.len += pages.len,
+                _ => ranges.push(pages),
+            }
+        }
+        ranges
+    }
+
+    /// A fault on a present window: somebody filled it just now, or the guest has thrown the page away,
+    /// in which case it reads as zero like any memory that was thrown away.
+    fn refill(&self, page: usize) -> bool {
+        let at = self.address(page);
+        let result = match self.fill {
+            Fill::Held | Fill::Shared { .. } => self.uffd.resume(at, PAGE_SIZE),
+            _ => self.uffd.zero(at, PAGE_SIZE),
+        };
+        match result {
+            Ok(_) => true,
+            Err(e) if e.errno == EEXIST || e.errno == EAGAIN => true,
+            Err(e) => {
+                self.control.fail(&e.into());
+                false
+            }
+        }
+    }
+
+    /// Answers a fault at `address`; `false` once the restore has failed.
+    pub(crate) fn answer(&self, address: usize) -> bool {
+        let page = (address - self.address(0) as usize) / PAGE_SIZE;
+        self.control.faults.fetch_add(1, Ordering::Relaxed);
+        let window = page / self.window;
+        if self.states[window].load(Ordering::Acquire) == PRESENT {
+            self.refill(page)
+        } else {
+            self.ensure(window, self.inline)
+        }
+    }
+}
+
+impl Lazy {
+    /// Ends reporting of missing pages and wakes whoever sleeps in the kernel. A second call does
+    /// nothing.
+    pub(crate) fn release(&self) {
+        // Fails only when the range is not registered any more, which is what is wanted.
+        let _ = self.uffd.unregister(self.address(0), self.range.byte_len());
+    }
+
+    /// Wakes the thread that sleeps for the page at `address`, if it does still.
+    pub(crate) fn wake(&self, address: usize) {
+        let page = (address & !(PAGE_SIZE - 1)) as *const u8;
+        // Fails only for a range that is no multiple of a page.
+        let _ = self.uffd.wake(page, PAGE_SIZE);
+    }
+}
+
+impl FaultHandler for Lazy {
+    fn on_fault(&self, address: usize, signal: FaultSignal) -> bool {
+        // Once the memory is closed, accesses raise SIGSEGV, which is for the guest's own handler.
+        if signal == FaultSignal::Segv {
+            return false;
+        }
+        // After a failure the retry raises SIGSEGV, unless access could not be taken away: then this
+        // signal goes on to whoever ends the guest.
+        self.answer(address) || self.control.is_closed()
+    }
+}

@@ -1,0 +1,37 @@
+//! Fills memory from a page source: before the guest starts, when it touches a page, or both at once.
+//!
+//! A [`Restore`] fills a range of a reservation from a [`PageSource`] (a file, an image this host holds,
+//! a snapshot, or the embedder's own) by one of the [`Strategy`]s. Each can be forced;
+//! [`Strategy::choose`] decides otherwise.
+//!
+//! What it promises:
+//! * A page is seen whole or not at all. If its filler dies, hangs or gets wrong bytes, the memory is
+//!   closed: touching it raises SIGSEGV, and [`Restore::wait`] names the cause. It never reads as zero
+//!   and nobody waits for ever.
+//! * When a restore is done nothing of the source is mapped or open, except with the strategies that
+//!   only map it.
+//!
+//! What may break it: system calls on missing pages fail with `EFAULT`, so whoever hands guest memory to
+//! the kernel calls [`Restore::resolve`] first.
+
+pub mod bench;
+mod control;
+mod coordinator;
+mod detach;
+mod eager;
+mod error;
+mod lazy;
+mod options;
+mod recorder;
+mod restore;
+mod source;
+mod staging;
+mod strategy;
+pub mod vmm;
+
+pub use error::{RestoreError, SourceError};
+pub use options::Options;
+pub use recorder::Recorder;
+pub use restore::{Restore, Status};
+pub use source::{Backing, FileSource, MemfdSource, PageSource, Piece, SnapshotSource};
+pub use strategy::{Answer, Strategy, UnknownStrategy};

@@ -1,0 +1,52 @@
+//! How a restore is to be done.
+
+use std::time::Duration;
+
+use crate::{Answer, Strategy};
+
+/// How a restore is to be done.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How memory is filled; `None` lets the source decide.
+    pub strategy: Option<Strategy>,
+    /// Who answers faults, for the strategies that have any.
+    pub answer: Answer,
+    /// Pages filled on a fault: a power of two, 1 to 512. `None` takes the strategy's own.
+    pub window: Option<usize>,
+    /// Whether pages are streamed ahead. `None` takes the strategy's own: the on-demand ones do not.
+    pub background: Option<bool>,
+    /// Threads that stream.
+    pub streams: usize,
+    /// How long a filler may take for one window before the memory is closed.
+    pub patience: Duration,
+    /// Whether the guest is known to write most of its memory, which the automatic choice asks.
+    pub mostly_written: bool,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            strategy: None,
+            answer: Answer::Sigbus,
+            window: None,
+            background: None,
+            streams: 1,
+            patience: Duration::from_secs(10),
+            mostly_written: false,
+        }
+    }
+}
+
+impl Options {
+    /// Options with this strategy and everything else by default.
+    #[must_use]
+    pub fn with(strategy: Strategy) -> Self {
+        Self { strategy: Some(strategy), ..Self::default() }
+    }
+
+    /// Options that bring in exactly the pages that are touched, to learn the working set.
+    #[must_use]
+    pub fn recording() -> Self {
+        Self { window: Some(1), ..Self::with(Strategy::UffdMove) }
+    }
+}

@@ -1,0 +1,393 @@
+//! A restore: memory that is being filled, and the handle to wait for it.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use afresh_sys::fault::Registration;
+use afresh_sys::{
+    Advice, Call, Interest, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd,
+    UffdMode, fault,
+};
+
+use crate::control::Control;
+use crate::detach::Detach;
+use crate::lazy::{Fill, HUGE, Huge, Lazy};
+use crate::source::Backing;
+use crate::staging::Staging;
+use crate::strategy::MAX_PIECES;
+use crate::{Answer, Options, PageSource, RestoreError, SourceError, Strategy, coordinator, eager};
+
+/// Memory that is being filled.
+///
+/// While it lives, touching a page of the range waits for the page. Dropping it before it is done
+/// closes the memory. Once done, the memory is ordinary and nothing of the source is mapped or open;
+/// only [`Strategy::Mmap`], [`Strategy::MmapPopulate`] and [`Strategy::Held`] never let go of it.
+#[derive(Debug)]
+pub struct Restore {
+    control: Arc<Control>,
+    strategy: Strategy,
+    engine: Arc<Mutex<Option<Engine>>>,
+    range: PageRange,
+}
+
+/// What serves faults. Taken out, and dropped, when the restore ends.
+pub(crate) struct Engine {
+    pub(crate) work: Work,
+    /// Dropped first: no handler runs afterwards.
+    pub(crate) registration: Option<Registration>,
+    /// Whether a thread of its own ends it.
+    pub(crate) coordinated: bool,
+}
+
+#[derive(Clone)]
+pub(crate) enum Work {
+    Lazy(Arc<Lazy>),
+    Detach(Arc<Detach>),
+}
+
+impl std::fmt::Debug for Engine {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Engine").field("coordinated", &self.coordinated).finish_non_exhaustive()
+    }
+}
+
+/// How far a restore is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Status {
+    /// The strategy in use.
+    pub strategy: Strategy,
+    /// Faults answered so far, not counting those the kernel answers.
+    pub faults: usize,
+    /// Whether nothing of the source is needed any more.
+    pub done: bool,
+}
+
+/// Replaces what is mapped at `range` by the pieces of the source.
+fn map_source(
+    target: &Reservation,
+    range: PageRange,
+    source: &dyn PageSource,
+    strategy: Strategy,
+) -> Result<Vec<PageRange>, RestoreError> {
+    let unsupported =
+        |why: &str| RestoreError::Unsupported { strategy: strategy.name(), why: why.to_owned() };
+    let pieces = source.pieces().ok_or_else(|| {
+        unsupported("the source can not be mapped, or was not checked; use copy-hybrid")
+    })?;
+    if pieces.len() > MAX_PIECES {
+        return Err(unsupported("the source is in too many pieces; compact it or use copy-hybrid"));
+    }
+    let mut zero = Vec::new();
+    let wanted = PageRange::new(0, range.len);
+    for piece in pieces {
+        let Some(pages) = piece.pages.intersect(wanted) else { continue };
+        let at = PageRange::new(range.start + pages.start, pages.len);
+        match piece.backing {
+            Backing::Zero => {
+                target.map_anonymous(at, Protection::ReadWrite)?;
+                zero.push(pages);
+            }
+            Backing::File(file, page) => {
+                let page = page + (pages.start - piece.pages.start);
+                target.map_file(at, Protection::ReadWrite, file, page)?;
+            }
+        }
+    }
+    Ok(zero)
+}
+
+impl Restore {
+    /// Starts to fill the pages `range` of `target` with the first pages of `source`.
+    ///
+    /// Whatever was mapped at `range` is replaced. Nobody may touch the range until this returns. After
+    /// an error the range is inaccessible or empty and must be mapped anew.
+    ///
+    /// # Errors
+    /// [`RestoreError::Unsupported`] when the strategy does not fit the source or the host.
+    pub fn start(
+        target: Arc<Reservation>,
+        range: PageRange,
+        source: Arc<dyn PageSource>,
+        options: &Options,
+    ) -> Result<Self, RestoreError> {
+        if range.start.checked_add(range.len).is_none_or(|end| end > target.pages()) {
+            return Err(SysError::new(Call::Map, 22).into());
+        }
+        if source.pages() < range.len {
+            let (pages, wanted) = (source.pages(), range.len);
+            return Err(SourceError::TooShort { pages, wanted }.into());
+        }
+        let strategy =
+            options.strategy.unwrap_or_else(|| Strategy::choose(&*source, options.mostly_written));
+        let control = Arc::new(Control::new(target.clone(), range, options.patience));
+        let this = |engine| Self {
+            control: control.clone(),
+            strategy,
+            engine: Arc::new(Mutex::new(engine)),
+            range,
+        };
+        if range.is_empty() {
+            control.finish();
+            return Ok(this(None));
+        }
+        match strategy {
+            Strategy::Mmap | Strategy::MmapPopulate | Strategy::Held => {
+                if strategy == Strategy::Held && source.held().is_none() {
+                    return Err(RestoreError::Unsupported {
+                        strategy: strategy.name(),
+                        why: "the source is not held in memory; use map-detach".to_owned(),
+                    });
+                }
+                map_source(&target, range, &*source, strategy)?;
+                if strategy == Strategy::MmapPopulate {
+                    target.advise(range, Advice::PopulateRead)?;
+                }
+                control.finish();
+                Ok(this(None))
+            }
+            Strategy::Read | Strategy::ReadHuge => {
+                eager::read_all(&target, range, &*source, strategy == Strategy::ReadHuge)?;
+                control.finish();
+                Ok(this(None))
+            }
+            Strategy::MapDetach => {
+                let zero = map_source(&target, range, &*source, strategy)?;
+                let detach = Arc::new(Detach::new(control.clone(), target.clone(), range, &zero)?);
+                let registration = fault::register(
+                    target.page_ptr(range.start),
+                    range.byte_len(),
+                    detach.clone(),
+                )?;
+                let restore = this(Some(Engine {
+                    work: Work::Detach(detach.clone()),
+                    registration: Some(registration),
+                    coordinated: true,
+                }));
+                coordinator::spawn(restore.engine.clone(), Work::Detach(detach), Some(source), 1)?;
+                Ok(restore)
+            }
+            _ => {
+                let streams = match options.background {
+                    None if matches!(strategy, Strategy::CopyHybrid | Strategy::WorkingSet) => {
+                        options.streams.max(1)
+                    }
+                    Some(true) => options.streams.max(1),
+                    _ => 0,
+                };
+                let lazy = lazy(control.clone(), target.clone(), range, source, strategy, options)?;
+                let lazy = Arc::new(lazy);
+                let registration = match options.answer {
+                    Answer::Thread => None,
+                    Answer::Sigbus => Some(fault::register(
+                        target.page_ptr(range.start),
+                        range.byte_len(),
+                        lazy.clone(),
+                    )?),
+                };
+                let coordinated = streams > 0 || options.answer == Answer::Thread || !lazy.inline;
+                let restore = this(Some(Engine {
+                    work: Work::Lazy(lazy.clone()),
+                    registration,
+                    coordinated,
+                }));
+                if coordinated {
+                    coordinator::spawn(restore.engine.clone(), Work::Lazy(lazy), None, streams)?;
+                }
+                Ok(restore)
+            }
+        }
+    }
+
+    /// The strategy in use.
+    #[must_use]
+    pub fn strategy(&self) -> Strategy {
+        self.strategy
+    }
+
+    /// How far the restore is.
+    #[must_use]
+    pub fn status(&self) -> Status {
+        Status {
+            strategy: self.strategy,
+            faults: self.control.faults.load(Ordering::Relaxed),
+            done: self.control.is_done(),
+        }
+    }
+
+    fn work(&self) -> Option<Work> {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        engine.as_ref().map(|engine| engine.work.clone())
+    }
+
+    /// Puts `pages` (relative to the restored range) in place now, so that a system call may touch
+    /// them: one that meets a missing page fails with `EFAULT`.
+    ///
+    /// # Errors
+    /// [`RestoreError::Failed`] when they can not be filled.
+    pub fn resolve(&self, pages: PageRange) -> Result<(), RestoreError> {
+        let Some(pages) = pages.intersect(PageRange::new(0, self.range.len)) else {
+            return self.control.check();
+        };
+        match self.work() {
+            None => {}
+            Some(Work::Lazy(lazy)) => {
+                lazy.resolve(pages);
+            }
+            Some(Work::Detach(detach)) => detach.resolve(pages)?,
+        }
+        self.control.check()
+    }
+
+    /// The pages that are in place, relative to the restored range: with
+    /// [`Options::recording`], those that were touched. Empty for strategies that do not track pages,
+    /// and once the restore has ended.
+    #[must_use]
+    pub fn present(&self) -> Vec<PageRange> {
+        match self.work() {
+            Some(Work::Lazy(lazy)) => lazy.present(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Waits until everything is in place and the source is let go. Strategies that only answer faults
+    /// start to stream now.
+    ///
+    /// # Errors
+    /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it goes on.
+    pub fn wait(&self, timeout: Duration) -> Result<(), RestoreError> {
+        {
+            let mut engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Some(engine) = &mut *engine
+                && let Work::Lazy(lazy) = &engine.work
+            {
+                lazy.rush.store(true, Ordering::Release);
+                if !engine.coordinated {
+                    engine.coordinated = true;
+                    coordinator::spawn(self.engine.clone(), engine.work.clone(), None, 0)?;
+                }
+            }
+        }
+        self.control.wait(timeout)
+    }
+}
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        if self.control.is_done() {
+            return;
+        }
+        match self.work() {
+            Some(Work::Detach(detach)) => {
+                // The mapping stays correct, but it would keep the source; the owner has to see that.
+                detach.stop();
+                self.control.abandon();
+            }
+            _ => self.control.abandon(),
+        }
+        coordinator::end(&self.engine);
+    }
+}
+
+/// Maps and registers what `strategy` needs.
+fn lazy(
+    control: Arc<Control>,
+    target: Arc<Reservation>,
+    range: PageRange,
+    source: Arc<dyn PageSource>,
+    strategy: Strategy,
+    options: &Options,
+) -> Result<Lazy, RestoreError> {
+    let all = PageRange::new(0, range.len);
+    let default = match strategy {
+        Strategy::UffdCopy | Strategy::UffdMove | Strategy::WorkingSet => 64,
+        _ => HUGE,
+    };
+    let window = options.window.unwrap_or(default);
+    let unsupported = |why: String| RestoreError::Unsupported { strategy: strategy.name(), why };
+    if !window.is_power_of_two() || window > HUGE {
+        return Err(unsupported(format!(
+            "a window of {window} pages is no power of two up to 512"
+        )));
+    }
+    let mode = match options.answer {
+        Answer::Sigbus => UffdMode::Sigbus,
+        Answer::Thread => UffdMode::Events,
+    };
+    let uffd = Uffd::open(mode).map_err(|e| unsupported(format!("{e}; use map-detach")))?;
+    let mut interest = Interest::MISSING;
+    let (mut small, mut huge) = (None, None);
+    let fill = match strategy {
+        Strategy::UffdContinue => match source.held() {
+            Some(file) => {
+                target.map_private(range, Protection::ReadWrite, file, 0)?;
+                interest = Interest::MINOR;
+                Fill::Held
+            }
+            None => {
+                let file = Memfd::new(c"afresh-restore")?;
+                file.set_len(range.byte_len())?;
+                let door = Reservation::new(range.len)?;
+                door.map_shared(all, Protection::ReadWrite, &file, 0)?;
+                target.map_shared(range, Protection::ReadWrite, &file, 0)?;
+                interest = Interest { missing: true, write_protect: false, minor: true };
+                Fill::Shared { door, _file: file }
+            }
+        },
+        _ => {
+            target.map_anonymous(range, Protection::ReadWrite)?;
+            if strategy == Strategy::WorkingSet {
+                target.advise(range, Advice::NoHugePage)?;
+                eager::read_working_set(&target, range, &*source)?;
+            }
+            match strategy {
+                Strategy::UffdCopy if source.pieces().is_some() => {
+                    let view = Reservation::new(range.len)?;
+                    map_source(&view, all, &*source, strategy)?;
+                    Fill::CopyView(view)
+                }
+                Strategy::UffdCopy | Strategy::WorkingSet => {
+                    if window < HUGE {
+                        small = Some(Staging::new(window)?);
+                    }
+                    huge = Some(Huge::Pool(Staging::new(HUGE)?));
+                    Fill::Copy
+                }
+                _ => {
+                    if window < HUGE {
+                        small = Some(Staging::new(window)?);
+                    }
+                    let staging = Reservation::aligned(range.len, HUGE * PAGE_SIZE)?;
+                    staging.map_anonymous(all, Protection::ReadWrite)?;
+                    staging.advise(all, Advice::HugePage)?;
+                    huge = Some(Huge::Once(staging));
+                    Fill::Move
+                }
+            }
+        }
+    };
+    uffd.register(target.page_ptr(range.start), range.byte_len(), interest)
+        .map_err(|e| unsupported(format!("{e}; use map-detach")))?;
+    let windows = range.len.div_ceil(window);
+    Ok(Lazy {
+        inline: options.answer == Answer::Thread
+            || source.signal_safe()
+            || matches!(fill, Fill::Held | Fill::CopyView(_)),
+        control,
+        source,
+        uffd,
+        target,
+        range,
+        window,
+        fill,
+        small,
+        huge,
+        states: (0..windows).map(|_| AtomicU32::new(0)).collect(),
+        remaining: AtomicUsize::new(windows),
+        next_chunk: AtomicUsize::new(usize::MAX / 2),
+        wanted: (0..windows.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+        bell: AtomicU32::new(0),
+        busy: AtomicU64::new(0),
+        rush: AtomicBool::new(false),
+    })
+}

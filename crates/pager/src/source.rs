@@ -1,0 +1,259 @@
+//! Where pages come from.
+
+use std::fs::File;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::Arc;
+
+use afresh_store::{Origin, Snapshot};
+use afresh_sys::{Memfd, PAGE_SIZE, PageRange, file};
+
+use crate::SourceError;
+
+/// What a run of pages can be mapped from.
+#[derive(Clone, Copy, Debug)]
+pub enum Backing<'a> {
+    /// Nothing: the pages are zero.
+    Zero,
+    /// A file, from this page of it on.
+    File(BorrowedFd<'a>, usize),
+}
+
+/// A run of pages that can be mapped at once.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece<'a> {
+    /// The pages.
+    pub pages: PageRange,
+    /// What to map them from.
+    pub backing: Backing<'a>,
+}
+
+/// Delivers the pages of a memory. Its content never changes.
+pub trait PageSource: Send + Sync {
+    /// Number of pages.
+    fn pages(&self) -> usize;
+
+    /// Writes `pages` pages from `first` on to `to`. May block, for as long as it takes.
+    ///
+    /// # Safety
+    /// `to` must point at memory for `pages` pages that is writable and that nobody relies on
+    /// meanwhile.
+    ///
+    /// # Errors
+    /// [`SourceError`]; nothing that was written may be used then.
+    unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError>;
+
+    /// Whether [`PageSource::read`] may be called in a signal handler: it allocates nothing, takes no
+    /// lock, and answers as fast as a local disk.
+    fn signal_safe(&self) -> bool {
+        false
+    }
+
+    /// The pages as mappable runs, in order and without gaps, or `None` when they can not be mapped
+    /// or were not checked.
+    fn pieces(&self) -> Option<Vec<Piece<'_>>> {
+        None
+    }
+
+    /// Whether the pages are held in memory, as a memfd does, so that userfaultfd's CONTINUE and plain
+    /// mappings never read a disk.
+    fn held(&self) -> Option<&Memfd> {
+        None
+    }
+
+    /// The pages that runs are known to touch first, in address order.
+    fn working_set(&self) -> Vec<PageRange> {
+        Vec::new()
+    }
+
+    /// Reads the working set; `place` says where a run of it goes.
+    ///
+    /// # Safety
+    /// As for [`PageSource::read`], for every run that `place` is asked for.
+    ///
+    /// # Errors
+    /// As for [`PageSource::read`].
+    unsafe fn read_working_set(
+        &self,
+        place: &dyn Fn(PageRange) -> *mut u8,
+    ) -> Result<(), SourceError> {
+        for run in self.working_set() {
+            // SAFETY: the caller vouches for what `place` returns.
+            unsafe { self.read(run.start, place(run), run.len) }?;
+        }
+        Ok(())
+    }
+
+    /// Where a compact copy of the working set is: its pages one after the other, from this page of
+    /// the file on.
+    fn working_set_file(&self) -> Option<(BorrowedFd<'_>, usize)> {
+        None
+    }
+}
+
+/// A plain file of pages, without digests.
+#[derive(Debug)]
+pub struct FileSource {
+    file: File,
+    pages: usize,
+    set: Vec<PageRange>,
+    set_file: Option<File>,
+}
+
+impl FileSource {
+    /// The whole of `file`; a partial last page is left out.
+    ///
+    /// # Errors
+    /// An I/O error of `stat`.
+    pub fn new(file: File) -> Result<Self, SourceError> {
+        let pages = file.metadata()?.len() as usize / PAGE_SIZE;
+        Ok(Self { file, pages, set: Vec::new(), set_file: None })
+    }
+
+    /// Adds a working set and the file that holds its compact copy.
+    #[must_use]
+    pub fn with_working_set(mut self, set: Vec<PageRange>, file: File) -> Self {
+        self.set = set;
+        self.set_file = Some(file);
+        self
+    }
+}
+
+impl PageSource for FileSource {
+    fn pages(&self) -> usize {
+        self.pages
+    }
+
+    unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { file::read_into(self.file.as_fd(), to, pages * PAGE_SIZE, first * PAGE_SIZE) }?;
+        Ok(())
+    }
+
+    fn signal_safe(&self) -> bool {
+        true
+    }
+
+    fn pieces(&self) -> Option<Vec<Piece<'_>>> {
+        let pages = PageRange::new(0, self.pages);
+        Some(vec![Piece { pages, backing: Backing::File(self.file.as_fd(), 0) }])
+    }
+
+    fn working_set(&self) -> Vec<PageRange> {
+        self.set.clone()
+    }
+
+    fn working_set_file(&self) -> Option<(BorrowedFd<'_>, usize)> {
+        self.set_file.as_ref().map(|file| (file.as_fd(), 0))
+    }
+}
+
+/// Pages that this host holds in memory already.
+#[derive(Debug)]
+pub struct MemfdSource {
+    file: Arc<Memfd>,
+    pages: usize,
+}
+
+impl MemfdSource {
+    /// The first `pages` pages of a sealed memfd.
+    #[must_use]
+    pub fn new(file: Arc<Memfd>, pages: usize) -> Self {
+        Self { file, pages }
+    }
+}
+
+impl PageSource for MemfdSource {
+    fn pages(&self) -> usize {
+        self.pages
+    }
+
+    unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
+        // SAFETY: the caller vouches for the memory.
+        unsafe { file::read_into(self.file.as_fd(), to, pages * PAGE_SIZE, first * PAGE_SIZE) }?;
+        Ok(())
+    }
+
+    fn signal_safe(&self) -> bool {
+        true
+    }
+
+    fn pieces(&self) -> Option<Vec<Piece<'_>>> {
+        let pages = PageRange::new(0, self.pages);
+        Some(vec![Piece { pages, backing: Backing::File(self.file.as_fd(), 0) }])
+    }
+
+    fn held(&self) -> Option<&Memfd> {
+        Some(&self.file)
+    }
+}
+
+/// The pages of a snapshot; each group is checked against its digest when it is first read.
+#[derive(Debug)]
+pub struct SnapshotSource {
+    snapshot: Snapshot,
+    checked: bool,
+}
+
+impl SnapshotSource {
+    /// Pages are checked when they are read; nothing is mapped, since a mapping can not be checked
+    /// at each use.
+    #[must_use]
+    pub fn new(snapshot: Snapshot) -> Self {
+        Self { snapshot, checked: false }
+    }
+
+    /// Checks every page now, so that the files can be mapped. They must not change afterwards.
+    ///
+    /// # Errors
+    /// The first damaged layer.
+    pub fn checked(snapshot: Snapshot) -> Result<Self, SourceError> {
+        snapshot.verify()?;
+        Ok(Self { snapshot, checked: true })
+    }
+}
+
+impl PageSource for SnapshotSource {
+    fn pages(&self) -> usize {
+        self.snapshot.pages()
+    }
+
+    unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
+        // SAFETY: the caller vouches for the memory, and that nobody else uses it meanwhile; any
+        // byte pattern is a valid `u8`, and fresh mappings are initialised to zero.
+        let out = unsafe { std::slice::from_raw_parts_mut(to, pages * PAGE_SIZE) };
+        Ok(self.snapshot.read(first, out)?)
+    }
+
+    fn pieces(&self) -> Option<Vec<Piece<'_>>> {
+        if !self.checked {
+            return None;
+        }
+        let mut pieces = Vec::with_capacity(self.snapshot.map().runs().len());
+        for run in self.snapshot.map().runs() {
+            let backing = match run.origin {
+                Origin::Zero => Backing::Zero,
+                Origin::Layer { layer, stored } => {
+                    let file = self.snapshot.layers()[layer].file()?;
+                    Backing::File(file.as_fd(), stored as usize)
+                }
+            };
+            pieces.push(Piece { pages: run.pages, backing });
+        }
+        Some(pieces)
+    }
+
+    fn working_set(&self) -> Vec<PageRange> {
+        self.snapshot.working_set()
+    }
+
+    unsafe fn read_working_set(
+        &self,
+        place: &dyn Fn(PageRange) -> *mut u8,
+    ) -> Result<(), SourceError> {
+        self.snapshot.read_working_set(|run, bytes| {
+            // SAFETY: the caller vouches for the memory, which is as long as the run.
+            unsafe { place(run).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
+            Ok(())
+        })
+    }
+}

@@ -1,0 +1,77 @@
+//! Guest memory for a virtual machine monitor: Firecracker's userfaultfd handshake.
+//!
+//! The VMM connects to a Unix socket and sends one message: a JSON array of its memory mappings, and a
+//! userfaultfd it has registered them with. From then on the pager answers the faults of its guest from a
+//! [`PageSource`] and streams ahead between them. A range that the VMM discards (a balloon, for instance)
+//! reads as zero afterwards.
+//!
+//! What it promises:
+//! * A page that can not be filled is poisoned, so that touching it raises SIGBUS; where the VMM did not
+//!   allow that, the VMM is ended by SIGBUS. It never reads zeros, and waits no longer than the source
+//!   takes to answer or to fail.
+//! * A hostile message is refused by name before anything is done with it.
+//!
+//! What may break it: a VMM that reports mappings it has not registered. Filling those fails, which ends
+//! it as above.
+
+mod handshake;
+mod serve;
+
+use std::io;
+use std::sync::atomic::AtomicBool;
+use std::time::Duration;
+
+use afresh_sys::SysError;
+
+use crate::SourceError;
+
+pub use handshake::{Mapping, parse_mappings};
+pub use serve::{Served, serve};
+
+/// How a VMM is served.
+#[derive(Debug)]
+pub struct VmmOptions<'a> {
+    /// Pages filled on a fault.
+    pub window: usize,
+    /// Whether pages are streamed while there are no faults.
+    pub stream: bool,
+    /// How long the handshake may take.
+    pub handshake: Duration,
+    /// Ends the service when set.
+    pub stop: &'a AtomicBool,
+    /// Whether a VMM whose memory can not be filled nor poisoned is ended by SIGBUS. Otherwise it waits
+    /// for ever, as it would for any dead pager.
+    pub end_on_failure: bool,
+}
+
+impl<'a> VmmOptions<'a> {
+    /// The usual options.
+    #[must_use]
+    pub fn new(stop: &'a AtomicBool) -> Self {
+        Self {
+            window: 64,
+            stream: true,
+            handshake: Duration::from_secs(5),
+            stop,
+            end_on_failure: true,
+        }
+    }
+}
+
+/// A VMM could not be served.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VmmError {
+    /// The socket failed or the VMM went away.
+    #[error("the VMM's socket: {0}")]
+    Socket(#[from] io::Error),
+    /// The VMM sent something else than the handshake.
+    #[error("the VMM's handshake is refused: {0}")]
+    Handshake(String),
+    /// A call on the VMM's userfaultfd failed.
+    #[error("the VMM's userfaultfd: {0}")]
+    Sys(#[from] SysError),
+    /// Pages could not be read.
+    #[error(transparent)]
+    Source(#[from] SourceError),
+}

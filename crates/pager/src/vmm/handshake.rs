@@ -1,0 +1,204 @@
+//! The message that a VMM begins with.
+
+use std::fs;
+use std::io::{self, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::time::Instant;
+
+use afresh_sys::{PAGE_SIZE, Uffd, UffdMode};
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use serde_json::Value;
+
+use super::{VmmError, VmmOptions};
+
+/// Longest message; Firecracker's has about a hundred bytes a mapping.
+const MAX_MESSAGE: usize = 64 << 10;
+/// Most mappings; Firecracker has one or two.
+const MAX_MAPPINGS: usize = 256;
+
+/// A part of the guest's memory, mapped in the VMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mapping {
+    /// Address in the VMM.
+    pub base: usize,
+    /// Length in pages of 4096 bytes.
+    pub pages: usize,
+    /// First page of the source.
+    pub offset: usize,
+    /// Pages that are filled together at least: 1, or 512 for huge pages.
+    pub unit: usize,
+}
+
+impl Mapping {
+    /// One past the last address.
+    pub(super) fn end(&self) -> usize {
+        self.base + self.pages * PAGE_SIZE
+    }
+}
+
+/// Parses the JSON array of mappings and checks it against a source of `source_pages` pages.
+///
+/// # Errors
+/// [`VmmError::Handshake`] with the field that is wrong.
+pub fn parse_mappings(text: &[u8], source_pages: usize) -> Result<Vec<Mapping>, VmmError> {
+    let refuse = |why: String| VmmError::Handshake(why);
+    let value: Value = serde_json::from_slice(text).map_err(|e| refuse(e.to_string()))?;
+    let list = value.as_array().ok_or_else(|| refuse("it is no JSON array".to_owned()))?;
+    if list.is_empty() || list.len() > MAX_MAPPINGS {
+        return Err(refuse(format!("{} mappings; 1 to {MAX_MAPPINGS} are accepted", list.len())));
+    }
+    let mut mappings = Vec::with_capacity(list.len());
+    for entry in list {
+        mappings.push(parse_mapping(entry, source_pages).map_err(refuse)?);
+    }
+    let mut sorted = mappings.clone();
+    sorted.sort_by_key(|mapping| mapping.base);
+    if sorted.windows(2).any(|pair| pair[0].end() > pair[1].base) {
+        return Err(refuse("mappings overlap".to_owned()));
+    }
+    Ok(sorted)
+}
+
+fn parse_mapping(entry: &Value, source_pages: usize) -> Result<Mapping, String> {
+    let number = |name: &str| {
+        entry
+            .get(name)
+            .and_then(Value::as_u64)
+            .and_then(|n| usize::try_from(n).ok())
+            .ok_or_else(|| format!("a mapping has no number `{name}`"))
+    };
+    let (base, size, offset) = (number("base_host_virt_addr")?, number("size")?, number("offset")?);
+    // The size of the VMM's pages in bytes; older versions misname it.
+    let page = match (number("page_size"), number("page_size_kib")) {
+        (Ok(bytes), _) | (_, Ok(bytes)) => bytes,
+        _ => PAGE_SIZE,
+    };
+    if page != PAGE_SIZE && page != 512 * PAGE_SIZE {
+        return Err(format!("pages of {page} bytes; 4096 and 2097152 are served"));
+    }
+    if [base, size, offset].iter().any(|n| !n.is_multiple_of(page)) || size == 0 || base == 0 {
+        return Err("a mapping is empty or not aligned to its pages".to_owned());
+    }
+    if base.checked_add(size).is_none() {
+        return Err("a mapping wraps around the end of memory".to_owned());
+    }
+    let (pages, offset) = (size / PAGE_SIZE, offset / PAGE_SIZE);
+    if offset.checked_add(pages).is_none_or(|end| end > source_pages) {
+        return Err(format!("a mapping lies outside the snapshot of {source_pages} pages"));
+    }
+    Ok(Mapping { base, pages, offset, unit: page / PAGE_SIZE })
+}
+
+/// Receives mappings and userfaultfd.
+pub(super) fn receive(
+    stream: &UnixStream,
+    source_pages: usize,
+    options: &VmmOptions<'_>,
+) -> Result<(Vec<Mapping>, Uffd), VmmError> {
+    let end = Instant::now() + options.handshake;
+    let mut text = Vec::new();
+    let mut fds: Vec<OwnedFd> = Vec::new();
+    // The array can come in pieces, the descriptor with any of them.
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(VmmError::Handshake("it did not come in time".to_owned()));
+        }
+        stream.set_read_timeout(Some(left))?;
+        let n = receive_part(stream, &mut text, &mut fds)?;
+        if fds.len() > 1 {
+            return Err(VmmError::Handshake("more than one descriptor came".to_owned()));
+        }
+        // Whole once it parses; until then the parser's complaint is an early end.
+        match serde_json::from_slice::<Value>(&text) {
+            Err(error) if error.is_eof() && n > 0 => {}
+            _ => break,
+        }
+    }
+    let mappings = parse_mappings(&text, source_pages)?;
+    let fd = fds.pop().ok_or_else(|| VmmError::Handshake("no descriptor came".to_owned()))?;
+    let kind = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    if !kind.to_string_lossy().contains("[userfaultfd]") {
+        let kind = kind.display();
+        return Err(VmmError::Handshake(format!("the descriptor is `{kind}`, no userfaultfd")));
+    }
+    let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
+    fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
+    Ok((mappings, Uffd::from_fd(fd, UffdMode::Events)))
+}
+
+/// Appends what comes next; returns its length, 0 at the end.
+fn receive_part(
+    stream: &UnixStream,
+    text: &mut Vec<u8>,
+    fds: &mut Vec<OwnedFd>,
+) -> Result<usize, VmmError> {
+    let mut part = [0; 4096];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut vector = [IoSliceMut::new(&mut part)];
+    let received = loop {
+        match recvmsg(stream, &mut vector, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(received) => break received,
+            Err(rustix::io::Errno::INTR) => {}
+            Err(rustix::io::Errno::AGAIN) => {
+                return Err(VmmError::Handshake("it did not come in time".to_owned()));
+            }
+            Err(error) => return Err(io::Error::from(error).into()),
+        }
+    };
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    text.extend_from_slice(&part[..received.bytes]);
+    if text.len() > MAX_MESSAGE {
+        return Err(VmmError::Handshake(format!("it is longer than {MAX_MESSAGE} bytes")));
+    }
+    Ok(received.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn firecrackers_message_is_understood() {
+        let text = br#"[{"base_host_virt_addr":140000000000000,"size":8192,"offset":4096,
+            "page_size":4096,"page_size_kib":4096}]"#;
+        let expected = Mapping { base: 140_000_000_000_000, pages: 2, offset: 1, unit: 1 };
+        assert_eq!(parse_mappings(text, 3).unwrap(), [expected]);
+        assert!(parse_mappings(text, 2).is_err());
+    }
+
+    #[test]
+    fn hostile_messages_are_refused_by_name() {
+        let cases: [(&str, &str); 9] = [
+            ("", "EOF"),
+            ("{}", "array"),
+            ("[]", "0 mappings"),
+            (r#"[{"size":4096,"offset":0}]"#, "base_host_virt_addr"),
+            (r#"[{"base_host_virt_addr":4096,"size":-4096,"offset":0}]"#, "size"),
+            (r#"[{"base_host_virt_addr":4097,"size":4096,"offset":0}]"#, "aligned"),
+            (r#"[{"base_host_virt_addr":18446744073709547520,"size":8192,"offset":0}]"#, "wraps"),
+            (r#"[{"base_host_virt_addr":4096,"size":40960,"offset":0}]"#, "outside"),
+            (
+                r#"[{"base_host_virt_addr":4096,"size":8192,"offset":0},
+                    {"base_host_virt_addr":8192,"size":4096,"offset":0}]"#,
+                "overlap",
+            ),
+        ];
+        for (text, word) in cases {
+            let error = parse_mappings(text.as_bytes(), 8).unwrap_err().to_string();
+            assert!(error.contains(word), "{text}: {error}");
+        }
+        let many = vec![r#"{"base_host_virt_addr":4096,"size":4096,"offset":0}"#; 300].join(",");
+        assert!(parse_mappings(format!("[{many}]").as_bytes(), 8).is_err());
+        let deep = "[".repeat(100_000);
+        assert!(parse_mappings(deep.as_bytes(), 8).is_err());
+    }
+}

@@ -1,0 +1,251 @@
+//! Content-addressed files: written under a temporary name, made durable, renamed to their digest.
+//!
+//! A blob exists under its digest only once all of it is on disk. A writer that is dropped or killed
+//! before [`BlobWriter::finish`] leaves at most a temporary file, which `gc` removes.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::thread::JoinHandle;
+
+use sha2::Digest;
+
+use crate::{OpenError, SaveError, Sha256};
+
+/// Prefix of temporary names; no digest begins with it.
+pub(crate) const TEMPORARY: &str = ".tmp-";
+
+/// A name that no other writer uses, of this process or another.
+pub(crate) fn temporary_name() -> String {
+    static NEXT: AtomicU64 = AtomicU64::new(0);
+    format!("{TEMPORARY}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
+}
+
+/// Makes the names in `dir` durable.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// Opens for reading, refusing symbolic links: a store never contains any.
+pub(crate) fn open_file(path: &Path) -> io::Result<File> {
+    /// `O_NOFOLLOW` on Linux, x86-64 and AArch64 being the same.
+    const O_NOFOLLOW: i32 = 0o400_000;
+    let file = OpenOptions::new().read(true).custom_flags(O_NOFOLLOW).open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    Ok(file)
+}
+
+/// Reads a small file whole, at most `limit` bytes.
+pub(crate) fn read_bounded(
+    path: &Path,
+    what: &'static str,
+    limit: u64,
+) -> Result<Vec<u8>, OpenError> {
+    let io = |e| OpenError::io(path, e);
+    let file = open_file(path).map_err(io)?;
+    let size = file.metadata().map_err(io)?.len();
+    if size > limit {
+        return Err(OpenError::TooLarge { what, size, limit });
+    }
+    let mut bytes = Vec::with_capacity(size as usize);
+    file.take(limit + 1).read_to_end(&mut bytes).map_err(io)?;
+    if bytes.len() as u64 > limit {
+        return Err(OpenError::TooLarge { what, size: bytes.len() as u64, limit });
+    }
+    Ok(bytes)
+}
+
+/// Replaces `path` by `bytes`: temporary name, fsync, rename, fsync of the directory.
+pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), SaveError> {
+    let dir = path.parent().unwrap_or(Path::new("."));
+    let temporary = dir.join(temporary_name());
+    let written = (|| {
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
+        file.write_all(bytes)?;
+        file.sync_all()?;
+        fs::rename(&temporary, path)?;
+        sync_dir(dir)
+    })();
+    written.map_err(|e| {
+        // Best effort: the error that matters is the first one.
+        let _ = fs::remove_file(&temporary);
+        SaveError::io(path, e)
+    })
+}
+
+/// Random access to the bytes of a blob, wherever it is.
+pub trait BlobRead: Send + Sync {
+    /// Length in bytes.
+    fn len(&self) -> u64;
+
+    /// Whether the blob is empty.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Fills `out` from `offset` on.
+    ///
+    /// # Errors
+    /// `UnexpectedEof` past the end; anything the medium says.
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
+
+    /// Told that `len` bytes at `offset` were wrong: whatever is cached of them is dropped. Returns
+    /// whether reading again may bring others.
+    fn distrust(&self, offset: u64, len: u64) -> bool {
+        let _ = (offset, len);
+        false
+    }
+
+    /// The local file behind it, which can be mapped.
+    fn file(&self) -> Option<&File> {
+        None
+    }
+}
+
+/// A blob in a local file.
+#[derive(Debug)]
+pub(crate) struct FileBlob {
+    file: File,
+    len: u64,
+}
+
+impl FileBlob {
+    pub(crate) fn open(path: &Path) -> io::Result<Self> {
+        let file = open_file(path)?;
+        let len = file.metadata()?.len();
+        Ok(Self { file, len })
+    }
+}
+
+impl BlobRead for FileBlob {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        self.file.read_exact_at(out, offset)
+    }
+
+    fn file(&self) -> Option<&File> {
+        Some(&self.file)
+    }
+}
+
+/// Hashes and writes a blob in a thread of its own, so that hashing overlaps with finding the pages.
+pub(crate) struct BlobWriter {
+    dir: PathBuf,
+    temporary: PathBuf,
+    /// `None` once closed.
+    queue: Option<SyncSender<Vec<u8>>>,
+    recycled: Receiver<Vec<u8>>,
+    thread: Option<JoinHandle<io::Result<(File, Sha256, u64)>>>,
+}
+
+/// Buffers in flight between the finder of pages and the writer.
+const QUEUE: usize = 4;
+
+impl BlobWriter {
+    pub(crate) fn create(dir: &Path) -> Result<Self, SaveError> {
+        let temporary = dir.join(temporary_name());
+        let mut file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&temporary)
+            .map_err(|e| SaveError::io(&temporary, e))?;
+        let (queue, incoming) = sync_channel::<Vec<u8>>(QUEUE);
+        let (give_back, recycled) = sync_channel::<Vec<u8>>(QUEUE + 2);
+        let work = move || {
+            let mut hasher = sha2::Sha256::new();
+            let mut len = 0;
+            for mut buffer in incoming {
+                hasher.update(&buffer);
+                file.write_all(&buffer)?;
+                len += buffer.len() as u64;
+                buffer.clear();
+                // A full or closed return path only costs an allocation.
+                let _ = give_back.try_send(buffer);
+            }
+            Ok((file, Sha256(hasher.finalize().into()), len))
+        };
+        let thread = std::thread::Builder::new()
+            .name("afresh-blob".to_owned())
+            .spawn(work)
+            .map_err(|e| SaveError::io(&temporary, e));
+        match thread {
+            Ok(thread) => Ok(Self {
+                dir: dir.to_owned(),
+                temporary,
+                queue: Some(queue),
+                recycled,
+                thread: Some(thread),
+            }),
+            Err(error) => {
+                let _ = fs::remove_file(&temporary);
+                Err(error)
+            }
+        }
+    }
+
+    /// An empty buffer, reused when one came back.
+    pub(crate) fn buffer(&self) -> Vec<u8> {
+        self.recycled.try_recv().unwrap_or_default()
+    }
+
+    /// Appends bytes. A write error shows here or in [`BlobWriter::finish`].
+    pub(crate) fn push(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
+        let sent = self.queue.as_ref().is_some_and(|queue| queue.send(bytes).is_ok());
+        if sent { Ok(()) } else { self.join().map(|_| ()) }
+    }
+
+    fn join(&mut self) -> Result<(File, Sha256, u64), SaveError> {
+        self.queue = None;
+        let result = match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(result)) => result,
+            _ => Err(io::Error::other("the writing thread has ended")),
+        };
+        result.map_err(|e| SaveError::io(&self.temporary, e))
+    }
+
+    /// Makes the blob durable under its digest. The caller syncs the directory once for all blobs.
+    pub(crate) fn finish(mut self) -> Result<(Sha256, u64), SaveError> {
+        let (file, digest, len) = self.join()?;
+        self.place(&file, digest)?;
+        Ok((digest, len))
+    }
+
+    /// As [`BlobWriter::finish`] if the digest is `expected`; the inner error is what it is instead, and
+    /// no blob appears then.
+    #[cfg(feature = "remote")]
+    pub(crate) fn finish_as(mut self, expected: Sha256) -> Result<Result<(), Sha256>, SaveError> {
+        let (file, digest, _) = self.join()?;
+        if digest != expected {
+            return Ok(Err(digest));
+        }
+        self.place(&file, digest).map(Ok)
+    }
+
+    fn place(&self, file: &File, digest: Sha256) -> Result<(), SaveError> {
+        let path = self.dir.join(digest.hex());
+        (|| {
+            file.set_permissions(fs::Permissions::from_mode(0o444))?;
+            file.sync_all()?;
+            fs::rename(&self.temporary, &path)
+        })()
+        .map_err(|e| SaveError::io(&path, e))
+    }
+}
+
+impl Drop for BlobWriter {
+    fn drop(&mut self) {
+        if self.thread.is_some() {
+            let _ = self.join();
+        }
+        // Gone already after a successful `finish`.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}

@@ -1,0 +1,66 @@
+//! Compaction: a stack of layers becomes one.
+
+use afresh_sys::PageRange;
+
+use crate::index::{Encoding, Role};
+use crate::layer_writer::{Plan, write_layer};
+use crate::manifest::{Config, root_text};
+use crate::save::descriptor;
+use crate::store::BLOB_LOCK;
+use crate::{Pages, SaveError, Sha256, Snapshot, Store};
+
+/// How to compact.
+#[derive(Clone, Debug)]
+pub struct CompactOptions {
+    /// How the pages of the one layer are stored.
+    pub encoding: Encoding,
+    /// Whether the working set is kept.
+    pub working_set: bool,
+}
+
+impl Default for CompactOptions {
+    fn default() -> Self {
+        Self { encoding: Encoding::Raw, working_set: true }
+    }
+}
+
+impl Store {
+    /// Writes `snapshot` as a single layer and makes `name` mean the result. Pages that upper layers
+    /// hide are gone from it, and the snapshot names no parent any more.
+    ///
+    /// # Errors
+    /// [`SaveError`] by cause; the name means then what it meant before.
+    pub fn compact(
+        &self,
+        name: &str,
+        snapshot: &Snapshot,
+        options: &CompactOptions,
+    ) -> Result<Sha256, SaveError> {
+        let _lock = self.lock(BLOB_LOCK, false)?;
+        let mut plan = Plan {
+            role: Role::Base,
+            encoding: options.encoding,
+            candidates: snapshot.occupied(),
+            below: None,
+            parent: [0; 32],
+        };
+        let base = write_layer(&self.blob_dir(), snapshot, &plan)?;
+        let mut layers = vec![descriptor(&base)];
+        let mut config: Config = snapshot.config().clone();
+        config.parent = None;
+        config.memory.layers = vec![root_text(&base.index.root)];
+        config.memory.working_set = None;
+        let set: Vec<PageRange> = snapshot.working_set();
+        if options.working_set && !set.is_empty() {
+            plan.role = Role::WorkingSet;
+            plan.candidates = set;
+            plan.parent = base.index.root;
+            let layer = write_layer(&self.blob_dir(), snapshot, &plan)?;
+            layers.push(descriptor(&layer));
+            config.memory.working_set = Some(root_text(&layer.index.root));
+        }
+        let id = self.write_snapshot(&config, layers)?;
+        self.tag(name, Some(id))?;
+        Ok(id)
+    }
+}

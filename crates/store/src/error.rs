@@ -1,0 +1,241 @@
+//! What goes wrong when a snapshot is read or written, and the way out.
+
+use std::io;
+use std::path::{Path, PathBuf};
+
+use crate::Sha256;
+
+/// A page layer is damaged, hostile, or of another version.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// The file is too short to be a layer.
+    #[error("the layer is cut short: {0} bytes")]
+    Truncated(u64),
+    /// The magic number at the end is missing.
+    #[error("not a page layer (no magic number): was the file cut short?")]
+    Magic,
+    /// A version this build does not read.
+    #[error("page layer of version {0}; this build reads version 1: use a newer afresh")]
+    Version(u32),
+    /// A field holds a value that the format does not allow.
+    #[error("page layer field `{field}` holds {value}, which the format does not allow")]
+    Field {
+        /// Which field.
+        field: &'static str,
+        /// What it held.
+        value: u64,
+    },
+    /// Lengths contradict each other or the file's length.
+    #[error("page layer sections do not fit the file: {0}")]
+    Layout(&'static str),
+    /// An extent is out of order, overlaps, or points outside.
+    #[error("page layer extent {0} is out of order or out of range")]
+    Extent(u64),
+    /// The index does not have the digest that the configuration names.
+    #[error("page layer index does not match its root digest: the file was damaged or replaced")]
+    Root,
+    /// A group of pages does not have its digest.
+    #[error("pages {first}..{end} of the layer do not match their digest: the file was damaged")]
+    Group {
+        /// First stored page of the group.
+        first: u64,
+        /// One past its last stored page.
+        end: u64,
+    },
+    /// A compressed group does not decompress to its pages.
+    #[error("compressed group {0} does not decompress to its pages: the file was damaged")]
+    Decompress(u64),
+    /// The layer is not the child of the layer below it.
+    #[error("delta layer belongs to another parent layer")]
+    Parent,
+}
+
+/// The snapshot belongs to another guest build.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum GuestMismatch {
+    /// Another kind of guest.
+    #[error("the snapshot is of a {snapshot} guest, not of a {here} guest")]
+    Kind {
+        /// Kind in the snapshot.
+        snapshot: String,
+        /// Kind expected.
+        here: String,
+    },
+    /// Another module.
+    #[error(
+        "the snapshot was taken of module {snapshot}, but this module is {here}: take a new \
+         snapshot of this module"
+    )]
+    Module {
+        /// Module hash in the snapshot.
+        snapshot: String,
+        /// Module hash expected.
+        here: String,
+    },
+    /// Another engine version.
+    #[error(
+        "the snapshot was taken with engine {snapshot}, but this is {here}: take a new snapshot \
+         with this engine"
+    )]
+    Engine {
+        /// Engine in the snapshot.
+        snapshot: String,
+        /// Engine expected.
+        here: String,
+    },
+    /// This CPU lacks features that the snapshot was taken with.
+    #[error("this CPU lacks {0:?}, which the snapshot was taken with: restore on a newer CPU")]
+    Cpu(Vec<String>),
+}
+
+/// A snapshot could not be opened or read.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The operating system refused.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// The directory is not an OCI image layout.
+    #[error("{0} is not an OCI image layout: it has no valid `oci-layout` file")]
+    NotALayout(PathBuf),
+    /// No snapshot of that name.
+    #[error("no snapshot named `{name}`; the store holds {known:?}")]
+    NoSuchName {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        known: Vec<String>,
+    },
+    /// A JSON file is larger than the reader accepts.
+    #[error("{what} is {size} bytes; at most {limit} are accepted")]
+    TooLarge {
+        /// Which file.
+        what: &'static str,
+        /// Its size.
+        size: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A JSON file does not parse.
+    #[error("{what} is damaged: {why}")]
+    Json {
+        /// Which file.
+        what: &'static str,
+        /// Where and why.
+        why: String,
+    },
+    /// A blob does not have the digest it is named by.
+    #[error("{what} does not match its digest {expected}: the file was damaged or replaced")]
+    Digest {
+        /// Which file.
+        what: &'static str,
+        /// The digest it should have.
+        expected: Sha256,
+    },
+    /// A media type or schema this build does not read.
+    #[error("{what} is of type `{found}`, which this build does not read")]
+    MediaType {
+        /// Which file.
+        what: &'static str,
+        /// Its type.
+        found: String,
+    },
+    /// A page layer is damaged.
+    #[error("layer {digest}: {source}")]
+    Layer {
+        /// The layer.
+        digest: Sha256,
+        /// What is wrong.
+        source: LayerError,
+    },
+    /// The snapshot belongs to another guest build.
+    #[error(transparent)]
+    Guest(#[from] GuestMismatch),
+    /// The image could not be built in memory.
+    #[error(transparent)]
+    Image(#[from] afresh_memory::ImageError),
+    /// A page outside the snapshot was asked for.
+    #[error("pages {first}..{end} lie outside the snapshot of {pages} pages")]
+    Range {
+        /// First page asked for.
+        first: usize,
+        /// One past the last page asked for.
+        end: usize,
+        /// Pages there are.
+        pages: usize,
+    },
+}
+
+impl OpenError {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+}
+
+/// A snapshot could not be written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// The operating system refused.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What it said.
+        source: io::Error,
+    },
+    /// The memory to save could not be read.
+    #[error("reading the memory to save: {0}")]
+    Source(io::Error),
+    /// The store or the parent could not be read.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The guest state is larger than the format holds.
+    #[error("{what} of {size} is above the format's limit of {limit}")]
+    TooLarge {
+        /// What is too large.
+        what: &'static str,
+        /// Its size.
+        size: u64,
+        /// The limit.
+        limit: u64,
+    },
+    /// A delta can not be smaller than its parent.
+    #[error(
+        "the memory has {pages} pages and the parent snapshot {parent}: save it whole, without a \
+         parent"
+    )]
+    Shrunk {
+        /// Pages of the memory.
+        pages: usize,
+        /// Pages of the parent.
+        parent: usize,
+    },
+    /// The name can not be a tag.
+    #[error("`{0}` can not name a snapshot: use 1 to 128 of A-Z a-z 0-9 . _ - / :")]
+    Name(String),
+    /// Compression failed.
+    #[error("compressing pages: {0}")]
+    Compress(io::Error),
+    /// A value could not be written as JSON.
+    #[error("writing {what}: {why}")]
+    Json {
+        /// Which file.
+        what: &'static str,
+        /// Why.
+        why: String,
+    },
+}
+
+impl SaveError {
+    pub(crate) fn io(path: &Path, source: io::Error) -> Self {
+        Self::Io { path: path.to_owned(), source }
+    }
+}

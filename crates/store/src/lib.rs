@@ -1,0 +1,54 @@
+//! Snapshots on disk: OCI image layouts whose layers hold pages.
+//!
+//! A [`Store`] is a directory in the OCI image layout. It holds [`Snapshot`]s under names; a snapshot
+//! is a configuration (which guest build it belongs to, and the guest's own state) and a stack of
+//! page layers. `docs/format.md` describes every byte.
+//!
+//! What it promises:
+//! * Nothing read from a store is used before its digest was checked: the JSON files and layer
+//!   indexes when a snapshot is opened, each group of pages when it is first read.
+//! * A snapshot opens only for the guest build it was taken from; see [`GuestBuild`].
+//! * Saving is atomic and durable: whoever is killed, a name means the old snapshot or the new one.
+//! * Parsing is bounded: no length in a file makes the reader allocate more than the file holds.
+//!
+//! What may break it: a process that changes a blob in place after its pages were checked. Blobs are
+//! therefore written once, made read-only and never touched again.
+
+mod blobs;
+mod collect;
+mod compact;
+mod diff;
+mod digest;
+mod error;
+mod guest;
+mod image;
+mod index;
+mod inspect;
+mod layer;
+mod layer_writer;
+mod manifest;
+mod map;
+mod pages;
+#[cfg(feature = "remote")]
+pub mod remote;
+mod save;
+mod snapshot;
+mod store;
+#[cfg(feature = "remote")]
+mod transcode;
+
+pub use blobs::BlobRead;
+pub use collect::Collected;
+pub use compact::CompactOptions;
+pub use diff::{Difference, diff};
+pub use digest::Sha256;
+pub use error::{GuestMismatch, LayerError, OpenError, SaveError};
+pub use guest::{GuestBuild, host_cpu_features};
+pub use index::{Encoding, Role};
+pub use inspect::{Inspection, LayerInspection, PageKind};
+pub use layer::Layer;
+pub use map::{MapRun, Origin, PageMap};
+pub use pages::{MemoryPages, Pages};
+pub use save::SaveOptions;
+pub use snapshot::Snapshot;
+pub use store::{Store, Tag};

@@ -1,0 +1,233 @@
+//! The JSON files of a layout: `oci-layout`, `index.json`, manifests, configurations.
+//!
+//! Fields that the OCI specification allows and this crate does not need are ignored when read; in
+//! the configuration, which is ours alone, an unknown field is an error.
+
+use std::collections::BTreeMap;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::{from_hex, to_hex};
+use crate::index::{Encoding, MAX_PAGES, Role};
+use crate::{GuestBuild, OpenError, SaveError, Sha256};
+
+pub(crate) const LAYOUT_FILE: &str = "oci-layout";
+pub(crate) const INDEX_FILE: &str = "index.json";
+pub(crate) const LAYOUT_TEXT: &str = r#"{"imageLayoutVersion":"1.0.0"}"#;
+pub(crate) const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
+pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
+pub(crate) const ARTIFACT_TYPE: &str = "application/vnd.afresh.snapshot.v1";
+pub(crate) const CONFIG_TYPE: &str = "application/vnd.afresh.snapshot.config.v1+json";
+const PAGES_RAW: &str = "application/vnd.afresh.snapshot.pages.v1";
+const PAGES_ZSTD: &str = "application/vnd.afresh.snapshot.pages.v1+zstd";
+const WORKING_SET_RAW: &str = "application/vnd.afresh.snapshot.working-set.v1";
+const WORKING_SET_ZSTD: &str = "application/vnd.afresh.snapshot.working-set.v1+zstd";
+/// Annotation that holds a snapshot's name.
+pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
+
+/// Limits on what is read: far above what is written, far below what hurts.
+pub(crate) const MAX_INDEX_JSON: u64 = 4 << 20;
+pub(crate) const MAX_MANIFEST: u64 = 1 << 20;
+pub(crate) const MAX_CONFIG: u64 = 96 << 20;
+/// Longest guest state; base64 of it fits in [`MAX_CONFIG`].
+pub(crate) const MAX_STATE: u64 = 64 << 20;
+/// Most layers in a stack.
+pub(crate) const MAX_LAYERS: usize = 128;
+
+/// An OCI content descriptor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Descriptor {
+    pub(crate) media_type: String,
+    pub(crate) digest: String,
+    pub(crate) size: u64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) artifact_type: Option<String>,
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) annotations: BTreeMap<String, String>,
+}
+
+impl Descriptor {
+    pub(crate) fn new(media_type: &str, digest: Sha256, size: u64) -> Self {
+        Self {
+            media_type: media_type.to_owned(),
+            digest: digest.to_string(),
+            size,
+            artifact_type: None,
+            annotations: BTreeMap::new(),
+        }
+    }
+
+    pub(crate) fn digest(&self, what: &'static str) -> Result<Sha256, OpenError> {
+        self.digest
+            .parse()
+            .map_err(|e: crate::digest::BadDigest| OpenError::Json { what, why: e.to_string() })
+    }
+}
+
+/// `index.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct IndexJson {
+    pub(crate) schema_version: u32,
+    pub(crate) media_type: String,
+    pub(crate) manifests: Vec<Descriptor>,
+}
+
+impl Default for IndexJson {
+    fn default() -> Self {
+        Self { schema_version: 2, media_type: INDEX_TYPE.to_owned(), manifests: Vec::new() }
+    }
+}
+
+/// `oci-layout`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LayoutJson {
+    pub(crate) image_layout_version: String,
+}
+
+/// A manifest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Manifest {
+    pub(crate) schema_version: u32,
+    pub(crate) media_type: String,
+    pub(crate) artifact_type: String,
+    pub(crate) config: Descriptor,
+    /// Bottom first; a working set comes last.
+    pub(crate) layers: Vec<Descriptor>,
+}
+
+impl Manifest {
+    pub(crate) fn new(config: Descriptor, layers: Vec<Descriptor>) -> Self {
+        Self {
+            schema_version: 2,
+            media_type: MANIFEST_TYPE.to_owned(),
+            artifact_type: ARTIFACT_TYPE.to_owned(),
+            config,
+            layers,
+        }
+    }
+
+    pub(crate) fn check(&self) -> Result<(), OpenError> {
+        let types = [
+            ("the manifest", &self.media_type, MANIFEST_TYPE),
+            ("the snapshot", &self.artifact_type, ARTIFACT_TYPE),
+            ("the configuration", &self.config.media_type, CONFIG_TYPE),
+        ];
+        for (what, found, wanted) in types {
+            if found != wanted {
+                return Err(OpenError::MediaType { what, found: found.clone() });
+            }
+        }
+        if self.layers.len() > MAX_LAYERS + 1 {
+            return Err(OpenError::TooLarge {
+                what: "the stack of layers",
+                size: self.layers.len() as u64,
+                limit: MAX_LAYERS as u64,
+            });
+        }
+        Ok(())
+    }
+}
+
+/// The media type of a layer.
+pub(crate) fn layer_type(role: Role, encoding: Encoding) -> &'static str {
+    match (role, encoding) {
+        (Role::Base | Role::Delta, Encoding::Raw) => PAGES_RAW,
+        (Role::Base | Role::Delta, Encoding::Zstd) => PAGES_ZSTD,
+        (Role::WorkingSet, Encoding::Raw) => WORKING_SET_RAW,
+        (Role::WorkingSet, Encoding::Zstd) => WORKING_SET_ZSTD,
+    }
+}
+
+/// The configuration: what the memory belongs to, and the guest's own state.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Config {
+    pub(crate) schema: u32,
+    pub(crate) guest: GuestBuild,
+    pub(crate) memory: Memory,
+    /// Manifest digest of the snapshot this one was made from.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) parent: Option<String>,
+    /// Guest state, in base64.
+    pub(crate) state: String,
+}
+
+/// The memory's part of the configuration.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", deny_unknown_fields)]
+pub(crate) struct Memory {
+    pub(crate) page_size: u64,
+    pub(crate) pages: u64,
+    /// Root of each layer, bottom first.
+    pub(crate) layers: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) working_set: Option<String>,
+}
+
+const ROOT_PREFIX: &str = "blake3:";
+
+pub(crate) fn root_text(root: &[u8; 32]) -> String {
+    format!("{ROOT_PREFIX}{}", to_hex(root))
+}
+
+pub(crate) fn parse_root(text: &str) -> Result<[u8; 32], OpenError> {
+    text.strip_prefix(ROOT_PREFIX).and_then(from_hex).ok_or_else(|| OpenError::Json {
+        what: "the configuration",
+        why: format!("`{}` is no blake3 root", text.chars().take(80).collect::<String>()),
+    })
+}
+
+impl Config {
+    pub(crate) const SCHEMA: u32 = 1;
+
+    pub(crate) fn check(&self) -> Result<(), OpenError> {
+        let wrong = |why: String| OpenError::Json { what: "the configuration", why };
+        if self.schema != Self::SCHEMA {
+            return Err(OpenError::MediaType {
+                what: "the configuration",
+                found: format!("schema {}", self.schema),
+            });
+        }
+        if self.memory.page_size != afresh_sys::PAGE_SIZE as u64 {
+            return Err(wrong(format!(
+                "pages of {} bytes; this host's have {}",
+                self.memory.page_size,
+                afresh_sys::PAGE_SIZE
+            )));
+        }
+        if self.memory.pages > MAX_PAGES {
+            return Err(wrong(format!("{} pages are more than {MAX_PAGES}", self.memory.pages)));
+        }
+        if self.memory.layers.is_empty() {
+            return Err(wrong("it names no layer".to_owned()));
+        }
+        Ok(())
+    }
+
+    pub(crate) fn state(&self) -> Result<Vec<u8>, OpenError> {
+        STANDARD
+            .decode(&self.state)
+            .map_err(|e| OpenError::Json { what: "the guest state", why: e.to_string() })
+    }
+}
+
+pub(crate) fn encode_state(state: &[u8]) -> String {
+    STANDARD.encode(state)
+}
+
+/// Parses JSON; the nesting depth is bounded by the parser.
+pub(crate) fn parse<T: DeserializeOwned>(what: &'static str, bytes: &[u8]) -> Result<T, OpenError> {
+    serde_json::from_slice(bytes).map_err(|e| OpenError::Json { what, why: e.to_string() })
+}
+
+/// Writes JSON without white space, so that equal values have equal digests.
+pub(crate) fn print<T: Serialize>(what: &'static str, value: &T) -> Result<Vec<u8>, SaveError> {
+    serde_json::to_vec(value).map_err(|e| SaveError::Json { what, why: e.to_string() })
+}

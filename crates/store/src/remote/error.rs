@@ -1,0 +1,86 @@
+//! What goes wrong between here and an object store.
+
+use std::io;
+use std::time::Duration;
+
+use crate::{OpenError, SaveError, Sha256};
+
+/// A remote could not be read or written.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoteError {
+    /// The address is not one this build understands.
+    #[error("`{url}` is no remote: {why}")]
+    Url {
+        /// The address.
+        url: String,
+        /// Why.
+        why: String,
+    },
+    /// The store refused, or did not answer properly.
+    #[error("{what}: {source}")]
+    Object {
+        /// Which object.
+        what: String,
+        /// What the store said.
+        source: object_store::Error,
+    },
+    /// The store did not answer in time.
+    #[error("{what}: no answer within {after:?}; is the server reachable?")]
+    Timeout {
+        /// Which object.
+        what: String,
+        /// How long each attempt was given.
+        after: Duration,
+    },
+    /// The store sent fewer or more bytes than were asked for.
+    #[error("{what}: the server sent {found} bytes instead of {wanted}")]
+    Length {
+        /// Which object.
+        what: String,
+        /// Bytes that came.
+        found: u64,
+        /// Bytes asked for.
+        wanted: u64,
+    },
+    /// An object does not have the digest it is named by.
+    #[error("the object {expected} has digest {found}: it was damaged on the server or on the way")]
+    Digest {
+        /// The name.
+        expected: Sha256,
+        /// What it really is.
+        found: Sha256,
+    },
+    /// Others kept changing the names.
+    #[error("`{0}` could not be named: others change the names all the time; try again")]
+    Contended(String),
+    /// The snapshot is damaged or of another kind.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// The local store refused.
+    #[error(transparent)]
+    Save(#[from] SaveError),
+    /// Threads could not be started.
+    #[error("starting threads for remote access: {0}")]
+    Runtime(io::Error),
+}
+
+impl RemoteError {
+    /// Whether the object is not there.
+    #[must_use]
+    pub fn is_not_found(&self) -> bool {
+        matches!(self, Self::Object { source: object_store::Error::NotFound { .. }, .. })
+    }
+
+    /// Whether trying again may help.
+    pub(super) fn may_pass(&self) -> bool {
+        match self {
+            Self::Timeout { .. } | Self::Length { .. } => true,
+            Self::Object { source, .. } => matches!(
+                source,
+                object_store::Error::Generic { .. } | object_store::Error::JoinError { .. }
+            ),
+            _ => false,
+        }
+    }
+}

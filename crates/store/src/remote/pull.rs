@@ -1,0 +1,93 @@
+//! Remote snapshots to a local store.
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use super::{Progress, Remote, RemoteError};
+use crate::blobs::BlobWriter;
+use crate::index::Encoding;
+use crate::manifest::{Config, Manifest, parse, parse_root, print};
+use crate::save::descriptor;
+use crate::store::BLOB_LOCK;
+use crate::transcode::transcode;
+use crate::{Layer, Sha256, Store};
+
+/// Bytes asked for by one request.
+const PART: u64 = 4 << 20;
+/// Requests in flight.
+const IN_FLIGHT: usize = 8;
+
+impl Remote {
+    /// Copies the snapshot that `name` means in the remote to `local`, and makes `local_name` mean it.
+    /// Layers are stored as `encoding` says. Blobs that are there already are not fetched again.
+    ///
+    /// # Errors
+    /// [`RemoteError`] by cause; `local_name` means then what it meant before.
+    pub fn pull(
+        &self,
+        local: &Store,
+        name: &str,
+        local_name: &str,
+        encoding: Encoding,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Sha256, RemoteError> {
+        let _lock = local.lock(BLOB_LOCK, false)?;
+        let (_, manifest, config_bytes) = self.block_on(self.read_snapshot(name))?;
+        let config: Config = parse("the configuration", &config_bytes)?;
+        config.check()?;
+        let total = manifest.layers.iter().map(|layer| layer.size).sum();
+        let mut done = 0;
+        let roots = config.memory.layers.iter().chain(&config.memory.working_set);
+        let mut layers = Vec::new();
+        for (there, root) in manifest.layers.iter().zip(roots) {
+            let digest = there.digest("the manifest")?;
+            let path = local.blob_path(digest);
+            if std::fs::metadata(&path).map_or(true, |meta| meta.len() != there.size) {
+                let before = done;
+                self.block_on(self.download(local, digest, there.size, &mut |bytes| {
+                    progress(Progress { done: before + bytes, total });
+                }))?;
+            }
+            done += there.size;
+            progress(Progress { done, total });
+            // Opening checks that the index is the one the configuration names.
+            let layer = Layer::open(&path, digest, there.size, &parse_root(root)?)?;
+            layers.push(if layer.encoding() == encoding {
+                there.clone()
+            } else {
+                descriptor(&transcode(&local.blob_dir(), &layer, encoding)?)
+            });
+        }
+        local.write_blob(config_bytes)?;
+        let manifest = Manifest::new(manifest.config, layers);
+        let (id, _) = local.write_blob(print("the manifest", &manifest)?)?;
+        // Whatever the remote said, the result must open.
+        local.load_id(id)?;
+        local.tag(local_name, Some(id))?;
+        Ok(id)
+    }
+
+    /// Fetches a blob in parallel ranges, checks it, and puts it under its digest.
+    async fn download(
+        &self,
+        local: &Store,
+        digest: Sha256,
+        size: u64,
+        progress: &mut dyn FnMut(u64),
+    ) -> Result<(), RemoteError> {
+        let mut blob = BlobWriter::create(&local.blob_dir())?;
+        let starts = (0..size).step_by(PART as usize);
+        let mut parts = stream::iter(starts)
+            .map(|at| self.get_range(digest, at, PART.min(size - at)))
+            .buffered(IN_FLIGHT);
+        let mut done = 0;
+        while let Some(part) = parts.try_next().await? {
+            done += part.len() as u64;
+            blob.push(part)?;
+            progress(done);
+        }
+        match blob.finish_as(digest)? {
+            Ok(()) => Ok(()),
+            Err(found) => Err(RemoteError::Digest { expected: digest, found }),
+        }
+    }
+}

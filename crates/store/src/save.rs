@@ -1,0 +1,211 @@
+//! Saving: memory and guest state become a named snapshot.
+
+use afresh_sys::PageRange;
+
+use crate::blobs::BlobWriter;
+use crate::index::{Encoding, Role};
+use crate::layer_writer::{Plan, Written, write_layer};
+use crate::manifest::{
+    CONFIG_TYPE, Config, Descriptor, MAX_LAYERS, MAX_STATE, Manifest, Memory, encode_state,
+    layer_type, print, root_text,
+};
+use crate::store::BLOB_LOCK;
+use crate::{GuestBuild, Pages, SaveError, Sha256, Snapshot, Store};
+
+/// What to save beside the pages.
+#[derive(Clone, Debug)]
+pub struct SaveOptions {
+    /// The guest build the memory belongs to.
+    pub guest: GuestBuild,
+    /// The guest's own state: at most 64 MiB.
+    pub state: Vec<u8>,
+    /// How pages are stored: raw ones can be mapped, compressed ones travel well.
+    pub encoding: Encoding,
+    /// Write a delta on this snapshot, of the same store, instead of the whole memory.
+    pub parent: Option<Snapshot>,
+    /// With a parent: the only pages that can differ from it, in order and without overlap. Without
+    /// it all pages are compared.
+    pub changed: Option<Vec<PageRange>>,
+    /// Pages to copy into a working-set layer, in order and without overlap.
+    pub working_set: Vec<PageRange>,
+}
+
+impl SaveOptions {
+    /// Options for a whole, raw snapshot of `guest` without state.
+    #[must_use]
+    pub fn new(guest: GuestBuild) -> Self {
+        Self {
+            guest,
+            state: Vec::new(),
+            encoding: Encoding::Raw,
+            parent: None,
+            changed: None,
+            working_set: Vec::new(),
+        }
+    }
+}
+
+impl Store {
+    /// Saves `memory` under `name` and returns its id. A name that is in use changes its meaning once
+    /// everything is on disk; whoever has the old snapshot open keeps it.
+    ///
+    /// # Errors
+    /// [`SaveError`] by cause; the name means then what it meant before.
+    pub fn save(
+        &self,
+        name: &str,
+        memory: &dyn Pages,
+        options: &SaveOptions,
+    ) -> Result<Sha256, SaveError> {
+        let state = options.state.len() as u64;
+        if state > MAX_STATE {
+            return Err(SaveError::TooLarge {
+                what: "a guest state",
+                size: state,
+                limit: MAX_STATE,
+            });
+        }
+        let _lock = self.lock(BLOB_LOCK, false)?;
+        let mut layers = Vec::new();
+        let mut roots = Vec::new();
+        let mut below = [0; 32];
+        if let Some(parent) = &options.parent {
+            let stack = parent.layers().len();
+            if stack >= MAX_LAYERS {
+                return Err(SaveError::TooLarge {
+                    what: "a stack of layers (compact it)",
+                    size: stack as u64 + 1,
+                    limit: MAX_LAYERS as u64,
+                });
+            }
+            if memory.pages() < parent.pages() {
+                return Err(SaveError::Shrunk { pages: memory.pages(), parent: parent.pages() });
+            }
+            layers.extend_from_slice(&parent.manifest().layers[..stack]);
+            roots.extend_from_slice(&parent.config().memory.layers);
+            below = parent.layers().last().map_or(below, |layer| *layer.root());
+        }
+        let plan = Plan {
+            role: if options.parent.is_some() { Role::Delta } else { Role::Base },
+            encoding: options.encoding,
+            candidates: candidates(memory, options),
+            below: options.parent.as_ref(),
+            parent: below,
+        };
+        let top = write_layer(&self.blob_dir(), memory, &plan)?;
+        layers.push(descriptor(&top));
+        roots.push(root_text(&top.index.root));
+        let mut working_set = None;
+        if !options.working_set.is_empty() {
+            let plan = Plan {
+                role: Role::WorkingSet,
+                encoding: options.encoding,
+                candidates: clip(&options.working_set, memory.pages()),
+                below: None,
+                parent: top.index.root,
+            };
+            let layer = write_layer(&self.blob_dir(), memory, &plan)?;
+            layers.push(descriptor(&layer));
+            working_set = Some(root_text(&layer.index.root));
+        }
+        let config = Config {
+            schema: Config::SCHEMA,
+            guest: options.guest.clone(),
+            memory: Memory {
+                page_size: afresh_sys::PAGE_SIZE as u64,
+                pages: memory.pages() as u64,
+                layers: roots,
+                working_set,
+            },
+            parent: options.parent.as_ref().map(|parent| parent.id().to_string()),
+            state: encode_state(&options.state),
+        };
+        let id = self.write_snapshot(&config, layers)?;
+        self.tag(name, Some(id))?;
+        Ok(id)
+    }
+
+    /// Records a working set with a snapshot that exists: writes the compact copy of `pages` and makes
+    /// `name` mean the snapshot with it. Layers are shared with the old one.
+    ///
+    /// # Errors
+    /// [`SaveError`] by cause; the name means then what it meant before.
+    pub fn set_working_set(
+        &self,
+        name: &str,
+        snapshot: &Snapshot,
+        pages: &[PageRange],
+    ) -> Result<Sha256, SaveError> {
+        let _lock = self.lock(BLOB_LOCK, false)?;
+        let stack = snapshot.layers().len();
+        let mut layers = snapshot.manifest().layers[..stack].to_vec();
+        let mut config = snapshot.config().clone();
+        config.memory.working_set = None;
+        let encoding = snapshot.layers().last().map_or(Encoding::Raw, |layer| layer.encoding());
+        if !pages.is_empty() {
+            let plan = Plan {
+                role: Role::WorkingSet,
+                encoding,
+                candidates: clip(pages, snapshot.pages()),
+                below: None,
+                parent: snapshot.layers().last().map_or([0; 32], |layer| *layer.root()),
+            };
+            let layer = write_layer(&self.blob_dir(), snapshot, &plan)?;
+            layers.push(descriptor(&layer));
+            config.memory.working_set = Some(root_text(&layer.index.root));
+        }
+        let id = self.write_snapshot(&config, layers)?;
+        self.tag(name, Some(id))?;
+        Ok(id)
+    }
+
+    /// Writes configuration and manifest, and returns the manifest's digest.
+    pub(crate) fn write_snapshot(
+        &self,
+        config: &Config,
+        layers: Vec<Descriptor>,
+    ) -> Result<Sha256, SaveError> {
+        let (digest, size) = self.write_blob(print("the configuration", config)?)?;
+        let manifest = Manifest::new(Descriptor::new(CONFIG_TYPE, digest, size), layers);
+        Ok(self.write_blob(print("the manifest", &manifest)?)?.0)
+    }
+
+    pub(crate) fn write_blob(&self, bytes: Vec<u8>) -> Result<(Sha256, u64), SaveError> {
+        let mut blob = BlobWriter::create(&self.blob_dir())?;
+        blob.push(bytes)?;
+        blob.finish()
+    }
+}
+
+pub(crate) fn descriptor(layer: &Written) -> Descriptor {
+    let media_type = layer_type(layer.index.role, layer.index.encoding);
+    Descriptor::new(media_type, layer.digest, layer.size)
+}
+
+/// The ranges cut to an index space of `pages` pages.
+fn clip(ranges: &[PageRange], pages: usize) -> Vec<PageRange> {
+    let all = PageRange::new(0, pages);
+    ranges.iter().filter_map(|range| range.intersect(all)).collect()
+}
+
+/// The pages the new layer must look at: those given, or all that may hold something in the memory
+/// or in the parent.
+fn candidates(memory: &dyn Pages, options: &SaveOptions) -> Vec<PageRange> {
+    let Some(parent) = &options.parent else { return memory.occupied() };
+    if let Some(changed) = &options.changed {
+        return clip(changed, memory.pages());
+    }
+    let mut both = memory.occupied();
+    both.extend(clip(&parent.occupied(), memory.pages()));
+    both.sort();
+    let mut merged: Vec<PageRange> = Vec::new();
+    for range in both {
+        match merged.last_mut() {
+            Some(last) if range.start <= last.end() => {
+                last.len = last.len.max(range.end() - last.start);
+            }
+            _ => merged.push(range),
+        }
+    }
+    merged
+}

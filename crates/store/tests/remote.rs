@@ -1,0 +1,514 @@
+//! Remotes, and servers that misbehave.
+
+mod support;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use afresh_pager::{Options, Restore, SnapshotSource, Strategy};
+use afresh_store::remote::{Patience, Remote, RemoteError, trim_cache};
+use afresh_store::{Encoding, OpenError, Snapshot, Store};
+use afresh_sys::{PageRange, Reservation};
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+use support::{PAGE, bytes, memory, options, store};
+
+/// What a server does wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Wrong {
+    Nothing,
+    /// The connection is reset by so many requests, after so many good ones.
+    Reset {
+        after: usize,
+        times: usize,
+    },
+    /// So many answers are a byte short.
+    Short {
+        times: usize,
+    },
+    /// Bits of every blob read by range are flipped.
+    Flip,
+    /// Every answer takes so long.
+    Slow(Duration),
+}
+
+/// An object store that misbehaves as told.
+#[derive(Debug)]
+struct Server {
+    objects: InMemory,
+    wrong: Mutex<Wrong>,
+    requests: AtomicUsize,
+    failed: AtomicUsize,
+}
+
+impl Server {
+    fn new() -> Arc<Self> {
+        Arc::new(Self {
+            objects: InMemory::new(),
+            wrong: Mutex::new(Wrong::Nothing),
+            requests: AtomicUsize::new(0),
+            failed: AtomicUsize::new(0),
+        })
+    }
+
+    fn be(&self, wrong: Wrong) {
+        *self.wrong.lock().unwrap() = wrong;
+        self.requests.store(0, Ordering::Relaxed);
+        self.failed.store(0, Ordering::Relaxed);
+    }
+
+    /// Lets a request through, late, or not.
+    async fn request(&self) -> Result<Wrong> {
+        let wrong = *self.wrong.lock().unwrap();
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        match wrong {
+            Wrong::Slow(delay) => tokio::time::sleep(delay).await,
+            Wrong::Reset { after, times }
+                if number >= after && self.failed.fetch_add(1, Ordering::Relaxed) < times =>
+            {
+                let source = "connection reset by peer".into();
+                return Err(Error::Generic { store: "test", source });
+            }
+            _ => {}
+        }
+        Ok(wrong)
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("test server")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Server {
+    async fn put_opts(&self, to: &Path, data: PutPayload, how: PutOptions) -> Result<PutResult> {
+        self.request().await?;
+        self.objects.put_opts(to, data, how).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        to: &Path,
+        how: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.request().await?;
+        self.objects.put_multipart_opts(to, how).await
+    }
+
+    async fn get_opts(&self, from: &Path, how: GetOptions) -> Result<GetResult> {
+        let wrong = self.request().await?;
+        let by_range = how.range.is_some();
+        let mut result = self.objects.get_opts(from, how).await?;
+        let short = matches!(wrong, Wrong::Short { times }
+            if by_range && self.failed.fetch_add(1, Ordering::Relaxed) < times);
+        if by_range && (short || wrong == Wrong::Flip) {
+            let range: Range<u64> = result.range.clone();
+            let mut data = self.objects.get_ranges(from, &[range]).await?[0].to_vec();
+            if short {
+                data.pop();
+            } else {
+                // Near the start, which may be pages or frames, and near the end, the footer.
+                let last = data.len() - 1;
+                data[17.min(last)] ^= 4;
+                data[last.saturating_sub(100)] ^= 4;
+            }
+            let stream = futures_util::stream::iter([Ok(Bytes::from(data))]);
+            result.payload = GetResultPayload::Stream(Box::pin(stream));
+        }
+        Ok(result)
+    }
+
+    fn delete_stream(
+        &self,
+        which: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.objects.delete_stream(which)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.objects.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.objects.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, how: CopyOptions) -> Result<()> {
+        self.objects.copy_opts(from, to, how).await
+    }
+}
+
+fn remote(server: &Arc<Server>) -> Remote {
+    let patience = Patience {
+        attempts: 3,
+        timeout: Duration::from_millis(300),
+        pause: Duration::from_millis(1),
+    };
+    Remote::with_objects(server.clone(), Path::from("team/guest"), patience).unwrap()
+}
+
+const SEEDS: [u8; 40] = {
+    let mut seeds = [0; 40];
+    let mut n = 0;
+    while n < 40 {
+        seeds[n] = (n % 31) as u8;
+        n += 1;
+    }
+    seeds
+};
+
+/// A local store with a base and a delta with a working set.
+fn local(dir: &std::path::Path) -> (Store, Snapshot) {
+    let store = store(dir);
+    store.save("a", &memory(&SEEDS[..20]), &options()).unwrap();
+    let mut save = options();
+    save.parent = Some(store.load("a").unwrap());
+    save.working_set = vec![PageRange::new(3, 4)];
+    store.save("a", &memory(&SEEDS), &save).unwrap();
+    let snapshot = store.load("a").unwrap();
+    (store, snapshot)
+}
+
+fn push(remote: &Remote, from: &(Store, Snapshot), encoding: Encoding) -> Result<(), RemoteError> {
+    remote.push(&from.0, &from.1, "a", encoding, &mut |_| {}).map(drop)
+}
+
+#[test]
+fn what_is_pushed_is_what_is_pulled_and_what_is_read_in_place() {
+    for encoding in [Encoding::Raw, Encoding::Zstd] {
+        let server = Server::new();
+        let remote = remote(&server);
+        let dir = tempfile::tempdir().unwrap();
+        let from = local(dir.path());
+        let mut seen = Vec::new();
+        remote.push(&from.0, &from.1, "a", encoding, &mut |p| seen.push(p)).unwrap();
+        let last = seen.last().unwrap();
+        assert_eq!(last.done, last.total);
+        assert_eq!(remote.tags().unwrap().len(), 1);
+
+        let lazy = remote.load("a").unwrap();
+        assert_eq!(bytes(&lazy), memory(&SEEDS).0);
+        assert_eq!(lazy.state(), b"registers");
+        assert_eq!(lazy.working_set(), [PageRange::new(3, 4)]);
+
+        let other = tempfile::tempdir().unwrap();
+        let to = store(other.path());
+        let id = remote.pull(&to, "a", "mine", Encoding::Raw, &mut |_| {}).unwrap();
+        // Raw layers have one encoding, so the snapshot is the same one that was pushed.
+        assert_eq!(id, from.1.id());
+        assert_eq!(bytes(&to.load("mine").unwrap()), memory(&SEEDS).0);
+    }
+}
+
+#[test]
+fn a_second_push_sends_no_layer_again() {
+    let server = Server::new();
+    let remote = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    let from = local(dir.path());
+    push(&remote, &from, Encoding::Raw).unwrap();
+    server.be(Wrong::Nothing);
+    push(&remote, &from, Encoding::Raw).unwrap();
+    // Three heads; configuration, manifest, layout and index.
+    assert_eq!(server.requests.load(Ordering::Relaxed), 3 + 3 + 2);
+}
+
+#[test]
+fn a_reset_connection_is_tried_again_and_a_dead_one_is_an_error() {
+    let server = Server::new();
+    let remote = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    push(&remote, &local(dir.path()), Encoding::Zstd).unwrap();
+    for after in 0..8 {
+        server.be(Wrong::Reset { after, times: 2 });
+        assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
+    }
+    for after in 0..6 {
+        server.be(Wrong::Reset { after, times: usize::MAX });
+        let read = || {
+            let snapshot = remote.load("a").map_err(|e| e.to_string())?;
+            let mut out = vec![0; snapshot.pages() * PAGE];
+            snapshot.read(0, &mut out).map_err(|e| e.to_string())
+        };
+        let error = read().unwrap_err();
+        assert!(error.contains("connection reset"), "after {after}: {error}");
+    }
+}
+
+#[test]
+fn a_cut_answer_is_fetched_again_and_never_taken_for_whole() {
+    let server = Server::new();
+    let remote = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    push(&remote, &local(dir.path()), Encoding::Zstd).unwrap();
+    server.be(Wrong::Short { times: 2 });
+    assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
+    server.be(Wrong::Short { times: usize::MAX });
+    let error = remote.load("a").unwrap_err().to_string();
+    assert!(error.contains("instead of"), "{error}");
+}
+
+#[test]
+fn wrong_bytes_are_an_error_and_never_memory() {
+    let server = Server::new();
+    let remote = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    for encoding in [Encoding::Raw, Encoding::Zstd] {
+        server.be(Wrong::Nothing);
+        push(&remote, &local(&dir.path().join(format!("{encoding:?}"))), encoding).unwrap();
+        let opened = remote.load("a").unwrap();
+        server.be(Wrong::Flip);
+        assert!(remote.load("a").is_err());
+        let mut out = vec![0; opened.pages() * PAGE];
+        let error = opened.read(0, &mut out).unwrap_err();
+        assert!(matches!(error, OpenError::Layer { .. }), "{error}");
+        let other = tempfile::tempdir().unwrap();
+        let to = store(other.path());
+        let error = remote.pull(&to, "a", "a", Encoding::Raw, &mut |_| {}).unwrap_err();
+        assert!(matches!(error, RemoteError::Digest { .. }), "{error}");
+        assert!(to.tags().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn a_silent_server_is_an_error_within_the_patience() {
+    let server = Server::new();
+    let remote = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    push(&remote, &local(dir.path()), Encoding::Zstd).unwrap();
+    server.be(Wrong::Slow(Duration::from_millis(5)));
+    assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
+    server.be(Wrong::Slow(Duration::from_secs(3600)));
+    let start = Instant::now();
+    let error = remote.load("a").unwrap_err();
+    assert!(matches!(error, RemoteError::Timeout { .. }), "{error}");
+    assert!(start.elapsed() < Duration::from_secs(5));
+}
+
+#[test]
+fn a_push_that_ends_at_any_request_leaves_the_old_snapshot_or_the_new() {
+    let dir = tempfile::tempdir().unwrap();
+    let (store, new) = local(dir.path());
+    store.save("old", &memory(&[9, 8]), &options()).unwrap();
+    let old = store.load("old").unwrap();
+    let mut after = 0;
+    loop {
+        let server = Server::new();
+        let remote = remote(&server);
+        remote.push(&store, &old, "a", Encoding::Raw, &mut |_| {}).unwrap();
+        server.be(Wrong::Reset { after, times: usize::MAX });
+        let result = remote.push(&store, &new, "a", Encoding::Raw, &mut |_| {});
+        server.be(Wrong::Nothing);
+        let there = bytes(&remote.load("a").unwrap());
+        if result.is_ok() {
+            assert_eq!(there, memory(&SEEDS).0);
+            break;
+        }
+        assert_eq!(there, memory(&[9, 8]).0, "after {after}");
+        after += 1;
+    }
+    assert!(after >= 8, "only {after} requests could fail");
+}
+
+#[test]
+fn a_pull_that_ends_at_any_request_leaves_the_old_snapshot() {
+    let server = Server::new();
+    let remote = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    push(&remote, &local(dir.path()), Encoding::Zstd).unwrap();
+    let other = tempfile::tempdir().unwrap();
+    let to = store(other.path());
+    to.save("a", &memory(&[5]), &options()).unwrap();
+    let mut after = 0;
+    loop {
+        server.be(Wrong::Reset { after, times: usize::MAX });
+        if remote.pull(&to, "a", "a", Encoding::Raw, &mut |_| {}).is_ok() {
+            break;
+        }
+        assert_eq!(bytes(&to.load("a").unwrap()), memory(&[5]).0, "after {after}");
+        // Nothing of the attempt stays; a real client would keep the blobs it has.
+        to.gc().unwrap();
+        after += 1;
+    }
+    assert!(after >= 6, "only {after} requests could fail");
+    assert_eq!(bytes(&to.load("a").unwrap()), memory(&SEEDS).0);
+}
+
+#[test]
+fn names_pushed_at_the_same_time_are_all_kept() {
+    let server = Server::new();
+    let dir = tempfile::tempdir().unwrap();
+    let from = local(dir.path());
+    std::thread::scope(|scope| {
+        for name in ["a", "b", "c", "d"] {
+            let (server, from) = (&server, &from);
+            scope.spawn(move || {
+                let remote = remote(server);
+                remote.push(&from.0, &from.1, name, Encoding::Raw, &mut |_| {}).unwrap();
+            });
+        }
+    });
+    let names: Vec<_> = remote(&server).tags().unwrap().into_iter().map(|t| t.name).collect();
+    assert_eq!(names, ["a", "b", "c", "d"]);
+}
+
+#[test]
+fn a_directory_is_a_remote_and_a_store_at_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let from = local(&dir.path().join("from"));
+    let there = dir.path().join("there");
+    std::fs::create_dir(&there).unwrap();
+    let url = format!("file://{}", there.display());
+    let remote = Remote::open(&url, Patience::default()).unwrap();
+    push(&remote, &from, Encoding::Zstd).unwrap();
+    assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
+    assert_eq!(bytes(&Store::open(&there).unwrap().load("a").unwrap()), memory(&SEEDS).0);
+    assert!(matches!(
+        Remote::open("gopher://x", Patience::default()),
+        Err(RemoteError::Url { .. })
+    ));
+}
+
+#[test]
+fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies() {
+    let server = Server::new();
+    let remote = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    let here = store(dir.path());
+    let large: Vec<u8> = (0..3000u32).flat_map(page_of).collect();
+    let mut save = options();
+    save.working_set = vec![PageRange::new(0, 40)];
+    here.save("a", &afresh_store::MemoryPages(large.clone()), &save).unwrap();
+    push(&remote, &(here.clone(), here.load("a").unwrap()), Encoding::Zstd).unwrap();
+    let start = |strategy| {
+        let snapshot = remote.load("a").unwrap();
+        let memory = Arc::new(Reservation::aligned(3000, 2 << 20).unwrap());
+        let mut options = Options::with(strategy);
+        options.streams = 3;
+        let source = Arc::new(SnapshotSource::new(snapshot));
+        let restore =
+            Restore::start(memory.clone(), PageRange::new(0, 3000), source, &options).unwrap();
+        (memory, restore)
+    };
+    let peek = |memory: &Reservation, at: usize| {
+        // SAFETY: inside the restored range.
+        unsafe { memory.base().as_ptr().add(at).read_volatile() }
+    };
+    server.be(Wrong::Slow(Duration::from_millis(2)));
+    for strategy in [Strategy::CopyHybrid, Strategy::WorkingSet, Strategy::UffdMove] {
+        let (memory, restore) = start(strategy);
+        for page in [7, 2999, 1500, 30, 1024] {
+            assert_eq!(peek(&memory, page * PAGE + 5), large[page * PAGE + 5]);
+        }
+        restore.wait(Duration::from_secs(30)).unwrap();
+        assert!((0..large.len()).all(|at| peek(&memory, at) == large[at]));
+    }
+    // Index, manifest, configuration, two layer tails, the set: so many round trips to the first answer.
+    server.be(Wrong::Nothing);
+    let mut options = Options::with(Strategy::WorkingSet);
+    options.background = Some(false);
+    let source = Arc::new(SnapshotSource::new(remote.load("a").unwrap()));
+    let memory = Arc::new(Reservation::aligned(3000, 2 << 20).unwrap());
+    let restore =
+        Restore::start(memory.clone(), PageRange::new(0, 3000), source, &options).unwrap();
+    assert_eq!(peek(&memory, 39 * PAGE), large[39 * PAGE]);
+    assert_eq!(server.requests.load(Ordering::Relaxed), 6);
+    drop(restore);
+
+    let (_, restore) = start(Strategy::UffdMove);
+    server.be(Wrong::Reset { after: 0, times: usize::MAX });
+    let error = restore.resolve(PageRange::new(2000, 10)).unwrap_err().to_string();
+    assert!(error.contains("connection reset"), "{error}");
+}
+
+#[test]
+fn a_shared_cache_saves_requests_and_a_damaged_one_is_fetched_again() {
+    let server = Server::new();
+    let plain = remote(&server);
+    let dir = tempfile::tempdir().unwrap();
+    let here = store(&dir.path().join("store"));
+    let large: Vec<u8> = (0..600u32).flat_map(page_of).collect();
+    here.save("a", &afresh_store::MemoryPages(large.clone()), &options()).unwrap();
+    push(&plain, &(here.clone(), here.load("a").unwrap()), Encoding::Raw).unwrap();
+    let cache = dir.path().join("cache");
+    let requests = || {
+        // A remote of its own, as another process has.
+        server.be(Wrong::Nothing);
+        let other = remote(&server).with_cache(&cache).unwrap();
+        assert!(bytes(&other.load("a").unwrap()) == large);
+        server.requests.load(Ordering::Relaxed)
+    };
+    let (cold, warm) = (requests(), requests());
+    // Index, manifest and configuration are asked for each time, the layer only once.
+    assert!(cold > warm && warm == 3, "{cold} requests, then {warm}");
+    let file = std::fs::read_dir(&cache).unwrap().next().unwrap().unwrap().path();
+    let original = std::fs::read(&file).unwrap();
+    for at in [0, 40, 300_000, original.len() - 1] {
+        let mut damaged = original.clone();
+        damaged[at] ^= 1;
+        std::fs::write(&file, &damaged).unwrap();
+        assert_eq!(requests(), 4, "damaged at {at}");
+        assert!(std::fs::read(&file).unwrap() == original);
+    }
+    // Wrong bytes from the server are not kept.
+    trim_cache(&cache, 0).unwrap();
+    server.be(Wrong::Flip);
+    assert!(remote(&server).with_cache(&cache).unwrap().load("a").is_err());
+    requests();
+    std::fs::write(&file, &original[..original.len() / 2]).unwrap();
+    assert!(requests() > 3);
+    assert_eq!(trim_cache(&cache, u64::MAX).unwrap(), 0);
+    assert!(trim_cache(&cache, 0).unwrap() > 0);
+    assert_eq!(requests(), cold);
+}
+
+/// Runs against a real server when `AFRESH_TEST_S3` names a bucket (`s3://bucket`), with the usual
+/// `AWS_…` variables.
+#[test]
+fn a_real_s3_server_takes_and_gives_snapshots() {
+    let Ok(bucket) = std::env::var("AFRESH_TEST_S3") else {
+        println!("SKIPPED: AFRESH_TEST_S3 is not set");
+        return;
+    };
+    let url = format!("{bucket}/run-{}", std::process::id());
+    let remote = Remote::open(&url, Patience::default()).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let from = local(dir.path());
+    // Larger than one part, and incompressible.
+    let large: Vec<u8> = (0..5000u32).flat_map(page_of).collect();
+    from.0.save("large", &afresh_store::MemoryPages(large.clone()), &options()).unwrap();
+    let big = from.0.load("large").unwrap();
+    for encoding in [Encoding::Raw, Encoding::Zstd] {
+        push(&remote, &from, encoding).unwrap();
+        remote.push(&from.0, &big, "large", encoding, &mut |_| {}).unwrap();
+        assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
+        assert!(bytes(&remote.load("large").unwrap()) == large);
+        let other = tempfile::tempdir().unwrap();
+        let to = store(other.path());
+        let id = remote.pull(&to, "large", "x", Encoding::Raw, &mut |_| {}).unwrap();
+        assert_eq!(id, big.id());
+        assert!(bytes(&to.load("x").unwrap()) == large);
+    }
+}
+
+fn page_of(seed: u32) -> Vec<u8> {
+    let mut state = u64::from(seed) * 2 + 1;
+    (0..PAGE / 8)
+        .flat_map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+            (state ^ state >> 29).to_le_bytes()
+        })
+        .collect()
+}

@@ -1,0 +1,42 @@
+//! What the store's tests share.
+#![allow(dead_code, reason = "each test file uses a part")]
+
+use std::path::Path;
+
+use afresh_store::{GuestBuild, MemoryPages, SaveOptions, Snapshot, Store};
+
+pub(crate) const PAGE: usize = 4096;
+
+pub(crate) fn guest() -> GuestBuild {
+    GuestBuild {
+        kind: "arena".into(),
+        module: "blake3:feed".into(),
+        engine: "afresh 0.1.0".into(),
+        cpu: vec!["avx2".into()],
+    }
+}
+
+pub(crate) fn options() -> SaveOptions {
+    let mut options = SaveOptions::new(guest());
+    options.state = b"registers".to_vec();
+    options
+}
+
+/// A page whose bytes follow from `seed`; zero for zero.
+pub(crate) fn page(seed: u8) -> Vec<u8> {
+    (0..PAGE).map(|n| seed.wrapping_mul((n / 7 + 1) as u8)).collect()
+}
+
+pub(crate) fn memory(seeds: &[u8]) -> MemoryPages {
+    MemoryPages(seeds.iter().flat_map(|seed| page(*seed)).collect())
+}
+
+pub(crate) fn bytes(snapshot: &Snapshot) -> Vec<u8> {
+    let mut out = vec![0; snapshot.pages() * PAGE];
+    snapshot.read(0, &mut out).unwrap();
+    out
+}
+
+pub(crate) fn store(dir: &Path) -> Store {
+    Store::create(dir).unwrap()
+}

@@ -1,0 +1,71 @@
+//! No files in the interpreter but vectors.
+
+use std::os::fd::BorrowedFd;
+
+use crate::{Call, PageRange, Protection, Reservation, SysError};
+
+impl Reservation {
+    /// Always fails.
+    ///
+    /// # Errors
+    /// `ENODEV`.
+    pub fn map_file(
+        &self,
+        _: PageRange,
+        _: Protection,
+        _: BorrowedFd<'_>,
+        _: usize,
+    ) -> Result<(), SysError> {
+        Err(SysError::new(Call::Map, libc::ENODEV))
+    }
+
+    /// Always fails.
+    ///
+    /// # Errors
+    /// `ENOSYS`.
+    pub fn take_mapping(&self, _: PageRange, _: &Self, _: PageRange) -> Result<(), SysError> {
+        Err(SysError::new(Call::Remap, libc::ENOSYS))
+    }
+}
+
+/// Always fails.
+///
+/// # Safety
+/// None needed.
+///
+/// # Errors
+/// `ENOSYS`.
+pub unsafe fn read_into(_: BorrowedFd<'_>, _: *mut u8, _: usize, _: usize) -> Result<(), SysError> {
+    Err(SysError::new(Call::Read, libc::ENOSYS))
+}
+
+/// Nothing is cached.
+///
+/// # Errors
+/// None.
+pub fn drop_cache(_: BorrowedFd<'_>) -> Result<(), SysError> {
+    Ok(())
+}
+
+/// Memory to read into: an address and a length in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// First address.
+    pub to: *mut u8,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// Most pieces that one scattered read takes.
+pub const MAX_PIECES: usize = 1024;
+
+/// Always fails.
+///
+/// # Safety
+/// None needed.
+///
+/// # Errors
+/// `ENOSYS`.
+pub unsafe fn read_scattered(_: BorrowedFd<'_>, _: &[Piece], _: usize) -> Result<usize, SysError> {
+    Err(SysError::new(Call::Read, libc::ENOSYS))
+}

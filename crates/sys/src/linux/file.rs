@@ -1,0 +1,167 @@
+//! Files other than memfds: views of them in a reservation, and reads into memory that is not a Rust
+//! object. Also moving whole mappings, which is how memory that was filled elsewhere takes the place
+//! of such a view.
+
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+use crate::{Call, PAGE_SIZE, PageRange, Protection, Reservation, SysError, inject};
+
+impl Reservation {
+    /// Replaces `range` by a private (copy-on-write) view of any file from `file_page` on. If the file
+    /// shrinks, reading what is gone raises SIGBUS.
+    ///
+    /// # Errors
+    /// `ENOMEM` when the number of mappings is exhausted, `ENODEV` when the file can not be mapped.
+    pub fn map_file(
+        &self,
+        range: PageRange,
+        protection: Protection,
+        file: BorrowedFd<'_>,
+        file_page: usize,
+    ) -> Result<(), SysError> {
+        let flags = libc::MAP_PRIVATE | libc::MAP_NORESERVE;
+        self.place(range, protection, flags, file.as_raw_fd(), file_page * PAGE_SIZE)
+    }
+
+    /// Moves the mapping at `from` in `staging` to `to` in this reservation, where it takes the place of
+    /// whatever was mapped, at once for every thread: a concurrent access finds the old memory or the
+    /// new. The source range must be one mapping; it becomes inaccessible.
+    ///
+    /// # Errors
+    /// `EINVAL` for ranges of different length or outside; `ENOMEM` when mappings are exhausted.
+    /// Between the two steps of an error the source range may be left unmapped but reserved.
+    pub fn take_mapping(
+        &self,
+        to: PageRange,
+        staging: &Reservation,
+        from: PageRange,
+    ) -> Result<(), SysError> {
+        inject::gate(Call::Remap)?;
+        self.check(to, Call::Remap)?;
+        staging.check(from, Call::Remap)?;
+        if to.len != from.len || to.is_empty() {
+            return Err(SysError::new(Call::Remap, libc::EINVAL));
+        }
+        // MREMAP_DONTUNMAP keeps the source range mapped (and empty), so that nobody else can be given
+        // addresses inside the staging reservation meanwhile.
+        // SAFETY: both ranges lie inside reservations that are owned by the borrowed values; the
+        // destination is given up by the caller, and the source pages are moved whole.
+        let raw = unsafe {
+            libc::mremap(
+                staging.page_ptr(from.start).cast(),
+                from.byte_len(),
+                to.byte_len(),
+                libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP,
+                self.page_ptr(to.start).cast::<libc::c_void>(),
+            )
+        };
+        if raw == libc::MAP_FAILED { Err(SysError::last(Call::Remap)) } else { Ok(()) }
+    }
+}
+
+/// Fills `len` bytes at `to` from `offset` of `file` on. Safe to call in a signal handler.
+///
+/// # Safety
+/// `to .. to + len` must be writable memory that nobody relies on meanwhile.
+///
+/// # Errors
+/// `EIO` when the file ends early; whatever `pread` says.
+pub unsafe fn read_into(
+    file: BorrowedFd<'_>,
+    to: *mut u8,
+    len: usize,
+    offset: usize,
+) -> Result<(), SysError> {
+    let mut done = 0;
+    while done < len {
+        inject::gate(Call::Read)?;
+        // SAFETY: the caller promises the memory; `done < len` keeps the pointer inside it.
+        let n = unsafe {
+            libc::pread(
+                file.as_raw_fd(),
+                to.add(done).cast(),
+                len - done,
+                (offset + done) as libc::off_t,
+            )
+        };
+        match n {
+            0 => return Err(SysError::new(Call::Read, libc::EIO)),
+            n if n > 0 => done += n as usize,
+            _ => {
+                let error = SysError::last(Call::Read);
+                if error.errno != libc::EINTR {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Tells the kernel to drop the clean cached pages of `file`; they are read from disk again.
+///
+/// # Errors
+/// Whatever `posix_fadvise` says.
+pub fn drop_cache(file: BorrowedFd<'_>) -> Result<(), SysError> {
+    // SAFETY: plain call on a borrowed descriptor.
+    match unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_DONTNEED) } {
+        0 => Ok(()),
+        errno => Err(SysError::new(Call::Advise, errno)),
+    }
+}
+
+/// Memory to read into: an address and a length in bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Piece {
+    /// First address.
+    pub to: *mut u8,
+    /// Length in bytes.
+    pub len: usize,
+}
+
+/// Most pieces that one scattered read takes.
+pub const MAX_PIECES: usize = 1024;
+
+/// Reads consecutive bytes of `file`, from `offset` on, into at most [`MAX_PIECES`] pieces of memory.
+/// Returns the bytes read, which may be fewer than wanted.
+///
+/// # Safety
+/// As [`read_into`], for every piece.
+///
+/// # Errors
+/// `EINVAL` for too many pieces, `EIO` when the file ends early; whatever `preadv` says.
+pub unsafe fn read_scattered(
+    file: BorrowedFd<'_>,
+    pieces: &[Piece],
+    offset: usize,
+) -> Result<usize, SysError> {
+    if pieces.len() > MAX_PIECES {
+        return Err(SysError::new(Call::Read, libc::EINVAL));
+    }
+    let mut vector = [libc::iovec { iov_base: std::ptr::null_mut(), iov_len: 0 }; MAX_PIECES];
+    for (slot, piece) in vector.iter_mut().zip(pieces) {
+        *slot = libc::iovec { iov_base: piece.to.cast(), iov_len: piece.len };
+    }
+    loop {
+        inject::gate(Call::Read)?;
+        // SAFETY: the first `pieces.len()` entries name memory that the caller vouches for.
+        let n = unsafe {
+            libc::preadv(
+                file.as_raw_fd(),
+                vector.as_ptr(),
+                pieces.len() as libc::c_int,
+                offset as libc::off_t,
+            )
+        };
+        match n {
+            0 => return Err(SysError::new(Call::Read, libc::EIO)),
+            n if n > 0 => return Ok(n as usize),
+            _ => {
+                let error = SysError::last(Call::Read);
+                if error.errno != libc::EINTR {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}

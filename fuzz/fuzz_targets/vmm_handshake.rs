@@ -1,0 +1,17 @@
+//! Any bytes as a VMM's mappings: refused, or inside the source and apart from each other.
+#![no_main]
+
+use afresh_pager::vmm::parse_mappings;
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|data: &[u8]| {
+    const PAGES: usize = 1 << 20;
+    let Ok(mappings) = parse_mappings(data, PAGES) else { return };
+    let mut end = 0;
+    for mapping in mappings {
+        assert!(mapping.base >= end && mapping.pages > 0);
+        assert!(mapping.offset + mapping.pages <= PAGES);
+        assert_eq!(mapping.pages % mapping.unit, 0);
+        end = mapping.base + mapping.pages * 4096;
+    }
+});
