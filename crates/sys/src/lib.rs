@@ -38,9 +38,9 @@ use fake as imp;
 pub use error::{Call, SysError};
 pub use features::{Feature, Features, UnknownFeature};
 pub use imp::fault;
-pub use imp::host;
 pub use imp::file;
 pub use imp::futex;
+pub use imp::host;
 pub use imp::pagemap;
 pub use imp::{
     Advice, HUGE_SIZE, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent,

@@ -5,10 +5,10 @@
 //! themselves as missing, as on a host without them.
 
 pub mod fault;
-pub mod host;
-mod hugepage;
 pub mod file;
 pub mod futex;
+pub mod host;
+mod hugepage;
 mod memfd;
 pub mod pagemap;
 mod perf;

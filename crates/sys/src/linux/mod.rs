@@ -1,10 +1,10 @@
 //! The real kernel behind the wrappers.
 
 pub mod fault;
-pub mod host;
-mod hugepage;
 pub mod file;
 pub mod futex;
+pub mod host;
+mod hugepage;
 mod memfd;
 pub mod pagemap;
 mod perf;
