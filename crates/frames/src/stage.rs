@@ -22,6 +22,8 @@ use crate::{Lease, NewPoolError, TakeError, ZeroSource};
 
 /// Pages in a chunk: what is populated and moved at a time.
 const CHUNK: usize = Order::HUGE.pages();
+/// Chunks populated between two questions to the host.
+const BATCH: usize = 16;
 /// Memory that the stage always leaves free.
 const HEADROOM: u64 = 64 << 20;
 /// Time between two looks for chunks to populate while some are being taken.
@@ -174,14 +176,20 @@ impl Shared {
         self.chunks.iter().any(|chunk| chunk.load(Ordering::SeqCst) == EMPTY)
     }
 
+    /// Populates empty chunks, as many as the host has memory to spare for; `false` when it has too
+    /// little, or nothing was left to do. What the host has is asked once for a batch: the question
+    /// costs as much as populating a chunk.
+    fn populate_some(&self) -> bool {
+        let spare = host::memory_headroom().map_or(u64::MAX, |free| free.saturating_sub(HEADROOM));
+        let chunks = usize::try_from(spare / HUGE_SIZE as u64).unwrap_or(BATCH).min(BATCH);
+        chunks > 0 && (0..chunks).all(|_| !self.stop.load(Ordering::Relaxed) && self.populate_one())
+    }
+
     /// Populates one empty chunk; `false` when there is none, or no memory for it.
     fn populate_one(&self) -> bool {
         let fill = |chunk: &AtomicU8| {
             chunk.compare_exchange(EMPTY, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
-        if host::memory_headroom().is_some_and(|free| free < HUGE_SIZE as u64 + HEADROOM) {
-            return false;
-        }
         let Some(at) = self.chunks.iter().position(fill) else { return false };
         let range = PageRange::new(at * CHUNK, CHUNK);
         let done = self.memory.advise(range, Advice::PopulateWrite).is_ok();
@@ -195,7 +203,7 @@ fn run(stage: &Shared) {
     let _ = host::run_when_idle();
     let stopped = || stage.stop.load(Ordering::SeqCst);
     while !stopped() {
-        while !stopped() && stage.populate_one() {}
+        while stage.has_empty() && stage.populate_some() {}
         stage.cpu_ns.store(host::thread_cpu_time().as_nanos() as u64, Ordering::Relaxed);
         if stage.has_empty() && !stopped() {
             thread::park_timeout(SHORT);
