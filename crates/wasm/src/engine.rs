@@ -76,7 +76,7 @@ impl Engine {
             .memory_init_cow(false)
             .epoch_interruption(config.timeouts)
             .consume_fuel(config.fuel)
-            .with_host_memory(Arc::new(SlotMemories::default()));
+            .with_host_memory(Arc::new(SlotMemories));
         let wasmtime = wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?;
         let inner =
             Inner { wasmtime, config, ticking: AtomicBool::new(false), ticker: Mutex::new(None) };

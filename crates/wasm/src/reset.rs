@@ -126,7 +126,7 @@ impl ResetInstance {
             let handle = instance
                 .get_memory(&mut store, &names::memory(index))
                 .ok_or_else(|| broken("does not export its memory"))?;
-            if handle.data_ptr(&store) as usize != memory.slot().base() as usize {
+            if !std::ptr::eq(handle.data_ptr(&store), memory.slot().base()) {
                 return Err(broken("runs on other memory than its slot"));
             }
             held.push((memory, handle));
