@@ -66,6 +66,19 @@ enum Table {
         #[arg(long, default_value = "target/guests/vm/dirty")]
         guest: PathBuf,
     },
+    /// First touch: fresh zero memory by the kernel's ways and by the frame pool's.
+    Fault {
+        #[command(flatten)]
+        common: Common,
+    },
+    /// Lazy restore of 512 MiB, beside a plain mmap doing the same touches.
+    Restore {
+        #[command(flatten)]
+        common: Common,
+        /// Where the files of the benchmark are made.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
     /// Makes N calls of the small module and nothing else, for strace to look at.
     #[command(hide = true)]
     Steady {
@@ -77,30 +90,95 @@ enum Table {
     },
 }
 
+/// One row as text: a heading when the case changes, and columns.
+fn print_text(out: &mut dyn Write, last: &mut String, row: &Columns<'_>) -> std::io::Result<()> {
+    if last != row.case {
+        row.case.clone_into(last);
+        writeln!(
+            out,
+            "\n{:<18} {:<28} {:>3} {:>13} {:>13} {:>13}",
+            row.case, "strategy", "thr", "median", "min", "p99"
+        )?;
+    }
+    writeln!(
+        out,
+        "{:<18} {:<28} {:>3} {:>13.3} {:>13.3} {:>13.3} {}",
+        "", row.strategy, row.threads, row.figures[0], row.figures[1], row.figures[2], row.unit
+    )
+}
+
+struct Columns<'a> {
+    case: &'a str,
+    strategy: &'a str,
+    threads: u64,
+    figures: [f64; 3],
+    unit: &'a str,
+}
+
 /// Prints rows as they come.
 fn printer(format: Format) -> impl FnMut(&Row) {
     let mut last = String::new();
     move |row| {
         let mut out = std::io::stdout().lock();
-        // Nobody reads on: nothing to report to.
+        let columns = Columns {
+            case: &row.case,
+            strategy: &row.strategy,
+            threads: row.threads as u64,
+            figures: [row.median, row.min, row.p99],
+            unit: row.unit,
+        };
+        // An error means that nobody reads on: nothing to report, and nobody to report it to.
         let _ = match format {
             Format::Json => writeln!(out, "{}", row.json()),
-            Format::Text => {
-                if last != row.case {
-                    last.clone_from(&row.case);
-                    let _ = writeln!(
-                        out,
-                        "\n{:<18} {:<28} {:>3} {:>12} {:>12} {:>12}",
-                        row.case, "strategy", "thr", "median us", "min us", "p99 us"
-                    );
-                }
-                writeln!(
-                    out,
-                    "{:<18} {:<28} {:>3} {:>12.3} {:>12.3} {:>12.3}",
-                    "", row.strategy, row.threads, row.median, row.min, row.p99
-                )
-            }
+            Format::Text => print_text(&mut out, &mut last, &columns),
         };
+    }
+}
+
+/// Takes the JSON lines of the other crates' tables and prints them as asked.
+struct Lines {
+    format: Format,
+    pending: Vec<u8>,
+    last: String,
+}
+
+impl Lines {
+    fn new(format: Format) -> Self {
+        Self { format, pending: Vec::new(), last: String::new() }
+    }
+
+    fn line(&mut self, line: &str) -> std::io::Result<()> {
+        let mut out = std::io::stdout().lock();
+        let row: Option<serde_json::Value> = match self.format {
+            Format::Json => None,
+            Format::Text => serde_json::from_str(line).ok(),
+        };
+        let Some(row) = row else { return writeln!(out, "{line}") };
+        let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
+        let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
+        let columns = Columns {
+            case: &format!("{} {}", text("table"), text("case")),
+            strategy: &text("strategy"),
+            threads: row["threads"].as_u64().unwrap_or(1),
+            figures: [number("median"), number("min"), number("p99")],
+            unit: &text("unit"),
+        };
+        print_text(&mut out, &mut self.last, &columns)
+    }
+}
+
+impl Write for Lines {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.pending.extend_from_slice(bytes);
+        while let Some(end) = self.pending.iter().position(|b| *b == b'\n') {
+            let line: Vec<u8> = self.pending.drain(..=end).collect();
+            self.line(String::from_utf8_lossy(&line).trim_end())?;
+        }
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
     }
 }
 
@@ -160,7 +238,30 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
             })?;
             let mut options = afresh_vm::bench::BenchOptions::default();
             options.filter = common.filter.clone();
-            afresh_vm::bench::run(&elf, &options, &mut std::io::stdout())?;
+            afresh_vm::bench::run(&elf, &options, &mut Lines::new(format))?;
+        }
+        Table::Fault { common } => {
+            use afresh_arena::bench::{Options, fault};
+            let mut options = if common.quick { Options::quick() } else { Options::default() };
+            options.case.clone_from(&common.filter);
+            let mut lines = Lines::new(format);
+            fault(
+                &options,
+                &mut |row| {
+                    let _ = writeln!(lines, "{row}");
+                },
+                &mut |what, why| eprintln!("{what}: left out: {why}"),
+            )?;
+        }
+        Table::Restore { common, dir } => {
+            use afresh_pager::bench::{BenchOptions, restore};
+            let mut options =
+                if common.quick { BenchOptions::quick() } else { BenchOptions::default() };
+            options.case.clone_from(&common.filter);
+            if let Some(dir) = dir {
+                options.dir.clone_from(dir);
+            }
+            restore(&options, &mut Lines::new(format))?;
         }
         Table::Steady { calls, function } => {
             steady::run(*calls, function)?;

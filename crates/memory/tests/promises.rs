@@ -322,3 +322,47 @@ fn an_image_that_stores_a_page_in_a_gap_is_refused() {
     let error = Slot::new(&image(8, 1), config).unwrap_err();
     assert!(matches!(error, SlotError::ImageOutsideRegions { page: 2 }), "{error}");
 }
+
+/// Runs one test of this file again, in a child with the given changes.
+fn again(test: &str, change: impl FnOnce(&mut std::process::Command)) -> std::io::Result<String> {
+    let mut child = std::process::Command::new(std::env::current_exe()?);
+    child.args(["--exact", test, "--test-threads=1", "--show-output"]);
+    change(&mut child);
+    let output = child.output()?;
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{text}\n{}", String::from_utf8_lossy(&output.stderr));
+    assert!(text.contains("1 passed"), "{text}");
+    Ok(text)
+}
+
+const SECRET_TEST: &str = "a_secret_is_nowhere_in_the_slot_after_a_reset";
+
+#[test]
+fn every_fallback_keeps_the_promise_on_a_host_that_lacks_features() {
+    let all = "uffd,pagemap-scan,mprotect,populate";
+    for without in ["uffd-sigbus", "uffd", "mprotect", "pagemap-scan", all] {
+        let text = again(SECRET_TEST, |child| {
+            child.env("AFRESH_WITHOUT", without);
+        })
+        .unwrap();
+        // The child must have skipped what was taken away, or the switch does nothing.
+        let expected = without != "populate";
+        assert_eq!(text.contains("SKIPPED"), expected, "{without}: {text}");
+    }
+}
+
+#[test]
+fn it_works_without_root() {
+    use std::os::unix::process::CommandExt;
+    const NOBODY: u32 = 65_534;
+    for test in [SECRET_TEST, "a_steady_workload_learns_its_pages_once_and_idle_pages_are_shed"] {
+        let result = again(test, |child| {
+            child.uid(NOBODY).gid(NOBODY);
+        });
+        match result {
+            Ok(text) if text.contains("SKIPPED") => println!("as another user, {text}"),
+            Ok(_) => {}
+            Err(error) => println!("SKIPPED: cannot run the test as another user: {error}"),
+        }
+    }
+}

@@ -27,7 +27,8 @@ pub enum FaultSignal {
 
 /// Answers faults in a registered range.
 ///
-/// Called in signal context: an implementation must not allocate, lock, log or panic.
+/// Called in signal context: an implementation must not allocate, log or panic, and may lock only what is
+/// never held where such a fault can happen.
 pub trait FaultHandler: Send + Sync {
     /// Handles a fault at `address`; `true` when the access can be retried, `false` to pass the
     /// fault on.

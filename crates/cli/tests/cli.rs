@@ -1,0 +1,184 @@
+//! The command as a user meets it: answers, exit codes, messages, and the real guests.
+
+use std::path::PathBuf;
+use std::process::{Command, Output};
+
+fn afresh(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_afresh")).args(arguments).output().unwrap()
+}
+
+fn out(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+fn err(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+/// Writes a module and returns its path; the name keeps tests apart.
+fn module(name: &str, wat: &str) -> String {
+    let path = std::env::temp_dir().join(format!("afresh-cli-{}-{name}.wasm", std::process::id()));
+    std::fs::write(&path, wat::parse_str(wat).unwrap()).unwrap();
+    path.display().to_string()
+}
+
+/// A guest that `cargo xtask guests` builds, or a loud skip.
+fn real_guest(name: &str) -> Option<String> {
+    let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/guests").join(name);
+    if path.exists() {
+        return Some(path.display().to_string());
+    }
+    println!("SKIPPED: {} is not built; `cargo xtask guests` builds it", path.display());
+    None
+}
+
+const COUNTER: &str = r#"(module
+    (memory 1)
+    (func (export "warm") (param i32) (i32.store (i32.const 0) (local.get 0)))
+    (func (export "next") (param i32) (result i32)
+        (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (local.get 0)))
+        (i32.load (i32.const 0)))
+    (func (export "trap") unreachable)
+    (func (export "spin") (loop (br 0))))"#;
+
+#[test]
+fn run_starts_every_call_from_the_warm_state() {
+    let guest = module("run", COUNTER);
+    let output = afresh(&["run", &guest, "--warm", "warm:40", "--call", "next", "-n", "3", "2"]);
+    assert_eq!((out(&output).as_str(), output.status.code()), ("42\n42\n42\n", Some(0)), "{}", err(&output));
+    let output = afresh(&["-o", "json", "run", &guest, "--call", "next", "-1"]);
+    assert!(out(&output).starts_with(r#"{"result":["-1"],"us":"#), "{}", out(&output));
+}
+
+#[test]
+fn what_goes_wrong_is_named_and_has_an_exit_code() {
+    let guest = module("wrong", COUNTER);
+    for (arguments, code, message) in [
+        (vec!["run", "/nonexistent.wasm"], 1, "cannot read /nonexistent.wasm"),
+        (vec!["run", "/bin/sh", "--call", "x"], 1, "ELF"),
+        (vec!["run", &guest, "--call", "nxt"], 1, "exports no function \"nxt\"; it exports next, spin, trap, warm"),
+        (vec!["run", &guest, "--call", "next", "two"], 1, "argument 1: `two` is no i32"),
+        (vec!["run", &guest, "--call", "next"], 1, "0 arguments given, 1 wanted"),
+        (vec!["run", &guest, "--call", "trap"], 1, "the guest trapped"),
+        (vec!["run", &guest, "--call", "spin", "--timeout", "50"], 1, "stopped after its timeout of 50ms"),
+        (vec!["run", &guest, "--call", "spin", "--fuel", "1000"], 1, "used up its 1000 units of fuel"),
+        (vec!["run", &guest, "--warm", "next:x"], 1, "`x` is no i32"),
+        (vec!["run", &guest, "--strategy", "magic"], 2, "unknown strategy `magic`"),
+        (vec!["run", &guest, "--mode", "magic"], 2, "unknown mode `magic`"),
+        (vec!["frobnicate"], 2, "unrecognized subcommand"),
+    ] {
+        let output = afresh(&arguments);
+        assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", err(&output));
+        assert!(err(&output).contains(message), "{arguments:?}: {}", err(&output));
+    }
+    let text = std::env::temp_dir().join(format!("afresh-cli-{}.txt", std::process::id()));
+    std::fs::write(&text, "(module)").unwrap();
+    let output = afresh(&["run", &text.display().to_string()]);
+    assert!(err(&output).contains("neither a Wasm binary nor an ELF executable"), "{}", err(&output));
+}
+
+#[test]
+fn verify_finds_nothing_left_in_every_mode_and_strategy() {
+    let guest = module("verify", COUNTER);
+    for extra in [
+        &["--mode", "reset"][..],
+        &["--mode", "fresh"],
+        &["--strategy", "full-copy"],
+        &["--strategy", "discard"],
+    ] {
+        let mut arguments = vec!["-o", "json", "verify", &guest, "-n", "20", "--call", "next"];
+        arguments.extend_from_slice(extra);
+        arguments.push("1");
+        let output = afresh(&arguments);
+        assert_eq!(output.status.code(), Some(0), "{extra:?}: {}", err(&output));
+        let text = out(&output);
+        assert!(text.contains(r#""bytes_differ":0,"items_differ":0,"answers_differ":0"#), "{text}");
+        assert!(text.contains(r#""pristine":true"#), "{text}");
+    }
+}
+
+#[test]
+fn verify_warns_when_clones_draw_the_same_numbers() {
+    let wat = r#"(module (memory 1) (global $s (mut i64) (i64.const 7))
+        (func (export "random") (result i64)
+            (global.set $s (i64.mul (global.get $s) (i64.const 6364136223846793005)))
+            (global.get $s)))"#;
+    let output = afresh(&["verify", &module("clones", wat), "--call", "random", "-n", "3"]);
+    assert!(out(&output).contains("every clone draws the same ones"), "{}", out(&output));
+}
+
+#[test]
+fn doctor_explains_the_choice_and_plays_a_poorer_host() {
+    let output = afresh(&["doctor"]);
+    assert!(out(&output).contains("Chosen: "), "{}", out(&output));
+    let output = afresh(&["-o", "json", "doctor", "--without", "uffd,mprotect"]);
+    assert!(out(&output).contains(r#""chosen":{"strategy":"discard""#), "{}", out(&output));
+    assert_eq!(afresh(&["doctor", "--without", "gravity"]).status.code(), Some(1));
+}
+
+#[test]
+fn the_warm_javascript_engine_forgets_a_planted_secret_and_a_polluted_prototype() {
+    let Some(js) = real_guest("js.wasm") else { return };
+    let output = afresh(&["demo", "--js", &js, "-o", "json"]);
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    assert!(out(&output).contains(r#""pristine":true,"bytes_differ":0,"items_differ":0"#));
+}
+
+#[test]
+fn clones_of_the_javascript_engine_draw_different_random_numbers() {
+    let Some(js) = real_guest("js.wasm") else { return };
+    let input = r#"{"op":"random","count":3}"#;
+    let output =
+        afresh(&["run", &js, "--warm", "warm", "--call", "handle", "--input", input, "-n", "3"]);
+    let text = out(&output);
+    let lines: std::collections::HashSet<&str> = text.lines().collect();
+    assert_eq!(lines.len(), 3, "{text}{}", err(&output));
+}
+
+#[test]
+fn a_spinning_script_is_stopped_and_the_engine_stays_usable() {
+    let Some(js) = real_guest("js.wasm") else { return };
+    let output = afresh(&[
+        "verify", &js, "--warm", "warm", "--call", "handle", "--input", r#"{"op":"spin"}"#,
+        "--timeout", "60", "-n", "2", "-o", "json",
+    ]);
+    let text = out(&output);
+    assert!(text.contains(r#""failed_calls":2"#) && text.contains(r#""pristine":true"#), "{text}{}", err(&output));
+}
+
+#[test]
+fn the_warm_python_answers_and_forgets() {
+    let Some(python) = real_guest("python.wasm") else { return };
+    let output = afresh(&[
+        "verify", &python, "--warm", "warm", "--call", "handle", "--input",
+        r#"{"op":"plant","secret":"canary"}"#, "-n", "3", "-o", "json",
+    ]);
+    let text = out(&output);
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    assert!(text.contains(r#""failed_calls":0,"bytes_differ":0,"items_differ":0"#), "{text}");
+}
+
+#[test]
+fn a_component_runs_fresh_each_time() {
+    let Some(component) = real_guest("component.wasm") else { return };
+    let call = "afresh:guest/ledger#calls";
+    let output = afresh(&["run", &component, "--call", call, "-n", "3"]);
+    let text = out(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() == 3 && lines.iter().all(|l| *l == lines[0]), "{text}{}", err(&output));
+}
+
+#[test]
+fn a_micro_vm_guest_runs_and_verifies() {
+    let Some(hash) = real_guest("vm/hash") else { return };
+    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
+        println!("SKIPPED: /dev/kvm: {error}");
+        return;
+    }
+    let output = afresh(&["run", &hash, "--input", "abc", "-n", "2"]);
+    let text = out(&output);
+    let lines: Vec<&str> = text.lines().collect();
+    assert!(lines.len() == 2 && lines[0] == lines[1], "{text}{}", err(&output));
+    let output = afresh(&["verify", &hash, "--input", "abc", "-n", "5"]);
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+}
