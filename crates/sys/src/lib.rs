@@ -9,6 +9,7 @@
 //! * [`Uffd`]: userfaultfd, for write protection and for filling missing pages.
 //! * [`pagemap`]: `PAGEMAP_SCAN`, which lists the pages that were written.
 //! * [`mod@file`]: files other than memfds, and moving mappings.
+//! * [`usage`]: page-fault counts.
 //! * [`futex`]: waiting for a word to change.
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
@@ -40,5 +41,6 @@ pub use imp::fault;
 pub use imp::file;
 pub use imp::futex;
 pub use imp::pagemap;
+pub use imp::usage;
 pub use imp::{Advice, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent, UffdMode};
 pub use page::{PAGE_SIZE, PageRange, page_align_up};

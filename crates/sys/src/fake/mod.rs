@@ -11,6 +11,7 @@ mod memfd;
 pub mod pagemap;
 mod reservation;
 mod uffd;
+pub mod usage;
 
 use std::collections::BTreeMap;
 

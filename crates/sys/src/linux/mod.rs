@@ -7,6 +7,7 @@ mod memfd;
 pub mod pagemap;
 mod reservation;
 mod uffd;
+pub mod usage;
 mod vmm;
 
 pub use memfd::Memfd;
