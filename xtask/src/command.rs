@@ -1,6 +1,7 @@
 //! External commands: echoed before they run, named when they fail.
 
 use std::ffi::OsStr;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -13,6 +14,41 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     println!("$ {line}");
     let status =
         command.stdin(Stdio::null()).status().with_context(|| format!("cannot run `{line}`"))?;
+    if !status.success() {
+        bail!("`{line}` failed: {status}");
+    }
+    Ok(())
+}
+
+/// Like [`run`], and hands each line of the command's standard output to `look` after printing it.
+pub(crate) fn run_watched(command: &mut Command, mut look: impl FnMut(&str)) -> Result<()> {
+    let line = describe(command);
+    println!("$ {line}");
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .with_context(|| format!("cannot run `{line}`"))?;
+    let mut reading = Ok(());
+    if let Some(stdout) = child.stdout.take() {
+        let mut reader = BufReader::new(stdout);
+        let mut bytes = Vec::new();
+        reading = loop {
+            bytes.clear();
+            match reader.read_until(b'\n', &mut bytes) {
+                Ok(0) => break Ok(()),
+                Ok(_) => {
+                    // What a test prints need not be UTF-8.
+                    let text = String::from_utf8_lossy(&bytes);
+                    print!("{text}");
+                    look(text.trim_end_matches(['\n', '\r']));
+                }
+                Err(error) => break Err(error),
+            }
+        };
+    }
+    let status = child.wait().with_context(|| format!("cannot wait for `{line}`"))?;
+    reading.with_context(|| format!("cannot read what `{line}` prints"))?;
     if !status.success() {
         bail!("`{line}` failed: {status}");
     }
@@ -91,6 +127,16 @@ mod tests {
     fn a_missing_program_is_named() {
         let error = run(&mut Command::new("no-such-program-here")).expect_err("it is missing");
         assert!(format!("{error:#}").contains("cannot run `no-such-program-here`"), "{error:#}");
+    }
+
+    #[test]
+    fn a_watched_command_shows_every_line_also_the_last_and_broken_ones_and_still_fails() {
+        let mut seen = Vec::new();
+        let mut command = Command::new("sh");
+        command.args(["-c", r"printf 'one\n\377two\nend'; exit 4"]);
+        let error = run_watched(&mut command, |line| seen.push(line.to_owned()));
+        assert_eq!(seen, ["one", "\u{fffd}two", "end"]);
+        assert!(error.expect_err("exit 4").to_string().contains('4'));
     }
 
     #[test]

@@ -2,7 +2,8 @@
 //! run.
 //!
 //! Each is a crate of the workspace in `guests/`, and becomes `target/guests/NAME.wasm`. One whose
-//! inputs did not change since it was built is skipped.
+//! inputs did not change since it was built is skipped. The micro-VM's guests are built by
+//! [`crate::vm`].
 
 use std::fs;
 use std::path::PathBuf;
@@ -14,6 +15,7 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cargo, output, run};
 use crate::host::{self, WasiCompiler};
 use crate::stamp;
+use crate::vm;
 use crate::wasm::{self, Kind};
 
 /// The exports of a guest that handles bytes.
@@ -67,30 +69,41 @@ pub(crate) const ALL: &[Guest] = &[
 
 /// `cargo xtask guests [--only NAME]...`
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
-    let mut chosen = Vec::new();
+    let mut names = Vec::new();
     let mut arguments = arguments.iter();
     while let Some(argument) = arguments.next() {
         match argument.as_str() {
             "--only" => {
-                chosen.push(named(arguments.next().context("--only needs a guest's name")?)?)
+                names.push(arguments.next().context("--only needs a guest's name")?.as_str());
             }
             other => match other.strip_prefix("--only=") {
-                Some(name) => chosen.push(named(name)?),
+                Some(name) => names.push(name),
                 None => {
                     bail!("unknown argument {other:?}; usage: cargo xtask guests [--only NAME]")
                 }
             },
         }
     }
-    if chosen.is_empty() {
-        chosen.extend(ALL);
+    if names.is_empty() {
+        return all();
     }
-    chosen.into_iter().try_for_each(build)
+    let micro_vm = names.contains(&vm::NAME);
+    names.retain(|name| *name != vm::NAME);
+    let chosen = names.into_iter().map(named).collect::<Result<Vec<_>>>()?;
+    chosen.into_iter().try_for_each(build)?;
+    if micro_vm { vm::build() } else { Ok(()) }
+}
+
+/// Builds everything that a test, a benchmark or the demonstration runs.
+pub(crate) fn all() -> Result<()> {
+    ALL.iter().try_for_each(build)?;
+    vm::build()
 }
 
 /// The guest of this name.
 pub(crate) fn named(name: &str) -> Result<&'static Guest> {
-    let known = || ALL.iter().map(|guest| guest.name).collect::<Vec<_>>().join(", ");
+    let known =
+        || ALL.iter().map(|guest| guest.name).chain([vm::NAME]).collect::<Vec<_>>().join(", ");
     ALL.iter()
         .find(|guest| guest.name == name)
         .with_context(|| format!("there is no guest {name:?}; the guests are {}", known()))
@@ -185,7 +198,7 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             format!("{:#}", main(&words).expect_err("must be refused"))
         };
-        assert!(error(&["--only", "cobol"]).contains("sieve, component, js, python"));
+        assert!(error(&["--only", "cobol"]).contains("sieve, component, js, python, vm"));
         assert!(error(&["--only"]).contains("needs a guest's name"));
         assert!(error(&["--fast"]).contains("--fast"));
     }

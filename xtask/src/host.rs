@@ -8,7 +8,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{find, output, run, succeeds};
+use crate::command::{cargo, find, output, run, succeeds};
 
 /// Makes sure that the toolchain in use can build for `target`.
 pub(crate) fn rust_target(target: &str) -> Result<()> {
@@ -22,6 +22,27 @@ pub(crate) fn rust_target(target: &str) -> Result<()> {
         );
     }
     run(Command::new("rustup").args(["target", "add", target]))
+}
+
+/// Makes sure that the toolchain in use has the component `name`, which provides `cargo COMMAND`.
+pub(crate) fn rust_component(name: &str, command: &str) -> Result<()> {
+    if succeeds(cargo().args([command, "--version"])) {
+        return Ok(());
+    }
+    if find("rustup").is_none() {
+        bail!(
+            "`cargo {command}` is missing, and there is no rustup to add it; install {name} first"
+        );
+    }
+    run(Command::new("rustup").args(["component", "add", name]))
+}
+
+/// Makes sure that there is a C compiler for the host itself.
+pub(crate) fn c_compiler() -> Result<()> {
+    if std::env::var_os("CC").is_some() || find("cc").is_some() {
+        return Ok(());
+    }
+    apt_install(&["gcc", "libc6-dev"]).context("a C compiler, `cc`, is needed")
 }
 
 /// A C compiler and C library headers for `wasm32-wasip1`.
@@ -123,6 +144,14 @@ pub(crate) fn apt_install(packages: &[&str]) -> Result<()> {
     }
     run(&mut apt(&["update"]))?;
     run(&mut apt(&install))
+}
+
+/// Where cargo puts what it builds in this repository's main workspace.
+pub(crate) fn target_folder() -> PathBuf {
+    let root = repository();
+    // A relative folder is relative to where cargo was started, which is not known here; the root
+    // is where cargo xtask is meant to be run.
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), |dir| root.join(dir))
 }
 
 /// The root of this repository.

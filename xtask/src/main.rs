@@ -8,24 +8,31 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 mod command;
+mod demo;
 mod guests;
 mod host;
 mod stamp;
+mod test;
+mod vm;
 mod wasm;
 
 const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
 Commands:
+  demo                   Build the JavaScript guest and the `afresh` command, and show the main job:
+                         a call plants a secret, the next finds nothing of it; and what that costs.
   guests [--only NAME]   Build the guests (installing compilers and targets that are missing)
                          into target/guests; those whose inputs did not change are skipped.
-                         NAME: component, js, python or sieve; may be repeated.
+                         NAME: component, js, python, sieve or vm; may be repeated.
+  test                   Check format, lints and documentation, build the guests, run every test,
+                         check the dependencies; ends with a line `N passed, N failed, N skipped`.
 ";
 
 fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match dispatch(&arguments) {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) => {
             eprintln!("xtask: {error:#}");
             ExitCode::FAILURE
@@ -33,12 +40,14 @@ fn main() -> ExitCode {
     }
 }
 
-fn dispatch(arguments: &[String]) -> Result<()> {
+fn dispatch(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first().map(|(name, rest)| (name.as_str(), rest)) {
-        Some(("guests", rest)) => guests::main(rest),
+        Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("guests", rest)) => guests::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("test", rest)) => test::main(rest),
         Some(("help" | "--help" | "-h", _)) => {
             print!("{USAGE}");
-            Ok(())
+            Ok(ExitCode::SUCCESS)
         }
         Some((other, _)) => bail!("unknown command {other:?}\n\n{USAGE}"),
         None => bail!("no command given\n\n{USAGE}"),

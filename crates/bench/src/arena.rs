@@ -2,9 +2,7 @@
 
 use std::cell::RefCell;
 
-use afresh_memory::{
-    Features, HostAccess, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, Strategy,
-};
+use afresh_memory::{Features, HostAccess, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, Strategy};
 
 use crate::row::{Contestant, Options, Sink, contest};
 

@@ -69,7 +69,9 @@ impl Options {
     /// Whether a contestant takes part.
     #[must_use]
     pub fn wants(&self, case: &str, strategy: &str) -> bool {
-        self.filter.as_ref().is_none_or(|f| case.contains(f.as_str()) || strategy.contains(f.as_str()))
+        self.filter
+            .as_ref()
+            .is_none_or(|f| case.contains(f.as_str()) || strategy.contains(f.as_str()))
     }
 }
 
@@ -191,6 +193,8 @@ mod tests {
         contest("t", "c", &options, field, &mut |row| rows.push(row.clone())).unwrap();
         let found: Vec<_> = rows.iter().map(|r| (r.strategy.as_str(), r.median.round())).collect();
         assert_eq!(found, [("a", 5.0), ("ab", 7.0)]);
-        assert!(rows[0].json().starts_with(r#"{"table":"t","case":"c","strategy":"a","threads":1"#));
+        assert!(
+            rows[0].json().starts_with(r#"{"table":"t","case":"c","strategy":"a","threads":1"#)
+        );
     }
 }

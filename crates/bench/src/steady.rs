@@ -10,6 +10,8 @@ use anyhow::Context;
 
 use crate::modules::SMALL;
 
+/// The function whose steady state is counted: it dirties 64 pages.
+pub const DIRTYING: &str = "scatter64";
 /// Calls of the shorter run.
 pub const CALLS: u64 = 100_000;
 
@@ -33,11 +35,11 @@ pub struct Steady {
     pub system_calls: Option<i64>,
 }
 
-/// Makes `calls` calls that dirty 64 pages each, after a warm-up; returns the faults taken.
+/// Makes `calls` calls of the small module's `function`, after a warm-up; returns the faults taken.
 ///
 /// # Errors
 /// When a call fails.
-pub fn run(calls: u64) -> anyhow::Result<i64> {
+pub fn run(calls: u64, function: &str) -> anyhow::Result<i64> {
     let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
     let options = GuestOptions {
         mode: Mode::Reset,
@@ -45,7 +47,7 @@ pub fn run(calls: u64) -> anyhow::Result<i64> {
         ..GuestOptions::default()
     };
     let warm = Guest::with_options(&engine, &SMALL.module(), options)?.warm(WarmUp::new())?;
-    let entry = warm.entry::<(), ()>("scatter64")?;
+    let entry = warm.entry::<(), ()>(function)?;
     let call = || -> anyhow::Result<()> { Ok(warm.lease()?.invoke(&entry, ())?) };
     for _ in 0..2000 {
         call()?;
@@ -84,7 +86,7 @@ fn strace(program: &std::path::Path, arguments: &[String]) -> anyhow::Result<i64
 /// # Errors
 /// When a call fails. Without strace only the faults are counted.
 pub fn measure(program: &std::path::Path, arguments: &[&str]) -> anyhow::Result<Steady> {
-    let faults = run(CALLS)?;
+    let faults = run(CALLS, DIRTYING)?;
     let count = |calls: u64| {
         let mut all: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
         all.push(calls.to_string());

@@ -105,9 +105,7 @@ pub fn module(
 /// The byte ranges that a case dirties.
 fn dirtied(call: &str) -> Vec<(usize, usize)> {
     match call {
-        "scatter64" => {
-            (0..64).map(|n| ((SCATTER.0 + n * SCATTER.1) & !4095, 4096)).collect()
-        }
+        "scatter64" => (0..64).map(|n| ((SCATTER.0 + n * SCATTER.1) & !4095, 4096)).collect(),
         "dirty1m" => vec![DIRTY],
         _ => Vec::new(),
     }

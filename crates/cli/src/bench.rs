@@ -71,6 +71,9 @@ enum Table {
     Steady {
         /// How many.
         calls: u64,
+        /// Of which function.
+        #[arg(default_value = steady::DIRTYING)]
+        function: String,
     },
 }
 
@@ -105,10 +108,13 @@ fn steady_state(format: Format) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
     let steady = steady::measure(&program, &["bench", "steady"])?;
     match format {
-        Format::Json => println!("{}", json!({
-            "table": "steady", "case": "small/scatter64", "calls": steady.calls,
-            "faults": steady.faults, "system_calls": steady.system_calls,
-        })),
+        Format::Json => println!(
+            "{}",
+            json!({
+                "table": "steady", "case": "small/scatter64", "calls": steady.calls,
+                "faults": steady.faults, "system_calls": steady.system_calls,
+            })
+        ),
         Format::Text => println!(
             "\nsteady state: {} calls of small/scatter64 took {} page faults and {} system calls",
             steady.calls,
@@ -130,7 +136,9 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                 let stem = path.file_stem().unwrap_or_default().to_string_lossy();
                 let case = format!("{stem}/{call}");
                 match input {
-                    Some(input) => js::request(&bytes, &case, input.as_bytes(), &options, &mut print)?,
+                    Some(input) => {
+                        js::request(&bytes, &case, input.as_bytes(), &options, &mut print)?
+                    }
                     None => wasm::module(&bytes, call, &case, &options, &mut print)?,
                 }
                 return Ok(ExitCode::SUCCESS);
@@ -154,8 +162,8 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
             options.filter = common.filter.clone();
             afresh_vm::bench::run(&elf, &options, &mut std::io::stdout())?;
         }
-        Table::Steady { calls } => {
-            steady::run(*calls)?;
+        Table::Steady { calls, function } => {
+            steady::run(*calls, function)?;
         }
     }
     Ok(ExitCode::SUCCESS)

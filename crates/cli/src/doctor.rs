@@ -51,17 +51,20 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                 }
                 Err(error) => json!({"missing": error.to_string()}),
             };
-            println!("{}", json!({
-                "features": features,
-                "costs_ns": {
-                    "copy_page": cost.copy_page, "fault": cost.fault, "notice": cost.notice,
-                    "discard_call": cost.discard_call, "discard_page": cost.discard_page,
-                },
-                "chosen": {"strategy": chosen.strategy.to_string(), "reason": chosen.reason},
-                "chosen_with_system_calls":
-                    {"strategy": syscalls.strategy.to_string(), "reason": syscalls.reason},
-                "micro_vm": vm,
-            }));
+            println!(
+                "{}",
+                json!({
+                    "features": features,
+                    "costs_ns": {
+                        "copy_page": cost.copy_page, "fault": cost.fault, "notice": cost.notice,
+                        "discard_call": cost.discard_call, "discard_page": cost.discard_page,
+                    },
+                    "chosen": {"strategy": chosen.strategy.to_string(), "reason": chosen.reason},
+                    "chosen_with_system_calls":
+                        {"strategy": syscalls.strategy.to_string(), "reason": syscalls.reason},
+                    "micro_vm": vm,
+                })
+            );
         }
         Format::Text => {
             println!("Features of this host\n{features}");
@@ -89,9 +92,14 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                 }
             }
             println!("\nChosen: {} because {}", chosen.strategy, chosen.reason);
-            println!("Where system calls write guest memory: {} because {}", syscalls.strategy, syscalls.reason);
+            println!(
+                "Where system calls write guest memory: {} because {}",
+                syscalls.strategy, syscalls.reason
+            );
             match &micro_vm {
-                Ok((strategy, reason)) => println!("Micro-VMs: {} because {reason}", strategy.name()),
+                Ok((strategy, reason)) => {
+                    println!("Micro-VMs: {} because {reason}", strategy.name())
+                }
                 Err(error) => println!("Micro-VMs: not here: {error}"),
             }
         }

@@ -4,9 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use afresh_memory::Strategy;
-use afresh_wasm::{
-    Engine, EngineConfig, Guest, GuestOptions, Mode, Output, Warm, WarmUp, Wasi,
-};
+use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, Output, Warm, WarmUp, Wasi};
 use anyhow::{Context, bail};
 use clap::Args;
 
@@ -153,8 +151,7 @@ impl GuestArguments {
 
     /// Boots a micro-VM.
     pub(crate) fn sandbox(&self, elf: &[u8]) -> anyhow::Result<afresh_vm::Sandbox> {
-        let mut builder =
-            afresh_vm::Sandbox::builder().memory(self.memory.unwrap_or(64) << 20);
+        let mut builder = afresh_vm::Sandbox::builder().memory(self.memory.unwrap_or(64) << 20);
         if let Some(timeout) = self.timeout {
             builder = builder.timeout(Duration::from_millis(timeout));
         }

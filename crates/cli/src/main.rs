@@ -4,6 +4,7 @@
 //! difference. Results go to standard output, everything else to standard error.
 
 mod bench;
+mod demo;
 mod doctor;
 mod guest;
 mod output;
@@ -35,6 +36,8 @@ enum Command {
     Verify(verify::Arguments),
     /// Measure, beside rivals, in one run.
     Bench(bench::Arguments),
+    /// Plant a secret in a warm JavaScript engine, find nothing of it, and see what that costs.
+    Demo(demo::Arguments),
     /// What this host offers, what it costs here, and which strategy is chosen.
     Doctor(doctor::Arguments),
 }
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
         Command::Run(arguments) => run::run(arguments, cli.output),
         Command::Verify(arguments) => verify::run(arguments, cli.output),
         Command::Bench(arguments) => bench::run(arguments, cli.output),
+        Command::Demo(arguments) => demo::run(arguments, cli.output),
         Command::Doctor(arguments) => doctor::run(arguments, cli.output),
     };
     match result {

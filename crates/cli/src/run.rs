@@ -164,10 +164,13 @@ pub(crate) fn print_report(report: &WarmReport) {
         report.image_bytes as f64 / f64::from(1 << 20)
     );
     eprintln!("restores  {} globals, tables and segments", report.restored_items);
-    eprintln!("entropy   {}", if report.reseeds {
-        "fresh for every clone (afresh_reseed)"
-    } else {
-        "clones share the warm state's (no afresh_reseed export)"
-    });
+    eprintln!(
+        "entropy   {}",
+        if report.reseeds {
+            "fresh for every clone (afresh_reseed)"
+        } else {
+            "clones share the warm state's (no afresh_reseed export)"
+        }
+    );
     eprintln!("compiled  in {:.0?}, warmed in {:.0?}", report.compile, report.warm_up);
 }

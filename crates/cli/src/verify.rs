@@ -92,10 +92,7 @@ fn clones(warm: &Warm, probe: &Probe<'_>) -> anyhow::Result<&'static str> {
     })
 }
 
-fn verify_module(
-    arguments: &Arguments,
-    wasm: &[u8],
-) -> anyhow::Result<Findings> {
+fn verify_module(arguments: &Arguments, wasm: &[u8]) -> anyhow::Result<Findings> {
     let warm = arguments.guest.warm(wasm, Output::Discard)?;
     let input = arguments.input.as_deref().map(read_input).transpose()?;
     let probe = match input {
@@ -185,12 +182,15 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     };
     let clean = findings.bytes_differ == 0 && findings.items_differ == 0;
     match format {
-        Format::Json => println!("{}", json!({
-            "calls": findings.calls, "failed_calls": findings.failed_calls,
-            "bytes_differ": findings.bytes_differ, "items_differ": findings.items_differ,
-            "answers_differ": findings.answers_differ, "most_bytes_changed": findings.changed_bytes,
-            "clones": findings.clones, "pristine": clean,
-        })),
+        Format::Json => println!(
+            "{}",
+            json!({
+                "calls": findings.calls, "failed_calls": findings.failed_calls,
+                "bytes_differ": findings.bytes_differ, "items_differ": findings.items_differ,
+                "answers_differ": findings.answers_differ, "most_bytes_changed": findings.changed_bytes,
+                "clones": findings.clones, "pristine": clean,
+            })
+        ),
         Format::Text => {
             println!(
                 "{} calls ({} failed), each changing up to {} bytes: {} bytes differ, {} globals, tables or \

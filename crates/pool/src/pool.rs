@@ -4,7 +4,7 @@ use std::cell::Cell;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 use crate::shard::{Idle, Shard};
@@ -13,10 +13,6 @@ use crate::{Exhausted, Limits, Recycle};
 /// Shards of a pool. More than any sensible number of busy threads, so that two rarely meet; cheap,
 /// because a shard is a lock and an empty vector.
 const SHARDS: usize = 64;
-
-/// A shard on cache lines of its own (two, because processors fetch them in pairs).
-#[repr(align(128))]
-struct Padded<T>(Mutex<Shard<T>>);
 
 /// Why no item could be had.
 #[derive(Debug, thiserror::Error)]
@@ -48,9 +44,9 @@ pub struct PoolStats {
     pub idle: usize,
     /// Items made.
     pub created: u64,
-    /// Hand-outs.
-    pub handed_out: u64,
-    /// Returns after which the item was kept.
+    /// Items in use.
+    pub in_use: usize,
+    /// Hand-outs that came back and were made pristine.
     pub returned: u64,
     /// Items dropped because recycling failed.
     pub quarantined: u64,
@@ -66,7 +62,7 @@ pub struct PoolStats {
 
 /// A sharded pool of recyclable items.
 pub struct Pool<T: Recycle> {
-    shards: Box<[Padded<T>]>,
+    shards: Box<[Shard<T>]>,
     limits: Limits,
     alive: AtomicUsize,
     resident: AtomicUsize,
@@ -76,6 +72,8 @@ pub struct Pool<T: Recycle> {
     abandoned: AtomicU64,
     on_demand: AtomicU64,
     trimmed: AtomicU64,
+    /// Returns of items that are no more.
+    retired_returns: AtomicU64,
     /// Requests that wait, so that a return needs to signal only when somebody does.
     waiting: AtomicUsize,
     gate: Mutex<()>,
@@ -106,7 +104,7 @@ impl<T: Recycle> Pool<T> {
     #[must_use]
     pub fn new(limits: Limits) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Padded(Mutex::new(Shard::default()))).collect(),
+            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
             limits,
             alive: AtomicUsize::new(0),
             resident: AtomicUsize::new(0),
@@ -116,6 +114,7 @@ impl<T: Recycle> Pool<T> {
             abandoned: AtomicU64::new(0),
             on_demand: AtomicU64::new(0),
             trimmed: AtomicU64::new(0),
+            retired_returns: AtomicU64::new(0),
             waiting: AtomicUsize::new(0),
             gate: Mutex::new(()),
             came_back: Condvar::new(),
@@ -123,8 +122,8 @@ impl<T: Recycle> Pool<T> {
     }
 
     #[inline]
-    fn shard(&self, at: usize) -> MutexGuard<'_, Shard<T>> {
-        self.shards[at].0.lock().unwrap_or_else(PoisonError::into_inner)
+    fn shard(&self, at: usize) -> &Shard<T> {
+        &self.shards[at]
     }
 
     /// Hands out an item for `key`: an idle one, or one that `make` makes.
@@ -140,15 +139,7 @@ impl<T: Recycle> Pool<T> {
         key: usize,
         make: impl FnOnce(Option<T>) -> Result<T, E>,
     ) -> Result<Lease<'_, T>, PoolError<E>> {
-        let found = {
-            let mut shard = self.shard(home());
-            let found = shard.take(key);
-            if found.is_some() {
-                shard.handed_out += 1;
-            }
-            found
-        };
-        match found {
+        match self.shard(home()).take(key) {
             Some(idle) => Ok(self.lease(idle, false)),
             None => self.get_elsewhere(key, make),
         }
@@ -168,8 +159,8 @@ impl<T: Recycle> Pool<T> {
     }
 
     #[inline]
-    fn lease(&self, idle: Idle<T>, spare: bool) -> Lease<'_, T> {
-        Lease { pool: self, item: ManuallyDrop::new(idle.item), resident: idle.resident, spare }
+    fn lease(&self, idle: Box<Idle<T>>, spare: bool) -> Lease<'_, T> {
+        Lease { pool: self, idle: ManuallyDrop::new(idle), spare }
     }
 
     #[cold]
@@ -181,7 +172,6 @@ impl<T: Recycle> Pool<T> {
         let mut deadline = None;
         loop {
             if let Some(idle) = self.steal(|shard| shard.take(key)) {
-                self.shard(home()).handed_out += 1;
                 return Ok(self.lease(idle, false));
             }
             let claimed = self.alive.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
@@ -191,8 +181,10 @@ impl<T: Recycle> Pool<T> {
                 return self.create(None, false, make);
             }
             if let Some(other) = self.steal(Shard::take_any) {
-                self.resident.fetch_sub(other.resident, Ordering::Relaxed);
-                return self.create(Some(other.item), false, make);
+                let Idle { item, resident, returns, .. } = *other;
+                self.resident.fetch_sub(resident, Ordering::Relaxed);
+                self.retired_returns.fetch_add(returns, Ordering::Relaxed);
+                return self.create(Some(item), false, make);
             }
             match self.limits.exhausted {
                 Exhausted::Error => {
@@ -219,11 +211,7 @@ impl<T: Recycle> Pool<T> {
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // An item that came back before we were counted signalled nobody: look once more.
         let there = self.alive.load(Ordering::SeqCst) < self.limits.items
-            || self.shards.iter().any(|s| match s.0.try_lock() {
-                Ok(shard) => shard.len() > 0,
-                Err(TryLockError::Poisoned(shard)) => shard.into_inner().len() > 0,
-                Err(TryLockError::WouldBlock) => true,
-            });
+            || self.shards.iter().any(|shard| !shard.is_empty());
         let left = deadline.saturating_duration_since(Instant::now());
         if !there && !left.is_zero() {
             drop(self.came_back.wait_timeout(guard, left));
@@ -233,9 +221,9 @@ impl<T: Recycle> Pool<T> {
     }
 
     /// Looks through all shards, this thread's first.
-    fn steal(&self, mut take: impl FnMut(&mut Shard<T>) -> Option<Idle<T>>) -> Option<Idle<T>> {
+    fn steal(&self, take: impl Fn(&Shard<T>) -> Option<Box<Idle<T>>>) -> Option<Box<Idle<T>>> {
         let home = home();
-        (0..SHARDS).find_map(|i| take(&mut self.shard((home + i) % SHARDS)))
+        (0..SHARDS).find_map(|i| take(self.shard((home + i) % SHARDS)))
     }
 
     fn create<E>(
@@ -255,8 +243,7 @@ impl<T: Recycle> Pool<T> {
         let item = make(other).map_err(PoolError::Create)?;
         std::mem::forget(claim);
         self.created.fetch_add(1, Ordering::Relaxed);
-        self.shard(home()).handed_out += 1;
-        Ok(self.lease(Idle { item, resident: 0, since: 0 }, spare))
+        Ok(self.lease(Box::new(Idle { item, resident: 0, since: 0, returns: 0 }), spare))
     }
 
     /// An item is no more.
@@ -274,65 +261,65 @@ impl<T: Recycle> Pool<T> {
     }
 
     #[inline]
-    fn give_back(&self, mut item: T, resident: usize, spare: bool) {
+    fn give_back(&self, mut idle: Box<Idle<T>>, spare: bool) {
         if std::thread::panicking() {
             // What the unwound code left half-done inside the item is unknown.
             self.abandoned.fetch_add(1, Ordering::Relaxed);
-            return self.discard(item, resident);
+            return self.discard(*idle);
         }
-        if item.recycle().is_err() {
+        if idle.item.recycle().is_err() {
             self.quarantined.fetch_add(1, Ordering::Relaxed);
-            return self.discard(item, resident);
+            return self.discard(*idle);
         }
+        idle.returns += 1;
         if spare {
-            return self.discard(item, resident);
+            return self.discard(*idle);
         }
-        let now = item.resident_bytes();
-        let resident = if now == resident {
-            now
-        } else {
-            match self.account(&mut item, resident, now) {
-                Some(resident) => resident,
-                None => return self.discard(item, 0),
-            }
-        };
-        let since = self.tick.load(Ordering::Relaxed);
-        {
-            let mut shard = self.shard(home());
-            shard.put(Idle { item, resident, since });
-            shard.returned += 1;
+        let now = idle.item.resident_bytes();
+        if now != idle.resident && !self.account(&mut idle, now) {
+            return self.discard(*idle);
         }
+        idle.since = self.tick.load(Ordering::Relaxed);
+        self.shard(home()).put(idle);
         if self.limits.items != usize::MAX {
             self.signal();
         }
     }
 
-    /// Enters an item's new size into the books and trims it when the budget is passed; `None` when
+    /// Enters an item's new size into the books and trims it when the budget is passed; `false` when
     /// trimming failed and the item must go.
     #[cold]
-    fn account(&self, item: &mut T, before: usize, now: usize) -> Option<usize> {
+    fn account(&self, idle: &mut Idle<T>, now: usize) -> bool {
+        let before = std::mem::replace(&mut idle.resident, now);
         let total = if now > before {
             self.resident.fetch_add(now - before, Ordering::Relaxed) + (now - before)
         } else {
             self.resident.fetch_sub(before - now, Ordering::Relaxed) - (before - now)
         };
         if total <= self.limits.resident_bytes {
-            return Some(now);
+            return true;
         }
         self.trimmed.fetch_add(1, Ordering::Relaxed);
-        let trimmed = item.trim();
-        let after = if trimmed.is_ok() { item.resident_bytes().min(now) } else { 0 };
-        self.resident.fetch_sub(now - after, Ordering::Relaxed);
-        if trimmed.is_err() {
+        self.trim(idle)
+    }
+
+    /// Trims an item and enters what is left into the books; `false` when it must go.
+    fn trim(&self, idle: &mut Idle<T>) -> bool {
+        if idle.item.trim().is_err() {
             self.quarantined.fetch_add(1, Ordering::Relaxed);
-            return None;
+            return false;
         }
-        Some(after)
+        let left = idle.item.resident_bytes().min(idle.resident);
+        self.resident.fetch_sub(idle.resident - left, Ordering::Relaxed);
+        idle.resident = left;
+        true
     }
 
     #[cold]
-    fn discard(&self, item: T, resident: usize) {
+    fn discard(&self, idle: Idle<T>) {
+        let Idle { item, resident, returns, .. } = idle;
         drop(item);
+        self.retired_returns.fetch_add(returns, Ordering::Relaxed);
         self.resident.fetch_sub(resident, Ordering::Relaxed);
         self.gone();
     }
@@ -347,15 +334,11 @@ impl<T: Recycle> Pool<T> {
                 self.shard(at).take_where(|idle| idle.resident > 0 && idle.since + ticks <= now);
             for mut idle in old {
                 count += 1;
-                if idle.item.trim().is_err() {
-                    self.quarantined.fetch_add(1, Ordering::Relaxed);
-                    self.discard(idle.item, idle.resident);
-                    continue;
+                if self.trim(&mut idle) {
+                    self.shard(at).put(idle);
+                } else {
+                    self.discard(*idle);
                 }
-                let left = idle.item.resident_bytes().min(idle.resident);
-                self.resident.fetch_sub(idle.resident - left, Ordering::Relaxed);
-                idle.resident = left;
-                self.shard(at).put(idle);
             }
         }
         self.trimmed.fetch_add(count as u64, Ordering::Relaxed);
@@ -368,7 +351,7 @@ impl<T: Recycle> Pool<T> {
             let items =
                 self.shard(at).take_where(|idle| key.is_none_or(|key| idle.item.key() == key));
             for idle in items {
-                self.discard(idle.item, idle.resident);
+                self.discard(*idle);
             }
         }
     }
@@ -392,12 +375,14 @@ impl<T: Recycle> Pool<T> {
             resident_bytes: self.resident.load(Ordering::Relaxed),
             ..PoolStats::default()
         };
-        for at in 0..SHARDS {
-            let shard = self.shard(at);
-            stats.idle += shard.len();
-            stats.handed_out += shard.handed_out;
-            stats.returned += shard.returned;
+        stats.returned = self.retired_returns.load(Ordering::Relaxed);
+        for shard in &self.shards {
+            shard.for_each(|idle| {
+                stats.idle += 1;
+                stats.returned += idle.returns;
+            });
         }
+        stats.in_use = stats.alive.saturating_sub(stats.idle);
         stats
     }
 }
@@ -405,8 +390,7 @@ impl<T: Recycle> Pool<T> {
 /// An item in use. Dropping it recycles the item and returns it to its pool.
 pub struct Lease<'a, T: Recycle> {
     pool: &'a Pool<T>,
-    item: ManuallyDrop<T>,
-    resident: usize,
+    idle: ManuallyDrop<Box<Idle<T>>>,
     /// Beyond the limit: dropped on return.
     spare: bool,
 }
@@ -415,10 +399,10 @@ impl<T: Recycle> Lease<'_, T> {
     /// Drops the item instead of returning it.
     pub fn discard(mut self) {
         // SAFETY: `self` is forgotten right after, so the item is taken exactly once.
-        let item = unsafe { ManuallyDrop::take(&mut self.item) };
-        let (pool, resident) = (self.pool, self.resident);
+        let idle = unsafe { ManuallyDrop::take(&mut self.idle) };
+        let pool = self.pool;
         std::mem::forget(self);
-        pool.discard(item, resident);
+        pool.discard(*idle);
     }
 }
 
@@ -430,14 +414,16 @@ impl<T: Recycle + std::fmt::Debug> std::fmt::Debug for Lease<'_, T> {
 
 impl<T: Recycle> Deref for Lease<'_, T> {
     type Target = T;
+    #[inline]
     fn deref(&self) -> &T {
-        &self.item
+        &self.idle.item
     }
 }
 
 impl<T: Recycle> DerefMut for Lease<'_, T> {
+    #[inline]
     fn deref_mut(&mut self) -> &mut T {
-        &mut self.item
+        &mut self.idle.item
     }
 }
 
@@ -445,7 +431,7 @@ impl<T: Recycle> Drop for Lease<'_, T> {
     #[inline]
     fn drop(&mut self) {
         // SAFETY: `drop` runs once, and `discard` forgets the lease instead of dropping it.
-        let item = unsafe { ManuallyDrop::take(&mut self.item) };
-        self.pool.give_back(item, self.resident, self.spare);
+        let idle = unsafe { ManuallyDrop::take(&mut self.idle) };
+        self.pool.give_back(idle, self.spare);
     }
 }

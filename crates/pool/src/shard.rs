@@ -1,71 +1,136 @@
 //! One thread's share of a pool's idle items.
 //!
-//! Items are kept by key, most recently returned last: the warmest is handed out first.
+//! The item that came back last sits in a single atomic place: the common case, one thread that takes an
+//! item and brings it back, is one swap each way. The others are kept by key behind a lock, most recently
+//! returned last, so that the warmest is handed out first.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::Recycle;
 
-/// An idle item and what the pool knows of it.
+/// An idle item and what the pool knows of it. Boxed once, when the item is made.
 pub(crate) struct Idle<T> {
     pub(crate) item: T,
     /// Its share of the pool's count of resident bytes.
     pub(crate) resident: usize,
     /// The pool's tick when it came back.
     pub(crate) since: u64,
+    /// Times it came back.
+    pub(crate) returns: u64,
 }
 
 struct Bucket<T> {
     key: usize,
-    idle: Vec<Idle<T>>,
+    idle: Vec<Box<Idle<T>>>,
 }
 
-/// Idle items, and counters that would be contended if all threads shared them.
+/// Idle items, on cache lines of their own (two, because processors fetch them in pairs).
+#[repr(align(128))]
 pub(crate) struct Shard<T> {
-    buckets: Vec<Bucket<T>>,
-    pub(crate) handed_out: u64,
-    pub(crate) returned: u64,
+    /// The item that came back last, or null. Whoever swaps it out owns it.
+    last: AtomicPtr<Idle<T>>,
+    buckets: Mutex<Vec<Bucket<T>>>,
 }
 
 impl<T> Default for Shard<T> {
     fn default() -> Self {
-        Self { buckets: Vec::new(), handed_out: 0, returned: 0 }
+        Self { last: AtomicPtr::new(std::ptr::null_mut()), buckets: Mutex::new(Vec::new()) }
+    }
+}
+
+impl<T> Drop for Shard<T> {
+    fn drop(&mut self) {
+        drop(self.take_last());
+    }
+}
+
+impl<T> Shard<T> {
+    /// Takes the item in the fast place, of whatever key.
+    #[inline]
+    fn take_last(&self) -> Option<Box<Idle<T>>> {
+        // A read first: finding nothing must not make the cache line bounce between threads.
+        if self.last.load(Ordering::Relaxed).is_null() {
+            return None;
+        }
+        let last = self.last.swap(std::ptr::null_mut(), Ordering::Acquire);
+        // SAFETY: a non-null pointer came from `Box::into_raw` in `put`, and the swap gave it to us alone.
+        (!last.is_null()).then(|| unsafe { Box::from_raw(last) })
+    }
+
+    fn buckets(&self) -> MutexGuard<'_, Vec<Bucket<T>>> {
+        self.buckets.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl<T: Recycle> Shard<T> {
     /// Takes the warmest item of `key`.
     #[inline]
-    pub(crate) fn take(&mut self, key: usize) -> Option<Idle<T>> {
-        let at = self.buckets.iter().position(|b| b.key == key)?;
-        let idle = self.buckets[at].idle.pop();
+    pub(crate) fn take(&self, key: usize) -> Option<Box<Idle<T>>> {
+        match self.take_last() {
+            Some(idle) if idle.item.key() == key => Some(idle),
+            other => self.take_kept(key, other),
+        }
+    }
+
+    #[cold]
+    fn take_kept(&self, key: usize, other: Option<Box<Idle<T>>>) -> Option<Box<Idle<T>>> {
+        let mut buckets = self.buckets();
+        if let Some(other) = other {
+            keep(&mut buckets, other);
+        }
+        let at = buckets.iter().position(|b| b.key == key)?;
+        let idle = buckets[at].idle.pop();
         if at > 0 {
             // What is asked for now will likely be asked for next.
-            self.buckets.swap(0, at);
+            buckets.swap(0, at);
         }
         idle
     }
 
     /// Takes the coldest item of any key.
-    pub(crate) fn take_any(&mut self) -> Option<Idle<T>> {
-        let bucket = self.buckets.iter_mut().rev().find(|b| !b.idle.is_empty())?;
-        Some(bucket.idle.remove(0))
+    pub(crate) fn take_any(&self) -> Option<Box<Idle<T>>> {
+        let kept = {
+            let mut buckets = self.buckets();
+            let bucket = buckets.iter_mut().rev().find(|b| !b.idle.is_empty());
+            bucket.map(|b| b.idle.remove(0))
+        };
+        kept.or_else(|| self.take_last())
     }
 
     #[inline]
-    pub(crate) fn put(&mut self, idle: Idle<T>) {
-        let key = idle.item.key();
-        match self.buckets.iter_mut().find(|b| b.key == key) {
-            Some(bucket) => bucket.idle.push(idle),
-            None => {
-                self.buckets.retain(|b| !b.idle.is_empty());
-                self.buckets.push(Bucket { key, idle: vec![idle] });
-            }
+    pub(crate) fn put(&self, idle: Box<Idle<T>>) {
+        let idle = Box::into_raw(idle);
+        let placed = self.last.compare_exchange(
+            std::ptr::null_mut(),
+            idle,
+            Ordering::Release,
+            Ordering::Relaxed,
+        );
+        if placed.is_err() {
+            // SAFETY: it was not placed, so it is still ours, from `into_raw` just above.
+            self.put_kept(unsafe { Box::from_raw(idle) });
+        }
+    }
+
+    /// The fast place is taken: the newcomer goes there, for it is warmer.
+    #[cold]
+    fn put_kept(&self, idle: Box<Idle<T>>) {
+        let former = self.last.swap(Box::into_raw(idle), Ordering::AcqRel);
+        if !former.is_null() {
+            // SAFETY: as in `take_last`.
+            keep(&mut self.buckets(), unsafe { Box::from_raw(former) });
         }
     }
 
     /// Takes every idle item for which `wanted` holds.
-    pub(crate) fn take_where(&mut self, wanted: impl Fn(&Idle<T>) -> bool) -> Vec<Idle<T>> {
+    pub(crate) fn take_where(&self, wanted: impl Fn(&Idle<T>) -> bool) -> Vec<Box<Idle<T>>> {
         let mut taken = Vec::new();
-        for bucket in &mut self.buckets {
+        let mut buckets = self.buckets();
+        if let Some(last) = self.take_last() {
+            keep(&mut buckets, last);
+        }
+        for bucket in buckets.iter_mut() {
             let mut at = 0;
             while at < bucket.idle.len() {
                 if wanted(&bucket.idle[at]) {
@@ -78,7 +143,29 @@ impl<T: Recycle> Shard<T> {
         taken
     }
 
-    pub(crate) fn len(&self) -> usize {
-        self.buckets.iter().map(|b| b.idle.len()).sum()
+    /// Calls `look` with every idle item.
+    pub(crate) fn for_each(&self, mut look: impl FnMut(&Idle<T>)) {
+        let mut buckets = self.buckets();
+        if let Some(last) = self.take_last() {
+            keep(&mut buckets, last);
+        }
+        buckets.iter().flat_map(|b| &b.idle).for_each(|idle| look(idle));
+    }
+
+    /// Whether it seems to hold nothing.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.last.load(Ordering::Relaxed).is_null()
+            && self.buckets().iter().all(|b| b.idle.is_empty())
+    }
+}
+
+fn keep<T: Recycle>(buckets: &mut Vec<Bucket<T>>, idle: Box<Idle<T>>) {
+    let key = idle.item.key();
+    match buckets.iter_mut().find(|b| b.key == key) {
+        Some(bucket) => bucket.idle.push(idle),
+        None => {
+            buckets.retain(|b| !b.idle.is_empty());
+            buckets.push(Bucket { key, idle: vec![idle] });
+        }
     }
 }

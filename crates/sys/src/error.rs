@@ -44,6 +44,10 @@ pub enum Call {
     PagemapScan,
     /// Install a signal handler.
     Signal,
+    /// Change a thread's scheduling.
+    Schedule,
+    /// Count events of the processor.
+    Perf,
 }
 
 impl Call {
@@ -70,6 +74,8 @@ impl Call {
             Call::UffdRead => "read(userfaultfd)",
             Call::PagemapScan => "ioctl(PAGEMAP_SCAN)",
             Call::Signal => "sigaction",
+            Call::Schedule => "sched_setscheduler",
+            Call::Perf => "perf_event_open",
         }
     }
 }
@@ -88,6 +94,12 @@ impl SysError {
     #[must_use]
     pub fn new(call: Call, errno: i32) -> Self {
         Self { call, errno }
+    }
+
+    /// An error of `call` for an argument it cannot have (`EINVAL`).
+    #[must_use]
+    pub fn invalid(call: Call) -> Self {
+        Self::new(call, libc::EINVAL)
     }
 
     /// An error of `call` with the calling thread's current errno.

@@ -12,6 +12,7 @@
 //! * [`usage`]: page-fault counts.
 //! * [`futex`]: waiting for a word to change.
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
+//! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
 //! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
@@ -40,7 +41,11 @@ pub use features::{Feature, Features, UnknownFeature};
 pub use imp::fault;
 pub use imp::file;
 pub use imp::futex;
+pub use imp::host;
 pub use imp::pagemap;
 pub use imp::usage;
-pub use imp::{Advice, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent, UffdMode};
+pub use imp::{
+    Advice, HUGE_SIZE, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent,
+    UffdMode,
+};
 pub use page::{PAGE_SIZE, PageRange, page_align_up};

@@ -133,9 +133,8 @@ impl WarmComponent {
         if options.timeout.is_some() {
             engine.start_ticker();
         }
-        let compile = |bytes: &[u8]| {
-            Component::new(engine.wasmtime(), bytes).map_err(LoadError::Compile)
-        };
+        let compile =
+            |bytes: &[u8]| Component::new(engine.wasmtime(), bytes).map_err(LoadError::Compile);
         let prepared = prepare_component(&guest.wasm).map_err(LoadError::from)?;
         let mut linker: Linker<Host> = Linker::new(engine.wasmtime());
         wasmtime_wasi::p2::add_to_linker_sync(&mut linker).map_err(LoadError::Link)?;
@@ -165,9 +164,8 @@ impl WarmComponent {
             .into_iter()
             .map(|declared| declared.warm_memory())
             .collect::<Result<Vec<_>, WarmError>>()?;
-        let pre = linker
-            .instantiate_pre(&compile(&prepared.component)?)
-            .map_err(LoadError::Link)?;
+        let pre =
+            linker.instantiate_pre(&compile(&prepared.component)?).map_err(LoadError::Link)?;
         let inner = Inner {
             _engine: engine.clone(),
             pre,
@@ -188,8 +186,7 @@ impl WarmComponent {
     /// [`WarmError`] when the pool is exhausted or the instance cannot be made.
     pub fn lease(&self) -> Result<ComponentLease<'_>, WarmError> {
         let inner = &*self.inner;
-        let memories =
-            inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?;
+        let memories = inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?;
         let host = Host::new(inner.wasi.clone(), inner.memory_limit);
         let mut store = Store::new(inner.pre.engine(), host);
         if inner.memory_limit != usize::MAX {
@@ -257,7 +254,8 @@ impl ComponentLease<'_> {
             .iter()
             .zip(texts)
             .map(|(ty, text)| {
-                read_value(ty, text).ok_or_else(|| wrong(format!("`{text}` cannot be read as {ty:?}")))
+                read_value(ty, text)
+                    .ok_or_else(|| wrong(format!("`{text}` cannot be read as {ty:?}")))
             })
             .collect::<Result<Vec<_>, _>>()?;
         let results = self.call_function(name, func, &arguments)?;

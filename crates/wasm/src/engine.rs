@@ -76,14 +76,10 @@ impl Engine {
             .memory_init_cow(false)
             .epoch_interruption(config.timeouts)
             .consume_fuel(config.fuel)
-            .with_host_memory(Arc::new(SlotMemories::default()));
+            .with_host_memory(Arc::new(SlotMemories));
         let wasmtime = wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?;
-        let inner = Inner {
-            wasmtime,
-            config,
-            ticking: AtomicBool::new(false),
-            ticker: Mutex::new(None),
-        };
+        let inner =
+            Inner { wasmtime, config, ticking: AtomicBool::new(false), ticker: Mutex::new(None) };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -106,9 +102,7 @@ impl Engine {
         // SAFETY: the cache directory is the caller's own; a file in it is native code, trusted as
         // much as this program's, which `EngineConfig::cache` documents by being off by default. A file
         // of another wasmtime version or configuration is refused by wasmtime.
-        if let Ok(module) =
-            unsafe { wasmtime::Module::deserialize_file(self.wasmtime(), &path) }
-        {
+        if let Ok(module) = unsafe { wasmtime::Module::deserialize_file(self.wasmtime(), &path) } {
             return Ok(module);
         }
         let module = wasmtime::Module::new(self.wasmtime(), wasm).map_err(LoadError::Compile)?;

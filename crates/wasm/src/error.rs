@@ -9,7 +9,9 @@ use afresh_rewrite::{AnalyzeError, PrepareComponentError, PrepareError};
 #[non_exhaustive]
 pub enum LoadError {
     /// Not Wasm at all.
-    #[error("this is neither a Wasm module nor a component: it starts with {start:02x?}, not with the Wasm magic number")]
+    #[error(
+        "this is neither a Wasm module nor a component: it starts with {start:02x?}, not with the Wasm magic number"
+    )]
     NotWasm {
         /// The first bytes.
         start: Vec<u8>,
@@ -30,7 +32,9 @@ pub enum LoadError {
     #[error("the Wasm engine could not be set up: {0:#}")]
     Engine(wasmtime::Error),
     /// The guest imports something that nobody provides.
-    #[error("the guest's imports cannot be satisfied: {0:#}; provide them with `GuestOptions::imports`")]
+    #[error(
+        "the guest's imports cannot be satisfied: {0:#}; provide them with `GuestOptions::imports`"
+    )]
     Link(wasmtime::Error),
 }
 

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
 use wasmtime::{
-    AsContextMut, Extern, Instance, Memory, ModuleExport, Store, Trap, TypedFunc, Val,
-    WasmParams, WasmResults,
+    AsContextMut, Extern, Instance, Memory, ModuleExport, Store, Trap, TypedFunc, Val, WasmParams,
+    WasmResults,
 };
 
 use crate::engine::TICK;
@@ -69,7 +69,11 @@ impl std::fmt::Debug for Lease<'_> {
 }
 
 /// What a failed wasmtime call means.
-pub(crate) fn call_error(error: wasmtime::Error, timeout: Option<Duration>, fuel: Option<u64>) -> CallError {
+pub(crate) fn call_error(
+    error: wasmtime::Error,
+    timeout: Option<Duration>,
+    fuel: Option<u64>,
+) -> CallError {
     if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
         return CallError::Exit(exit.0);
     }
@@ -109,11 +113,7 @@ pub(crate) fn call_dynamic(
         reason,
     };
     if ty.params().len() != arguments.len() {
-        return Err(wrong(format!(
-            "{} given, {} wanted",
-            arguments.len(),
-            ty.params().len()
-        )));
+        return Err(wrong(format!("{} given, {} wanted", arguments.len(), ty.params().len())));
     }
     for (position, (ty, value)) in ty.params().zip(arguments).enumerate() {
         if !value.matches_ty(&*store, &ty).unwrap_or(false) {
@@ -398,8 +398,7 @@ impl<'a> Lease<'a> {
         match &mut self.kind {
             Kind::Reset(lease) => lease.differences(),
             Kind::Fresh { memories, .. } => {
-                let bytes =
-                    memories.differences().map_err(|e| WarmError::State(e.to_string()))?;
+                let bytes = memories.differences().map_err(|e| WarmError::State(e.to_string()))?;
                 Ok((bytes, 0))
             }
         }

@@ -36,6 +36,7 @@
 mod component;
 mod engine;
 mod error;
+mod exclusive;
 mod fresh;
 mod guest;
 mod host;

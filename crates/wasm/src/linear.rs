@@ -10,8 +10,8 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use afresh_memory::{
     HostAccess, Image, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError, Strategy, page_align_up,
@@ -20,6 +20,7 @@ use afresh_rewrite::Memory;
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
 use crate::engine::{GUARD, RESERVATION};
+use crate::exclusive::{Exclusive, Guard};
 
 /// What a memory is declared as, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -74,7 +75,7 @@ pub(crate) struct GuestMemory {
     initial: AtomicUsize,
     /// Pages of the write set after the last reset, readable without the lock.
     resident: AtomicUsize,
-    slot: Mutex<Slot>,
+    slot: Exclusive<Slot>,
 }
 
 impl GuestMemory {
@@ -106,12 +107,13 @@ impl GuestMemory {
             bytes: AtomicUsize::new(bytes),
             initial: AtomicUsize::new(bytes),
             resident: AtomicUsize::new(0),
-            slot: Mutex::new(slot),
+            slot: Exclusive::new(slot),
         }))
     }
 
-    pub(crate) fn slot(&self) -> MutexGuard<'_, Slot> {
-        self.slot.lock().unwrap_or_else(PoisonError::into_inner)
+    #[inline]
+    pub(crate) fn slot(&self) -> Guard<'_, Slot> {
+        self.slot.lock()
     }
 
     /// Whether a memory declared as `shape` could be this one.
@@ -152,7 +154,11 @@ impl GuestMemory {
             self.resident.store(slot.write_set_len(), Ordering::Relaxed);
         }
         let initial = self.initial.load(Ordering::Relaxed);
-        Ok(self.bytes.swap(initial, Ordering::Relaxed) != initial)
+        let grown = self.bytes.load(Ordering::Relaxed) != initial;
+        if grown {
+            self.bytes.store(initial, Ordering::Relaxed);
+        }
+        Ok(grown)
     }
 }
 
@@ -268,8 +274,8 @@ unsafe impl MemoryCreator for SlotMemories {
             memory64_capacity: RESERVATION as usize,
         };
         let image = Image::zero(page_align_up(minimum) / PAGE_SIZE);
-        let memory = GuestMemory::new(shape, &image, minimum, &policy)
-            .map_err(|error| error.to_string())?;
+        let memory =
+            GuestMemory::new(shape, &image, minimum, &policy).map_err(|error| error.to_string())?;
         RECORD.with_borrow_mut(|record| {
             if let Some(made) = record {
                 made.push(memory.clone());

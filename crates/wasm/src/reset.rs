@@ -89,9 +89,8 @@ impl ResetState {
             .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &blueprint.policy))
             .collect::<Result<Vec<_>, _>>()?;
         let mut store = blueprint.store();
-        let instance =
-            with_memories(&memories, || blueprint.pre.instantiate(&mut store))
-                .map_err(WarmError::Instantiate)?;
+        let instance = with_memories(&memories, || blueprint.pre.instantiate(&mut store))
+            .map_err(WarmError::Instantiate)?;
         state::apply(&mut store, instance, &self.state)?;
         ResetInstance::adopt(self, store, instance, memories)
     }
@@ -127,7 +126,7 @@ impl ResetInstance {
             let handle = instance
                 .get_memory(&mut store, &names::memory(index))
                 .ok_or_else(|| broken("does not export its memory"))?;
-            if handle.data_ptr(&store) as usize != memory.slot().base() as usize {
+            if !std::ptr::eq(handle.data_ptr(&store), memory.slot().base()) {
                 return Err(broken("runs on other memory than its slot"));
             }
             held.push((memory, handle));
@@ -170,8 +169,7 @@ impl ResetInstance {
         let blueprint = &self.of.blueprint;
         if let Some(restore) = &self.restore {
             blueprint.unlimit(&mut self.store);
-            let status =
-                restore.call(&mut self.store, ()).map_err(RestoreError::Restore)?;
+            let status = restore.call(&mut self.store, ()).map_err(RestoreError::Restore)?;
             if status != 0 {
                 return Ok(false);
             }
@@ -202,15 +200,10 @@ impl ResetInstance {
             sizes.push(memory.bytes() as u64);
         }
         let sizes_match = self.of.state.memories.clone();
-        let now = state::read(
-            &mut self.store,
-            self.instance,
-            &self.of.blueprint.visible,
-            sizes_match,
-        )?;
+        let now =
+            state::read(&mut self.store, self.instance, &self.of.blueprint.visible, sizes_match)?;
         let warm = &self.of.state;
-        let globals =
-            now.globals.iter().filter(|(k, v)| warm.globals.get(k) != Some(v)).count();
+        let globals = now.globals.iter().filter(|(k, v)| warm.globals.get(k) != Some(v)).count();
         let tables = now.tables.iter().filter(|(k, v)| warm.tables.get(k) != Some(v)).count();
         let dropped = usize::from(now.dropped_data != warm.dropped_data)
             + usize::from(now.dropped_elements != warm.dropped_elements);

@@ -28,11 +28,7 @@ fn functions(
     Ok(map)
 }
 
-fn warm_value(
-    store: &mut Store<Host>,
-    functions: &HashMap<usize, u32>,
-    value: &Val,
-) -> WarmValue {
+fn warm_value(store: &mut Store<Host>, functions: &HashMap<usize, u32>, value: &Val) -> WarmValue {
     match value {
         Val::I32(v) => WarmValue::I32(*v),
         Val::I64(v) => WarmValue::I64(*v),

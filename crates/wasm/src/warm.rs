@@ -250,11 +250,8 @@ impl Warm {
             let memories = warmed.warm.clone();
             if mode == Mode::Reset {
                 let module = blueprint.pre.module().clone();
-                let state = Arc::new(ResetState {
-                    blueprint,
-                    memories: warmed.warm,
-                    state: warmed.state,
-                });
+                let state =
+                    Arc::new(ResetState { blueprint, memories: warmed.warm, state: warmed.state });
                 for (memory, warm) in warmed.memories.iter().zip(&state.memories) {
                     memory.adopt(&warm.image)?;
                 }
@@ -269,8 +266,8 @@ impl Warm {
                 drop(pool.get(0, |_| first.take().map_or_else(|| state.make(), Ok))?);
                 (module, Pools::Reset { state, pool }, memories)
             } else {
-                let baked = bake(&prepared, &warmed.state)
-                    .map_err(|e| WarmError::State(e.to_string()))?;
+                let baked =
+                    bake(&prepared, &warmed.state).map_err(|e| WarmError::State(e.to_string()))?;
                 drop(warmed.store);
                 blueprint = warmer.blueprint(&baked, &prepared)?;
                 let module = blueprint.pre.module().clone();
@@ -333,10 +330,9 @@ impl Warm {
             report,
         };
         if inner.exports.contains_key(RESEED) {
-            let hook = inner.entry(RESEED).map_err(|error| WarmError::Call {
-                name: RESEED.to_owned(),
-                error,
-            })?;
+            let hook = inner
+                .entry(RESEED)
+                .map_err(|error| WarmError::Call { name: RESEED.to_owned(), error })?;
             inner.reseed = Some(hook);
             inner.report.reseeds = true;
         }
@@ -361,9 +357,7 @@ impl Warm {
         if options.mode != Mode::Fresh {
             match try_as(true, true) {
                 Ok(prepared) => return Ok((Mode::Reset, prepared, None)),
-                Err(
-                    error @ (PrepareError::NotRestorable(_) | PrepareError::NotBakeable(_)),
-                ) => {
+                Err(error @ (PrepareError::NotRestorable(_) | PrepareError::NotBakeable(_))) => {
                     if options.mode == Mode::Reset {
                         return Err(refused(Mode::Reset, &error));
                     }
@@ -429,13 +423,10 @@ impl Warm {
     /// [`WarmError`] when the pool is exhausted or the state cannot be read.
     pub fn differences(&self) -> Result<(usize, usize), WarmError> {
         match &self.inner.pools {
-            Pools::Reset { state, pool } => {
-                pool.get(0, |_| state.make())?.differences()
-            }
+            Pools::Reset { state, pool } => pool.get(0, |_| state.make())?.differences(),
             Pools::Fresh { state, pool } => {
                 let memories = pool.get(0, |_| state.make())?;
-                let bytes =
-                    memories.differences().map_err(|e| WarmError::State(e.to_string()))?;
+                let bytes = memories.differences().map_err(|e| WarmError::State(e.to_string()))?;
                 Ok((bytes, 0))
             }
         }
@@ -529,8 +520,7 @@ impl Inner {
         let callable = self.callable(name)?;
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let next = entries.len();
-        let number =
-            *entries.entry((name.to_owned(), TypeId::of::<(P, R)>())).or_insert(next);
+        let number = *entries.entry((name.to_owned(), TypeId::of::<(P, R)>())).or_insert(next);
         Ok(Entry::new(name, callable.export, number))
     }
 }

@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use afresh_memory::{Features, HostAccess, Strategy};
 use afresh_wasm::{
-    CallError, Engine, EngineConfig, Exhausted, Guest, GuestOptions, Imports, Limits, LoadError, Mode, Output,
-    Val, Warm, WarmError, WarmUp, Wasi,
+    CallError, Engine, EngineConfig, Exhausted, Guest, GuestOptions, Imports, Limits, LoadError,
+    Mode, Output, Val, Warm, WarmError, WarmUp, Wasi,
 };
 
 fn engine() -> Engine {
@@ -19,7 +19,11 @@ fn warm_with(wat: &str, warm_up: WarmUp, options: GuestOptions) -> Warm {
 
 fn reset(wat: &str) -> Warm {
     let fuel = Some(1_000_000_000);
-    warm_with(wat, WarmUp::new(), GuestOptions { mode: Mode::Reset, fuel, ..GuestOptions::default() })
+    warm_with(
+        wat,
+        WarmUp::new(),
+        GuestOptions { mode: Mode::Reset, fuel, ..GuestOptions::default() },
+    )
 }
 
 fn call(warm: &Warm, name: &str, arguments: &[Val]) -> Result<Vec<i64>, CallError> {
@@ -124,9 +128,15 @@ fn a_trap_half_way_and_a_stack_overflow_are_undone() {
     let before = call(&warm, "look", &[]).unwrap();
     for _ in 0..10 {
         let error = call(&warm, "spoil_and_trap", &[]).unwrap_err();
-        assert!(matches!(error, CallError::Trap { trap: wasmtime::Trap::UnreachableCodeReached, .. }));
+        assert!(matches!(
+            error,
+            CallError::Trap { trap: wasmtime::Trap::UnreachableCodeReached, .. }
+        ));
         let error = call(&warm, "overflow", &[Val::I32(0)]).unwrap_err();
-        assert!(matches!(error, CallError::Trap { trap: wasmtime::Trap::StackOverflow, .. }), "{error}");
+        assert!(
+            matches!(error, CallError::Trap { trap: wasmtime::Trap::StackOverflow, .. }),
+            "{error}"
+        );
         assert_eq!(call(&warm, "look", &[]).unwrap(), before);
     }
     pristine(&warm);
@@ -148,7 +158,10 @@ fn growth_is_undone_and_what_was_grown_into_is_out_of_bounds_again() {
             assert_eq!(call(&warm, "size", &[]).unwrap(), [1], "{strategy}");
             let error = call(&warm, "peek", &[Val::I32(65536)]).unwrap_err();
             let bounds = wasmtime::Trap::MemoryOutOfBounds;
-            assert!(matches!(error, CallError::Trap { trap, .. } if trap == bounds), "{strategy}: {error}");
+            assert!(
+                matches!(error, CallError::Trap { trap, .. } if trap == bounds),
+                "{strategy}: {error}"
+            );
         }
         // Grown again, the memory is zero, not what an earlier call left there.
         let mut lease = warm.lease().unwrap();
@@ -211,7 +224,8 @@ fn further_instances_start_from_the_same_warm_state() {
 
 #[test]
 fn timeouts_and_fuel_stop_a_call_and_leave_the_pool_whole() {
-    let base = GuestOptions { mode: Mode::Reset, fuel: Some(u64::MAX / 2), ..GuestOptions::default() };
+    let base =
+        GuestOptions { mode: Mode::Reset, fuel: Some(u64::MAX / 2), ..GuestOptions::default() };
     let timeout = Some(Duration::from_millis(30));
     let warm = warm_with(EVERYTHING, WarmUp::new(), GuestOptions { timeout, ..base.clone() });
     for _ in 0..3 {
@@ -253,14 +267,11 @@ fn a_panic_in_a_host_function_leaves_the_pool_whole() {
         linker.func_wrap("host", "boom", || -> () { panic!("host bug") })?;
         Ok(())
     });
-    let options = GuestOptions {
-        mode: Mode::Reset,
-        fuel: Some(1 << 40),
-        imports,
-        ..GuestOptions::default()
-    };
+    let options =
+        GuestOptions { mode: Mode::Reset, fuel: Some(1 << 40), imports, ..GuestOptions::default() };
     let warm = warm_with(wat, WarmUp::new(), options);
-    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(&warm, "go", &[])));
+    let panicked =
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| call(&warm, "go", &[])));
     assert!(panicked.is_err());
     assert_eq!(call(&warm, "look", &[]).unwrap(), [0]);
     assert_eq!(warm.pool_stats().abandoned, 1);
@@ -299,11 +310,15 @@ fn bad_guests_are_refused_by_name() {
     assert!(imports.to_string().contains("mystery"), "{imports}");
     let global = r#"(module (import "env" "g" (global (mut i32))))"#;
     let refused = load(global, Mode::Reset).unwrap_err();
-    assert!(matches!(&refused, WarmError::Refused { mode: "reset", reason } if reason.contains("mutable")));
+    assert!(
+        matches!(&refused, WarmError::Refused { mode: "reset", reason } if reason.contains("mutable"))
+    );
     let wasm = wat::parse_str(r#"(module (func (export "warm") unreachable))"#).unwrap();
-    let trapped = Guest::new(&engine, &wasm).unwrap().warm(WarmUp::new().call("warm", &[])).unwrap_err();
+    let trapped =
+        Guest::new(&engine, &wasm).unwrap().warm(WarmUp::new().call("warm", &[])).unwrap_err();
     assert!(trapped.to_string().contains("warm-up call \"warm\" failed"), "{trapped}");
-    let missing = Guest::new(&engine, &wasm).unwrap().warm(WarmUp::new().call("cold", &[])).unwrap_err();
+    let missing =
+        Guest::new(&engine, &wasm).unwrap().warm(WarmUp::new().call("cold", &[])).unwrap_err();
     assert!(missing.to_string().contains("no function \"cold\"; it exports warm"), "{missing}");
 }
 
@@ -357,7 +372,11 @@ fn clones_have_different_generations_and_take_fresh_entropy() {
         (func (export "random") (result i64) (global.get $state))
         (func (export "generation") (result i64) (call $generation)))"#;
     for mode in [Mode::Reset, Mode::Fresh] {
-        let warm = warm_with(wat, WarmUp::new(), GuestOptions { mode, fuel: Some(1 << 40), ..GuestOptions::default() });
+        let warm = warm_with(
+            wat,
+            WarmUp::new(),
+            GuestOptions { mode, fuel: Some(1 << 40), ..GuestOptions::default() },
+        );
         assert!(warm.report().reseeds);
         let mut seen = std::collections::HashSet::new();
         for _ in 0..50 {
@@ -377,7 +396,8 @@ fn a_secret_of_one_call_is_nowhere_in_the_next_under_any_strategy_and_mode() {
             continue;
         }
         for mode in [Mode::Reset, Mode::Fresh] {
-            let options = GuestOptions { mode, strategy, fuel: Some(1 << 40), ..GuestOptions::default() };
+            let options =
+                GuestOptions { mode, strategy, fuel: Some(1 << 40), ..GuestOptions::default() };
             let warm = warm_with(EVERYTHING, WarmUp::new(), options);
             for round in 0..5 {
                 let mut lease = warm.lease().unwrap();

@@ -14,6 +14,11 @@ pub struct Memfd {
 }
 
 impl Memfd {
+    /// Takes over a descriptor of an anonymous file.
+    pub(super) fn from_owned(fd: OwnedFd) -> Self {
+        Self { fd }
+    }
+
     /// Creates an empty file; `name` shows in `/proc/self/maps`.
     ///
     /// # Errors

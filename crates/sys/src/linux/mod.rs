@@ -3,14 +3,19 @@
 pub mod fault;
 pub mod file;
 pub mod futex;
+pub mod host;
+mod hugepage;
 mod memfd;
 pub mod pagemap;
+mod perf;
 mod reservation;
 mod uffd;
 pub mod usage;
 mod vmm;
 
+pub use hugepage::HUGE_SIZE;
 pub use memfd::Memfd;
+pub use perf::Instructions;
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
 

@@ -1,0 +1,98 @@
+//! What a fresh page costs: the kernel's ways, each idea alone, and the pool, in one run.
+//!
+//! A *cycle* takes memory, touches it and gives it back; the clock is read between the three. The
+//! strategies run interleaved, one cycle each a round, so that a disturbance meets all of them, and
+//! the same think time lies between any two cycles. Figures are per page touched.
+//!
+//! [`fault`] runs everything and reports a [`Row`] for each case, strategy and number of threads.
+
+mod around;
+mod case;
+mod kernel;
+mod pooled;
+mod report;
+mod runner;
+mod strategies;
+
+pub use case::Case;
+pub use report::{Row, Spread};
+pub use runner::{Options, fault};
+
+use std::time::Instant;
+
+/// A failure of the benchmark itself.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum BenchError {
+    /// A system call failed.
+    #[error(transparent)]
+    System(#[from] afresh_sys::SysError),
+    /// A pool could not be made.
+    #[error(transparent)]
+    Pool(#[from] afresh_frames::NewPoolError),
+    /// A pool had no memory.
+    #[error(transparent)]
+    Take(#[from] afresh_frames::TakeError),
+    /// An arena failed.
+    #[error(transparent)]
+    Arena(#[from] crate::ArenaError),
+    /// A measuring thread ended early.
+    #[error("a measuring thread failed")]
+    Thread,
+}
+
+/// One cycle: its three parts, in nanoseconds.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sample {
+    take: f64,
+    touch: f64,
+    give: f64,
+    /// Instructions of the thread, in user mode and in the kernel; zero where they cannot be counted.
+    instructions: f64,
+}
+
+impl Sample {
+    fn whole(self) -> f64 {
+        self.take + self.touch + self.give
+    }
+}
+
+/// One way to come by memory. An instance belongs to one thread.
+trait Strategy: Send {
+    /// Runs a cycle.
+    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError>;
+
+    /// Prepares the next cycle, off the clock.
+    fn prepare(&mut self) -> Result<(), BenchError> {
+        Ok(())
+    }
+
+    /// Nanoseconds a background thread has worked for this strategy so far.
+    fn background(&self) -> f64 {
+        0.0
+    }
+}
+
+/// Times the three parts of a cycle.
+struct Clock {
+    last: Instant,
+}
+
+impl Clock {
+    fn start() -> Self {
+        Self { last: Instant::now() }
+    }
+
+    /// The cycle whose three parts have been timed.
+    fn sample(take: f64, touch: f64, give: f64) -> Sample {
+        Sample { take, touch, give, instructions: 0.0 }
+    }
+
+    /// Nanoseconds since the last call.
+    fn lap(&mut self) -> f64 {
+        let now = Instant::now();
+        let lap = now.duration_since(self.last).as_nanos() as f64;
+        self.last = now;
+        lap
+    }
+}

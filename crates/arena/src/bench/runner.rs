@@ -1,0 +1,244 @@
+//! Runs the strategies interleaved and collects the rows.
+
+use std::sync::Barrier;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use afresh_sys::Instructions;
+
+use super::strategies::{Pace, Spec};
+use super::{BenchError, Case, Row, Sample, Spread, Strategy};
+
+/// Cycles of a burst; those of its first half are not measured.
+const BURST: usize = 8;
+
+/// What to run.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// Only cases whose name contains this.
+    pub case: Option<String>,
+    /// Only strategies whose name contains this; `plain` runs always.
+    pub strategy: Option<String>,
+    /// Numbers of threads.
+    pub threads: Vec<usize>,
+    /// Rounds measured, after one that is not.
+    pub rounds: usize,
+    /// Think time after every cycle of 16 MiB; larger cases think longer in proportion, up to eight
+    /// times, so that one strategy's background work does not fall into the next one's cycle.
+    pub think: Duration,
+    /// Most time a case and number of threads may take; later rounds are left out then.
+    pub patience: Duration,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            case: None,
+            strategy: None,
+            threads: vec![1, 2],
+            rounds: 31,
+            think: Duration::from_millis(5),
+            patience: Duration::from_secs(40),
+        }
+    }
+}
+
+impl Options {
+    /// Everything within a minute.
+    #[must_use]
+    pub fn quick() -> Self {
+        Self { rounds: 9, patience: Duration::from_millis(3500), ..Self::default() }
+    }
+}
+
+/// One strategy in the run of a case.
+struct Runner {
+    spec: &'static Spec,
+    instances: Vec<Box<dyn Strategy>>,
+    samples: Vec<Sample>,
+    /// Background work before the first measured cycle.
+    background: f64,
+    /// Cycles since, measured or not.
+    cycles: usize,
+}
+
+/// Runs the benchmark; `each` sees every row as soon as it is known, and `skipped` the name of every
+/// strategy that this host cannot run, with the reason.
+///
+/// # Errors
+/// When a strategy fails after it has been set up.
+pub fn fault(
+    options: &Options,
+    each: &mut dyn FnMut(&Row),
+    skipped: &mut dyn FnMut(&str, &BenchError),
+) -> Result<Vec<Row>, BenchError> {
+    let mut rows = Vec::new();
+    let wanted = |filter: &Option<String>, name: &str| {
+        filter.as_ref().is_none_or(|part| name.contains(part.as_str()))
+    };
+    for case in Case::all() {
+        if !wanted(&options.case, case.name) {
+            continue;
+        }
+        for threads in options.threads.iter().copied().filter(|threads| *threads > 0) {
+            let mut runners = Vec::new();
+            for spec in Spec::of(&case, threads) {
+                if spec.name != "plain" && !wanted(&options.strategy, spec.name) {
+                    continue;
+                }
+                match spec.build(&case, threads) {
+                    Ok(instances) => runners.push(Runner::new(spec, instances)),
+                    Err(error) => skipped(spec.name, &error),
+                }
+            }
+            for row in run(options, &case, threads, runners)? {
+                each(&row);
+                rows.push(row);
+            }
+        }
+    }
+    Ok(rows)
+}
+
+fn run(
+    options: &Options,
+    case: &Case,
+    threads: usize,
+    mut runners: Vec<Runner>,
+) -> Result<Vec<Row>, BenchError> {
+    let began = Instant::now();
+    let think = options.think * (case.pages / 4096).clamp(1, 8) as u32;
+    for round in 0..=options.rounds {
+        // Two rounds are the least that give a figure: the first is not measured.
+        if round > 1 && began.elapsed() > options.patience {
+            break;
+        }
+        for runner in &mut runners {
+            if runner.spec.slow && round > 1 && !round.is_multiple_of(4) {
+                continue;
+            }
+            runner.round(case, think, round > 0)?;
+        }
+    }
+    Ok(runners.into_iter().map(|runner| runner.row(case, threads)).collect())
+}
+
+impl Runner {
+    fn new(spec: &'static Spec, instances: Vec<Box<dyn Strategy>>) -> Self {
+        Self { spec, instances, samples: Vec::new(), background: 0.0, cycles: 0 }
+    }
+
+    fn background(&self) -> f64 {
+        self.instances.first().map_or(0.0, |instance| instance.background())
+    }
+
+    fn round(&mut self, case: &Case, think: Duration, measured: bool) -> Result<(), BenchError> {
+        if self.spec.pace == Pace::Think {
+            let samples = cycle(&mut self.instances, case)?;
+            std::thread::sleep(think);
+            self.count(samples, measured);
+        } else {
+            let _hogs = (self.spec.pace == Pace::Starved).then(Hogs::start);
+            for at in 0..BURST {
+                let samples = cycle(&mut self.instances, case)?;
+                self.count(samples, measured && at >= BURST / 2);
+            }
+        }
+        if !measured {
+            self.background = self.background();
+            self.cycles = 0;
+        }
+        Ok(())
+    }
+
+    fn count(&mut self, samples: Vec<Sample>, measured: bool) {
+        self.cycles += samples.len();
+        if measured {
+            self.samples.extend(samples);
+        }
+    }
+
+    fn row(self, case: &Case, threads: usize) -> Row {
+        let pages = case.touched();
+        let of = |part: fn(&Sample) -> f64| Spread::of(self.samples.iter().map(part), pages);
+        let worked = self.background() - self.background;
+        Row {
+            case: case.name,
+            strategy: self.spec.name,
+            threads,
+            cycles: self.samples.len(),
+            whole: of(|s| s.whole()),
+            take: of(|s| s.take),
+            touch: of(|s| s.touch),
+            give: of(|s| s.give),
+            instructions: of(|s| s.instructions).median,
+            background: worked / (self.cycles.max(1) * pages) as f64,
+        }
+    }
+}
+
+/// One cycle of every instance, each in a thread of its own when there are several, begun together.
+fn cycle(instances: &mut [Box<dyn Strategy>], case: &Case) -> Result<Vec<Sample>, BenchError> {
+    for instance in instances.iter_mut() {
+        instance.prepare()?;
+    }
+    if let [only] = instances {
+        return Ok(vec![counted(&mut **only, case)?]);
+    }
+    let barrier = Barrier::new(instances.len());
+    std::thread::scope(|scope| {
+        let threads: Vec<_> = instances
+            .iter_mut()
+            .map(|instance| {
+                scope.spawn(|| {
+                    barrier.wait();
+                    counted(&mut **instance, case)
+                })
+            })
+            .collect();
+        threads.into_iter().map(|thread| thread.join().map_err(|_| BenchError::Thread)?).collect()
+    })
+}
+
+/// One cycle, with its instructions where the host counts them.
+fn counted(instance: &mut dyn Strategy, case: &Case) -> Result<Sample, BenchError> {
+    let Ok(counter) = Instructions::start() else { return instance.cycle(case) };
+    let before = counter.count()?;
+    let mut sample = instance.cycle(case)?;
+    sample.instructions = (counter.count()? - before) as f64;
+    Ok(sample)
+}
+
+/// Threads that keep every processor but one busy until they are dropped.
+struct Hogs {
+    stop: std::sync::Arc<AtomicBool>,
+    threads: Vec<std::thread::JoinHandle<()>>,
+}
+
+impl Hogs {
+    fn start() -> Self {
+        let stop = std::sync::Arc::new(AtomicBool::new(false));
+        let processors = std::thread::available_parallelism().map_or(2, std::num::NonZero::get);
+        let threads = (1..processors.max(2))
+            .map(|_| {
+                let stop = stop.clone();
+                std::thread::spawn(move || {
+                    while !stop.load(Ordering::Relaxed) {
+                        std::hint::spin_loop();
+                    }
+                })
+            })
+            .collect();
+        Self { stop, threads }
+    }
+}
+
+impl Drop for Hogs {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}

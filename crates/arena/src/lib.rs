@@ -1,0 +1,37 @@
+//! Arenas of memory that are zero at every start and touched at memory speed.
+//!
+//! * [`Arena`]: a range that grows, shrinks and is reset, on the frames of an [`afresh_frames::Pool`].
+//! * [`Region`]: allocates Rust values in an arena and frees them all at once.
+//! * [`ZeroedAlloc`]: a global allocator whose large zeroed blocks come from the pool.
+//! * [`mod@bench`]: the measurements of `docs/fault-path.md`.
+//!
+//! ```
+//! use afresh_arena::{Arena, ArenaOptions};
+//! use afresh_frames::{Pool, PoolOptions};
+//!
+//! let pool = Pool::new(PoolOptions::new(8192))?; // at most 32 MiB
+//! let mut arena = Arena::new(pool, ArenaOptions::committed(4096))?; // up to 16 MiB
+//! for _request in 0..3 {
+//!     arena.grow(4096)?;
+//!     // SAFETY: the arena has just grown to 16 MiB, and nobody else uses it.
+//!     unsafe { arena.base().add(1234).write(1) };
+//!     arena.clear()?; // zero when it grows again
+//! }
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+
+mod alloc;
+mod arena;
+#[cfg(not(miri))]
+pub mod bench;
+mod chunk;
+mod density;
+mod error;
+mod map;
+mod region;
+mod window;
+
+pub use alloc::ZeroedAlloc;
+pub use arena::{Arena, ArenaOptions, Commit, Holding};
+pub use error::ArenaError;
+pub use region::Region;

@@ -1,0 +1,224 @@
+//! Private zero memory prepared ahead of time: populated by a background thread, handed over by
+//! moving page tables.
+//!
+//! Frames of a [`crate::Pool`] are pages of a shared file, which not every user can take: memory
+//! that is discarded with `madvise`, write-protected by a userfaultfd of its own or copied by `fork`
+//! must be private and anonymous. A stage keeps such memory populated, in huge pages where the host
+//! has them, and moves it into place with one `mremap`. From then on it is the receiver's, with no
+//! tie to the stage, and goes back to the kernel like any other.
+//!
+//! What it promises: what is moved has come straight from the kernel, so it is zero and was nobody's
+//! before. What is not ready is left to the kernel's own faults: a stage never makes anybody wait.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+use afresh_sys::{Advice, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, host};
+
+use crate::frame::Order;
+use crate::{Lease, NewPoolError, TakeError, ZeroSource};
+
+/// Pages in a chunk: what is populated and moved at a time.
+const CHUNK: usize = Order::HUGE.pages();
+/// Chunks populated between two questions to the host.
+const BATCH: usize = 16;
+/// Memory that the stage always leaves free.
+const HEADROOM: u64 = 64 << 20;
+/// Time between two looks for chunks to populate while some are being taken.
+const NAP: Duration = Duration::from_millis(2);
+/// Looks without work before the thread sleeps until woken.
+const NAPS: u32 = 8;
+/// Time before the thread asks again after the host had no memory to spare.
+const SHORT: Duration = Duration::from_millis(500);
+
+const EMPTY: u8 = 0;
+const FILLING: u8 = 1;
+const READY: u8 = 2;
+const TAKING: u8 = 3;
+
+/// A stock of private zero memory.
+#[derive(Debug)]
+pub struct Stage {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+#[derive(Debug)]
+struct Shared {
+    memory: Reservation,
+    chunks: Box<[AtomicU8]>,
+    stop: AtomicBool,
+    asleep: AtomicBool,
+    cpu_ns: AtomicU64,
+}
+
+impl Stage {
+    /// Makes a stage that keeps `pages` pages (rounded up to 2 MiB) ready. They are populated by a
+    /// thread at idle priority; [`Stage::ready`] tells how far it is.
+    ///
+    /// # Errors
+    /// When address space or a thread is not to be had.
+    pub fn new(pages: usize) -> Result<Self, NewPoolError> {
+        let pages = pages.max(1).next_multiple_of(CHUNK);
+        let memory = Reservation::aligned(pages, HUGE_SIZE)?;
+        let all = PageRange::new(0, pages);
+        memory.map_anonymous(all, Protection::ReadWrite)?;
+        // Refused where the kernel was built without huge pages; small ones do too.
+        let _ = memory.advise(all, Advice::HugePage);
+        let shared = Arc::new(Shared {
+            memory,
+            chunks: (0..pages / CHUNK).map(|_| AtomicU8::new(EMPTY)).collect(),
+            stop: false.into(),
+            asleep: false.into(),
+            cpu_ns: 0.into(),
+        });
+        let state = shared.clone();
+        let thread = thread::Builder::new()
+            .name("afresh-stage".to_owned())
+            .spawn(move || run(&state))
+            .map_err(NewPoolError::Thread)?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    /// Pages ready to be moved.
+    #[must_use]
+    pub fn ready(&self) -> usize {
+        let ready = |chunk: &&AtomicU8| chunk.load(Ordering::Relaxed) == READY;
+        self.shared.chunks.iter().filter(ready).count() * CHUNK
+    }
+
+    /// Processor time the thread has used.
+    #[must_use]
+    pub fn cpu_time(&self) -> Duration {
+        Duration::from_nanos(self.shared.cpu_ns.load(Ordering::Relaxed))
+    }
+
+    /// Makes `range` of `memory` accessible private zero memory, as much of it as is ready moved from
+    /// the stage. Returns the pages moved; the others are the kernel's to fill at first touch. Whole
+    /// 2 MiB of address space are moved only, so `memory` should be aligned to that.
+    ///
+    /// # Errors
+    /// When the kernel refuses a mapping; the range is in an unknown state then.
+    pub fn extend(&self, memory: &Reservation, range: PageRange) -> Result<usize, TakeError> {
+        memory.map_anonymous(range, Protection::ReadWrite)?;
+        let base = memory.base().as_ptr() as usize / PAGE_SIZE;
+        let mut at = (base + range.start).next_multiple_of(CHUNK) - base;
+        let mut moved = 0;
+        while at + CHUNK <= range.end() {
+            let Some(run) = self.shared.claim((range.end() - at) / CHUNK) else { break };
+            let pages = PageRange::new(run.start * CHUNK, run.len * CHUNK);
+            let result = memory.take_pages(at, &self.shared.memory, pages);
+            // On failure nothing has moved, but that is not for certain: what may be left is
+            // populated again, which does no harm.
+            self.shared.set(run, EMPTY);
+            if result.is_err() {
+                memory.map_anonymous(PageRange::new(at, pages.len), Protection::ReadWrite)?;
+                break;
+            }
+            at += pages.len;
+            moved += pages.len;
+        }
+        if moved > 0 {
+            self.wake();
+        }
+        Ok(moved)
+    }
+
+    fn wake(&self) {
+        if self.shared.asleep.swap(false, Ordering::SeqCst)
+            && let Some(thread) = &self.thread
+        {
+            thread.thread().unpark();
+        }
+    }
+}
+
+impl ZeroSource for Stage {
+    /// What is not ready comes from the kernel, by its rules for overcommitment.
+    fn fill(&self, memory: &Reservation, range: PageRange) -> Result<Lease, TakeError> {
+        self.extend(memory, range)?;
+        Ok(Lease::of_kernel(range))
+    }
+}
+
+impl Drop for Stage {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    /// Claims a run of at most `most` ready chunks for moving.
+    fn claim(&self, most: usize) -> Option<PageRange> {
+        let claim = |chunk: &AtomicU8| {
+            // Acquire: the population must be over before the pages move.
+            chunk.compare_exchange(READY, TAKING, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let start = self.chunks.iter().position(claim)?;
+        let after = &self.chunks[start + 1..self.chunks.len().min(start + most)];
+        let len = 1 + after.iter().take_while(|chunk| claim(chunk)).count();
+        Some(PageRange::new(start, len))
+    }
+
+    fn set(&self, run: PageRange, state: u8) {
+        for chunk in &self.chunks[run.start..run.end()] {
+            chunk.store(state, Ordering::Release);
+        }
+    }
+
+    fn has_empty(&self) -> bool {
+        self.chunks.iter().any(|chunk| chunk.load(Ordering::SeqCst) == EMPTY)
+    }
+
+    /// Populates empty chunks, as many as the host has memory to spare for; `false` when it has too
+    /// little, or nothing was left to do. What the host has is asked once for a batch: the question
+    /// costs as much as populating a chunk.
+    fn populate_some(&self) -> bool {
+        let spare = host::memory_headroom().map_or(u64::MAX, |free| free.saturating_sub(HEADROOM));
+        let chunks = usize::try_from(spare / HUGE_SIZE as u64).unwrap_or(BATCH).min(BATCH);
+        chunks > 0 && (0..chunks).all(|_| !self.stop.load(Ordering::Relaxed) && self.populate_one())
+    }
+
+    /// Populates one empty chunk; `false` when there is none, or no memory for it.
+    fn populate_one(&self) -> bool {
+        let fill = |chunk: &AtomicU8| {
+            chunk.compare_exchange(EMPTY, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        };
+        let Some(at) = self.chunks.iter().position(fill) else { return false };
+        let range = PageRange::new(at * CHUNK, CHUNK);
+        let done = self.memory.advise(range, Advice::PopulateWrite).is_ok();
+        self.set(PageRange::new(at, 1), if done { READY } else { EMPTY });
+        done
+    }
+}
+
+fn run(stage: &Shared) {
+    // Where a sandbox forbids it, the thread runs at normal priority.
+    let _ = host::run_when_idle();
+    let stopped = || stage.stop.load(Ordering::SeqCst);
+    while !stopped() {
+        while stage.has_empty() && stage.populate_some() {}
+        stage.cpu_ns.store(host::thread_cpu_time().as_nanos() as u64, Ordering::Relaxed);
+        if stage.has_empty() && !stopped() {
+            thread::park_timeout(SHORT);
+            continue;
+        }
+        for _ in 0..NAPS {
+            if stage.has_empty() || stopped() {
+                break;
+            }
+            thread::park_timeout(NAP);
+        }
+        stage.asleep.store(true, Ordering::SeqCst);
+        if !stage.has_empty() && !stopped() {
+            thread::park();
+        }
+        stage.asleep.store(false, Ordering::SeqCst);
+    }
+}

@@ -1,0 +1,152 @@
+//! The zeroing thread: turns dirty blocks into clean ones when nothing better is to be done.
+//!
+//! It holds no lock, ever (see [`crate::handoff`]). It runs at idle priority, keeps to a share of
+//! one processor, writes past the caches, and under memory pressure gives whole frames back to the
+//! kernel instead of zeroing them.
+//!
+//! Waking a sleeping processor costs the one who wakes it microseconds. So after work the thread
+//! naps and looks for more by itself, and only when none comes for a while does it sleep until woken.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use afresh_sys::host;
+
+use crate::Background;
+use crate::frame::Order;
+use crate::handoff::Outcome;
+use crate::pool::Shared;
+
+/// Time between two looks for work while some is expected, a few microseconds each.
+const NAP: Duration = Duration::from_millis(2);
+/// Looks without work before the thread sleeps until woken.
+const NAPS: u32 = 8;
+
+/// What the thread shows and is told.
+#[derive(Debug, Default)]
+pub(crate) struct ZeroerShared {
+    stop: AtomicBool,
+    asleep: AtomicBool,
+    pub(crate) zeroed: AtomicU64,
+    pub(crate) punched: AtomicU64,
+    pub(crate) cpu_ns: AtomicU64,
+}
+
+/// Owner's end of the thread; dropping it stops the thread and waits for it.
+#[derive(Debug)]
+pub(crate) struct Zeroer {
+    shared: Arc<ZeroerShared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Zeroer {
+    pub(crate) fn start(pool: Arc<Shared>, options: Background) -> std::io::Result<Self> {
+        let shared = Arc::new(ZeroerShared::default());
+        let state = shared.clone();
+        let thread = thread::Builder::new()
+            .name("afresh-zeroer".to_owned())
+            .spawn(move || run(&pool, &options, &state))?;
+        Ok(Self { shared, thread: Some(thread) })
+    }
+
+    pub(crate) fn shared(&self) -> &ZeroerShared {
+        &self.shared
+    }
+
+    /// Wakes the thread if it sleeps; costs a system call only then.
+    pub(crate) fn wake(&self) {
+        // Pairs with the store in `wait`: either the thread sees the offer, or we
+        // see it asleep.
+        if self.shared.asleep.swap(false, Ordering::SeqCst)
+            && let Some(thread) = &self.thread
+        {
+            thread.thread().unpark();
+        }
+    }
+}
+
+impl Drop for Zeroer {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::SeqCst);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            // The thread has no way to panic that would not be a bug; there is nobody to tell.
+            let _ = thread.join();
+        }
+    }
+}
+
+fn run(pool: &Shared, options: &Background, state: &ZeroerShared) {
+    if options.idle_priority {
+        // Where a sandbox forbids it, the thread runs at normal priority within its budget.
+        let _ = host::run_when_idle();
+    }
+    let mut pressure = Pressure { limit: options.pressure, every: options.look, last: None };
+    while !state.stop.load(Ordering::SeqCst) {
+        let Some(claim) = pool.handoff.claim() else {
+            wait(pool, state);
+            continue;
+        };
+        let began = Instant::now();
+        let outcome = if claim.block.order >= Order::HUGE && pressure.is_high() {
+            if pool.store.punch(claim.block).is_ok() { Outcome::Absent } else { Outcome::Dirty }
+        } else if pool.store.zero_cold(claim.block, || !state.stop.load(Ordering::Relaxed)) {
+            Outcome::Clean
+        } else {
+            Outcome::Dirty
+        };
+        let pages = claim.block.pages() as u64;
+        pool.handoff.finish(claim, outcome);
+        match outcome {
+            Outcome::Clean => state.zeroed.fetch_add(pages, Ordering::Relaxed),
+            Outcome::Absent => state.punched.fetch_add(pages, Ordering::Relaxed),
+            Outcome::Dirty => 0,
+        };
+        state.cpu_ns.store(host::thread_cpu_time().as_nanos() as u64, Ordering::Relaxed);
+        rest(began.elapsed(), options.budget);
+    }
+}
+
+/// Waits for work: in naps at first, then until woken.
+fn wait(pool: &Shared, state: &ZeroerShared) {
+    for _ in 0..NAPS {
+        if pool.handoff.has_offers() || state.stop.load(Ordering::SeqCst) {
+            return;
+        }
+        thread::park_timeout(NAP);
+    }
+    state.asleep.store(true, Ordering::SeqCst);
+    if !pool.handoff.has_offers() && !state.stop.load(Ordering::SeqCst) {
+        thread::park();
+    }
+    state.asleep.store(false, Ordering::SeqCst);
+}
+
+/// Rests long enough that `worked` was `budget` of the whole.
+fn rest(worked: Duration, budget: f32) {
+    if budget < 1.0 {
+        thread::sleep(worked.mul_f32(1.0 / budget.clamp(0.001, 1.0) - 1.0));
+    }
+}
+
+/// A look at the host's memory pressure, at most every so often.
+struct Pressure {
+    limit: f32,
+    every: Duration,
+    last: Option<(Instant, bool)>,
+}
+
+impl Pressure {
+    fn is_high(&mut self) -> bool {
+        match self.last {
+            Some((when, high)) if when.elapsed() < self.every => high,
+            _ => {
+                let high = host::memory_pressure().is_some_and(|percent| percent > self.limit);
+                self.last = Some((Instant::now(), high));
+                high
+            }
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The host says nothing in the interpreter.
+
+use std::time::Duration;
+
+use crate::SysError;
+
+/// Unknown here.
+#[must_use]
+pub fn memory_headroom() -> Option<u64> {
+    None
+}
+
+/// Unknown here.
+#[must_use]
+pub fn memory_pressure() -> Option<f32> {
+    None
+}
+
+/// Nothing to change.
+///
+/// # Errors
+/// None.
+pub fn run_when_idle() -> Result<(), SysError> {
+    Ok(())
+}
+
+/// Time does not pass.
+#[must_use]
+pub fn thread_cpu_time() -> Duration {
+    Duration::ZERO
+}

@@ -1,0 +1,26 @@
+//! No huge pages in the interpreter.
+
+use crate::{Call, Memfd, PageRange, Reservation, SysError};
+
+/// Bytes in a huge page of x86-64.
+pub const HUGE_SIZE: usize = 2 << 20;
+
+impl Memfd {
+    /// Always fails.
+    ///
+    /// # Errors
+    /// `ENOSYS`.
+    pub fn hugetlb(_: &std::ffi::CStr) -> Result<Self, SysError> {
+        Err(SysError::new(Call::MemfdCreate, libc::ENOSYS))
+    }
+}
+
+impl Reservation {
+    /// Always fails.
+    ///
+    /// # Errors
+    /// `ENOSYS`.
+    pub fn take_pages(&self, _: usize, _: &Reservation, _: PageRange) -> Result<(), SysError> {
+        Err(SysError::new(Call::Remap, libc::ENOSYS))
+    }
+}

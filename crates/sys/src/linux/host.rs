@@ -1,0 +1,137 @@
+//! What the host says about memory and time: headroom, pressure, thread priority, CPU clocks.
+//!
+//! Read from `/proc` and the memory control group, both hierarchies. Nothing here is exact: other
+//! processes take memory between the reading and its use. It is there to refuse growth early, while
+//! a refusal is still an error and not a kill.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use crate::{Call, SysError, inject};
+
+/// Bytes that can still be allocated before the host or the control group runs out; `None` when
+/// neither can be read.
+#[must_use]
+pub fn memory_headroom() -> Option<u64> {
+    let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
+    [available, group_headroom()].into_iter().flatten().min()
+}
+
+/// `MemAvailable` of `/proc/meminfo`, in bytes.
+fn available(meminfo: &str) -> Option<u64> {
+    let line = meminfo.lines().find_map(|line| line.strip_prefix("MemAvailable:"))?;
+    line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok().map(|kib| kib << 10)
+}
+
+/// Headroom of the tightest control group on the path to the root.
+fn group_headroom() -> Option<u64> {
+    let groups = fs::read_to_string("/proc/self/cgroup").ok()?;
+    groups.lines().filter_map(group_of).filter_map(|group| group.headroom()).min()
+}
+
+/// A memory control group: its directory, and the names of its limit and usage there.
+struct Group {
+    root: &'static str,
+    path: PathBuf,
+    limit: &'static str,
+    usage: &'static str,
+    /// Name, in `memory.stat`, of the file cache that goes away under pressure.
+    cache: &'static str,
+}
+
+/// The memory group that a line of `/proc/self/cgroup` names, in either hierarchy.
+fn group_of(line: &str) -> Option<Group> {
+    let mut fields = line.splitn(3, ':').skip(1);
+    let (controllers, path) = (fields.next()?, fields.next()?);
+    let path = path.trim_start_matches('/');
+    if controllers.is_empty() {
+        let root = "/sys/fs/cgroup";
+        let path = Path::new(root).join(path);
+        let (limit, usage) = ("memory.max", "memory.current");
+        Some(Group { root, path, limit, usage, cache: "inactive_file " })
+    } else if controllers.split(',').any(|name| name == "memory") {
+        let root = "/sys/fs/cgroup/memory";
+        let path = Path::new(root).join(path);
+        let (limit, usage) = ("memory.limit_in_bytes", "memory.usage_in_bytes");
+        Some(Group { root, path, limit, usage, cache: "total_inactive_file " })
+    } else {
+        None
+    }
+}
+
+impl Group {
+    fn headroom(&self) -> Option<u64> {
+        let number = |path: PathBuf| fs::read_to_string(path).ok()?.trim().parse::<u64>().ok();
+        self.path
+            .ancestors()
+            .take_while(|directory| directory.starts_with(self.root))
+            .filter_map(|directory| {
+                let limit = number(directory.join(self.limit))?;
+                let used = number(directory.join(self.usage))?;
+                let stat = fs::read_to_string(directory.join("memory.stat")).unwrap_or_default();
+                let cache = stat.lines().find_map(|line| line.strip_prefix(self.cache));
+                let cache: u64 = cache.and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+                Some(limit.saturating_sub(used.saturating_sub(cache)))
+            })
+            .min()
+    }
+}
+
+/// Share of the last ten seconds in which some task waited for memory, in percent (PSI); `None`
+/// where the kernel does not tell.
+#[must_use]
+pub fn memory_pressure() -> Option<f32> {
+    let text = fs::read_to_string("/proc/pressure/memory").ok()?;
+    let some = text.lines().find_map(|line| line.strip_prefix("some "))?;
+    some.split_whitespace().find_map(|field| field.strip_prefix("avg10="))?.parse().ok()
+}
+
+/// Makes the calling thread run only when nothing else wants the processor (`SCHED_IDLE`).
+///
+/// # Errors
+/// `EPERM` where a sandbox forbids it.
+pub fn run_when_idle() -> Result<(), SysError> {
+    inject::gate(Call::Schedule)?;
+    // SAFETY: all-zero is a valid parameter block: SCHED_IDLE takes priority 0.
+    let parameter: libc::sched_param = unsafe { std::mem::zeroed() };
+    // SAFETY: the block lives through the call; 0 names the calling thread.
+    let rc = unsafe { libc::sched_setscheduler(0, libc::SCHED_IDLE, &parameter) };
+    if rc != 0 { Err(SysError::last(Call::Schedule)) } else { Ok(()) }
+}
+
+/// Processor time the calling thread has used.
+#[must_use]
+pub fn thread_cpu_time() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel fills the structure; this clock exists for every thread.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &mut time) };
+    Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_control_group_are_recognised_and_others_are_not() {
+        assert_eq!(group_of("0::/a/b").unwrap().path, Path::new("/sys/fs/cgroup/a/b"));
+        let old = group_of("4:memory:/x").unwrap();
+        assert_eq!(old.path, Path::new("/sys/fs/cgroup/memory/x"));
+        assert_eq!(old.limit, "memory.limit_in_bytes");
+        assert!(group_of("3:cpuset:/").is_none());
+        assert!(group_of("garbage").is_none());
+    }
+
+    #[test]
+    fn available_memory_is_read_in_bytes() {
+        assert_eq!(available("MemTotal: 9 kB\nMemAvailable:    3 kB\n"), Some(3 << 10));
+        assert_eq!(available("MemTotal: 9 kB\n"), None);
+    }
+
+    #[test]
+    fn an_idle_thread_still_runs() {
+        let ran = std::thread::spawn(|| run_when_idle().is_ok() && !thread_cpu_time().is_zero());
+        assert!(ran.join().unwrap());
+    }
+}

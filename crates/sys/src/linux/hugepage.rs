@@ -1,0 +1,64 @@
+//! Huge pages and moved pages: what a pool of frames needs beyond plain maps.
+//!
+//! [`Memfd::hugetlb`] draws on the administrator's reserved huge pages and fails where there are
+//! none; everything else works without privilege. [`Reservation::take_pages`] moves page tables, not
+//! bytes.
+
+use std::os::fd::{FromRawFd, OwnedFd};
+
+use crate::{Call, Memfd, PageRange, Reservation, SysError, inject};
+
+/// Bytes in a huge page of x86-64.
+pub const HUGE_SIZE: usize = 2 << 20;
+
+impl Memfd {
+    /// Creates a file of reserved 2 MiB pages; its length and holes must be multiples of that.
+    ///
+    /// # Errors
+    /// `ENOSYS` or `EINVAL` on a kernel without hugetlb. A host with no page reserved fails later,
+    /// when the file is populated.
+    pub fn hugetlb(name: &std::ffi::CStr) -> Result<Self, SysError> {
+        inject::gate(Call::MemfdCreate)?;
+        let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
+        // SAFETY: `name` is a valid NUL-terminated string for the length of the call.
+        let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
+        if fd < 0 {
+            return Err(SysError::last(Call::MemfdCreate));
+        }
+        // SAFETY: the kernel just returned this descriptor and nobody else owns it.
+        Ok(Self::from_owned(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+}
+
+impl Reservation {
+    /// Moves the anonymous pages of `range` in `from` to page `at` here; `from` keeps its mapping,
+    /// which reads as zero afterwards (`MREMAP_DONTUNMAP`, Linux 5.7).
+    ///
+    /// # Errors
+    /// `EINVAL` when the source is not one private anonymous mapping, or lies outside.
+    pub fn take_pages(
+        &self,
+        at: usize,
+        from: &Reservation,
+        range: PageRange,
+    ) -> Result<(), SysError> {
+        inject::gate(Call::Remap)?;
+        let outside = at.checked_add(range.len).is_none_or(|end| end > self.pages())
+            || range.start.checked_add(range.len).is_none_or(|end| end > from.pages());
+        if outside || range.is_empty() {
+            return Err(SysError::new(Call::Remap, libc::EINVAL));
+        }
+        // SAFETY: both ranges lie inside reservations that their values own, as just checked; the
+        // kernel refuses overlapping ones.
+        let raw = unsafe {
+            libc::mremap(
+                from.page_ptr(range.start).cast(),
+                range.byte_len(),
+                range.byte_len(),
+                libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED | libc::MREMAP_DONTUNMAP,
+                self.page_ptr(at).cast::<libc::c_void>(),
+            )
+        };
+        if raw == libc::MAP_FAILED { Err(SysError::last(Call::Remap)) } else { Ok(()) }
+    }
+}

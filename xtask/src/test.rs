@@ -1,0 +1,245 @@
+//! `cargo xtask test`: everything that guards the project, in one run.
+//!
+//! Every step runs, also after one failed, so that one run tells all there is to mend; the first
+//! failure is named and the exit status says so. Clippy and rustdoc come side by side because they
+//! share the checked dependencies; the tests then build the code itself.
+//!
+//! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result lines
+//! of cargo test; a step that failed without a failed test counts as one. Skipped counts tests that are ignored, and every `SKIPPED:` line: a test that lacks
+//! something of the host prints one, and passes. So what a host could not test is never silent.
+
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use crate::command::{cargo, find, run, run_watched};
+use crate::{guests, host};
+
+/// The step whose failures are counted by the tests themselves.
+const TESTS: &str = "tests";
+
+/// `cargo xtask test`
+pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
+    if let Some(argument) = arguments.first() {
+        bail!("unknown argument {argument:?}; usage: cargo xtask test");
+    }
+    let start = Instant::now();
+    let mut steps = Steps::default();
+    let mut tally = Tally::default();
+
+    steps.run("format", || {
+        host::rust_component("rustfmt", "fmt")?;
+        run(cargo().current_dir(host::repository()).args(["fmt", "--all", "--check"]))
+    });
+    steps.run("clippy", || {
+        host::rust_component("clippy", "clippy")?;
+        host::c_compiler()?;
+        run(cargo().current_dir(host::repository()).args([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--all-features",
+            "--locked",
+            "--",
+            "-D",
+            "warnings",
+        ]))
+    });
+    steps.run("documentation", || {
+        run(cargo().current_dir(host::repository()).env("RUSTDOCFLAGS", "-D warnings").args([
+            "doc",
+            "--workspace",
+            "--no-deps",
+            "--all-features",
+            "--locked",
+        ]))
+    });
+    steps.run("guests", guests::all);
+    steps.run(TESTS, || {
+        let mut test = cargo();
+        test.current_dir(host::repository())
+            .args(["test", "--workspace", "--all-features", "--locked", "--no-fail-fast"])
+            // What passing tests print is shown too: it may be that they skipped something.
+            .args(["--", "--show-output"]);
+        run_watched(&mut test, |line| tally.note(line))
+    });
+    steps.run("dependencies", || dependencies(&mut tally));
+
+    tally.count_steps(&steps);
+
+    println!("\n== summary ({:.0} s)", start.elapsed().as_secs_f64());
+    for (name, seconds, error) in &steps.done {
+        let how = if error.is_none() { "ok" } else { "FAILED" };
+        println!("{how:<6} {seconds:>6.1} s  {name}");
+    }
+    for line in &tally.skips {
+        println!("{line}");
+    }
+    for name in &tally.failures {
+        println!("failed test: {name}");
+    }
+    let first = steps.done.iter().find_map(|(name, _, error)| Some((name, error.as_ref()?)));
+    if let Some((name, error)) = first {
+        println!("the first failure is in step {name}: {error}");
+    }
+    println!("{}", tally.line());
+    let good = tally.failed == 0 && tally.passed > 0;
+    Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Checks licences, sources and advisories of everything that is linked, where that is possible.
+fn dependencies(tally: &mut Tally) -> Result<()> {
+    if find("cargo-deny").is_none() {
+        tally.skip(
+            "SKIPPED: dependencies not checked: cargo-deny is missing; \
+             `cargo install cargo-deny --locked` adds it",
+        );
+        return Ok(());
+    }
+    let deny = |arguments: &[&str]| {
+        let mut command = cargo();
+        command.current_dir(host::repository()).args(["deny", "--all-features"]).args(arguments);
+        run(&mut command)
+    };
+    deny(&["check", "bans", "licenses", "sources"])?;
+    if let Err(error) = deny(&["fetch", "db"]) {
+        tally.skip(&format!("SKIPPED: advisories not checked: {error:#}"));
+        return Ok(());
+    }
+    deny(&["check", "advisories"])
+}
+
+/// The steps that ran: name, seconds, and the error if it failed.
+#[derive(Debug, Default)]
+struct Steps {
+    done: Vec<(&'static str, f64, Option<String>)>,
+}
+
+impl Steps {
+    fn run(&mut self, name: &'static str, step: impl FnOnce() -> Result<()>) {
+        println!("\n== {name}");
+        let start = Instant::now();
+        let error = step().err().map(|error| format!("{error:#}"));
+        let seconds = start.elapsed().as_secs_f64();
+        match &error {
+            None => println!("== {name}: ok, {seconds:.1} s"),
+            Some(error) => println!("== {name}: FAILED after {seconds:.1} s: {error}"),
+        }
+        self.done.push((name, seconds, error));
+    }
+}
+
+/// What the test harnesses said.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Tally {
+    passed: u64,
+    failed: u64,
+    ignored: u64,
+    /// The `SKIPPED:` lines, each kind once.
+    skips: Vec<String>,
+    /// How many there were.
+    skipped: u64,
+    /// Names of the tests that failed.
+    failures: Vec<String>,
+}
+
+impl Tally {
+    /// Takes note of one line that cargo test printed.
+    fn note(&mut self, line: &str) {
+        if let Some(counts) = line.strip_prefix("test result: ") {
+            // "ok. 3 passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.1s"
+            let (_, counts) = counts.split_once(". ").unwrap_or(("", counts));
+            for part in counts.split(';') {
+                let Some((number, what)) = part.trim().split_once(' ') else { continue };
+                let Ok(number) = number.parse::<u64>() else { continue };
+                match what {
+                    "passed" => self.passed += number,
+                    "failed" => self.failed += number,
+                    "ignored" => self.ignored += number,
+                    _ => {}
+                }
+            }
+        } else if let Some(name) =
+            line.strip_prefix("test ").and_then(|rest| rest.strip_suffix(" ... FAILED"))
+        {
+            self.failures.push(name.to_owned());
+        } else if line.trim_start().starts_with("SKIPPED:") {
+            self.skipped += 1;
+            if !self.skips.iter().any(|known| known == line.trim()) {
+                self.skips.push(line.trim().to_owned());
+            }
+        }
+    }
+
+    /// Adds the failures that no result line told of: of other steps, and of a test program that was
+    /// killed before it could say anything.
+    fn count_steps(&mut self, steps: &Steps) {
+        let told = self.failed > 0;
+        let untold = |(name, _, error): &&(&str, f64, Option<String>)| {
+            error.is_some() && !(*name == TESTS && told)
+        };
+        self.failed += steps.done.iter().filter(untold).count() as u64;
+    }
+
+    /// Says that something of this program's own was skipped.
+    fn skip(&mut self, line: &str) {
+        println!("{line}");
+        self.note(line);
+    }
+
+    fn line(&self) -> String {
+        let skipped = self.ignored + self.skipped;
+        format!("{} passed, {} failed, {skipped} skipped", self.passed, self.failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn result_lines_are_summed_and_skips_counted_and_failures_named() {
+        let mut tally = Tally::default();
+        for line in [
+            "running 2 tests",
+            "test slot::tests::a_reset_brings_back ... ok",
+            "test result: ok. 12 passed; 0 failed; 1 ignored; 0 measured; 3 filtered out; finished in 0.01s",
+            "test it_holds ... FAILED",
+            "---- it_needs_kvm stdout ----",
+            "SKIPPED: /dev/kvm is missing",
+            "SKIPPED: /dev/kvm is missing",
+            "SKIPPED: uffd: forbidden",
+            "this line only mentions SKIPPED: x",
+            "test result: FAILED. 3 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 2.00s",
+        ] {
+            tally.note(line);
+        }
+        assert_eq!(tally.line(), "15 passed, 1 failed, 4 skipped");
+        assert_eq!(tally.skips, ["SKIPPED: /dev/kvm is missing", "SKIPPED: uffd: forbidden"]);
+        assert_eq!(tally.failures, ["it_holds"]);
+    }
+
+    #[test]
+    fn a_failed_step_is_kept_with_its_reason_and_the_next_one_still_runs() {
+        let mut steps = Steps::default();
+        steps.run("first", || bail!("no such thing"));
+        steps.run("second", || Ok(()));
+        let found: Vec<_> =
+            steps.done.iter().map(|(name, _, error)| (*name, error.as_deref())).collect();
+        assert_eq!(found, [("first", Some("no such thing")), ("second", None)]);
+    }
+
+    #[test]
+    fn a_run_in_which_anything_failed_never_ends_with_zero_failed() {
+        let mut steps = Steps::default();
+        steps.run("lints", || bail!("unused"));
+        steps.run(TESTS, || bail!("killed by a signal"));
+        let mut silent = Tally { passed: 3, ..Tally::default() };
+        silent.count_steps(&steps);
+        assert_eq!(silent.line(), "3 passed, 2 failed, 0 skipped");
+        let mut told = Tally { passed: 3, failed: 4, ..Tally::default() };
+        told.count_steps(&steps);
+        assert_eq!(told.line(), "3 passed, 5 failed, 0 skipped");
+    }
+}
