@@ -424,7 +424,9 @@ fn a_recorded_working_set_is_read_from_its_compact_copy_alone() {
 fn a_guest_that_never_stops_writing_loses_no_write() {
     const LARGE: usize = 8192;
     let dir = tempfile::tempdir().unwrap();
-    for strategy in [Strategy::MapDetach, Strategy::CopyHybrid, Strategy::WorkingSet] {
+    // Several times, for what is looked for happens between two instructions.
+    let detach = [Strategy::MapDetach; 6];
+    for strategy in detach.into_iter().chain([Strategy::CopyHybrid, Strategy::WorkingSet]) {
         let zeros_and_marks: Vec<u8> = (0..LARGE)
             .flat_map(|page| {
                 let mut bytes = vec![0; PAGE_SIZE];
