@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_sys::fault::{FaultHandler, FaultSignal};
-use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, Reservation, SysError, futex};
+use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, Reservation, SysError, futex, usage};
 
 use crate::control::Control;
 use crate::lazy::HUGE;
@@ -23,6 +23,13 @@ use crate::lazy::HUGE;
 const MAPPED: u32 = 0;
 const MOVING: u32 = 1;
 const OWNED: u32 = 2;
+
+/// Faults of other threads, during a piece or a pause, from which on they count as busy.
+const BUSY: u64 = 32;
+/// How long to give way at a time.
+const PAUSE: Duration = Duration::from_millis(1);
+/// How long to give way in all, for each piece there is.
+const PAUSE_PER_PIECE: Duration = Duration::from_millis(2);
 
 /// Pages faulted in by one call.
 const POPULATE: usize = 2048;
@@ -83,10 +90,29 @@ impl Detach {
             let pages = PageRange::new(start, POPULATE.min(self.range.len - start));
             self.target.advise(self.in_target(pages), Advice::PopulateRead)?;
         }
+        let mut patience = PAUSE_PER_PIECE * self.states.len() as u32;
         for piece in 0..self.states.len() {
+            let before = usage::faults();
             self.detach(piece)?;
+            self.give_way(before, &mut patience);
         }
         Ok(())
+    }
+
+    /// Pauses while other threads take faults: a change of mappings stops them all for a moment, and costs
+    /// more than it gains as long as they are busy. Ends when they are done or `patience` is used up.
+    fn give_way(&self, mut before: usage::Faults, patience: &mut Duration) {
+        while !patience.is_zero() && !self.control.stop.load(Ordering::Acquire) {
+            let now = usage::faults();
+            let own = now.thread - before.thread;
+            if (now.process - before.process).saturating_sub(own) < BUSY {
+                return;
+            }
+            before = now;
+            let pause = PAUSE.min(*patience);
+            std::thread::sleep(pause);
+            *patience -= pause;
+        }
     }
 
     /// Detaches a piece unless it is owned already.

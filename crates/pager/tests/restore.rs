@@ -417,3 +417,78 @@ fn a_recorded_working_set_is_read_from_its_compact_copy_alone() {
     }
     assert_eq!(restore.status().faults, 0);
 }
+
+/// Two threads count in every page without pause while the mapping is replaced, or the pages stream in,
+/// under them: every increment must be there at the end.
+#[test]
+fn a_guest_that_never_stops_writing_loses_no_write() {
+    const LARGE: usize = 8192;
+    let dir = tempfile::tempdir().unwrap();
+    // Several times, for what is looked for happens between two instructions.
+    let detach = [Strategy::MapDetach; 6];
+    for strategy in detach.into_iter().chain([Strategy::CopyHybrid, Strategy::WorkingSet]) {
+        let zeros_and_marks: Vec<u8> = (0..LARGE)
+            .flat_map(|page| {
+                let mut bytes = vec![0; PAGE_SIZE];
+                bytes[8] = page as u8;
+                bytes
+            })
+            .collect();
+        let mut source = FileSource::new(file(dir.path(), &zeros_and_marks)).unwrap();
+        if strategy == Strategy::WorkingSet {
+            let set = vec![PageRange::new(0, 3), PageRange::new(4000, 1)];
+            let path = dir.path().join("set");
+            let compact: Vec<u8> = set
+                .iter()
+                .flat_map(|r| zeros_and_marks[r.byte_start()..][..r.byte_len()].to_vec())
+                .collect();
+            std::fs::write(&path, compact).unwrap();
+            source = source.with_working_set(set, File::open(path).unwrap());
+        }
+        let memory = Arc::new(Reservation::aligned(LARGE, 2 << 20).unwrap());
+        let all = PageRange::new(0, LARGE);
+        let restore =
+            Restore::start(memory.clone(), all, Arc::new(source), &Options::with(strategy))
+                .unwrap();
+        let word = |page: usize, thread: usize| {
+            // SAFETY: inside the restored range; each thread has a word of its own in each page.
+            unsafe { memory.page_ptr(page).add(64 * (thread + 1)).cast::<u32>() }
+        };
+        let rounds: Vec<u32> = std::thread::scope(|scope| {
+            let count = |thread: usize| {
+                let (restore, word) = (&restore, &word);
+                move || {
+                    let mut random = Random(thread as u64 + 9);
+                    let mut rounds = 0;
+                    // A round more after the end, on memory that is all ours.
+                    loop {
+                        let last = restore.status().done;
+                        let skip = random.next(LARGE);
+                        for n in 0..LARGE {
+                            let at = word((n * 17 + skip) % LARGE, thread);
+                            // SAFETY: as above.
+                            unsafe { at.write_volatile(at.read_volatile() + 1) };
+                        }
+                        rounds += 1;
+                        if last {
+                            return rounds;
+                        }
+                    }
+                }
+            };
+            let threads = [scope.spawn(count(0)), scope.spawn(count(1))];
+            threads.map(|thread| thread.join().unwrap()).to_vec()
+        });
+        restore.wait(PATIENCE).unwrap();
+        for page in 0..LARGE {
+            for (thread, rounds) in rounds.iter().enumerate() {
+                // SAFETY: as above.
+                let found = unsafe { word(page, thread).read_volatile() };
+                assert_eq!(found, *rounds, "{} page {page}", strategy.name());
+            }
+            // SAFETY: as above.
+            let mark = unsafe { memory.page_ptr(page).add(8).read_volatile() };
+            assert_eq!(mark, page as u8);
+        }
+    }
+}

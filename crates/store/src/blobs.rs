@@ -136,23 +136,25 @@ impl BlobRead for FileBlob {
     }
 }
 
-/// Hashes and writes a blob in a thread of its own, so that hashing overlaps with finding the pages.
+/// Writes a blob; a thread of its own hashes it meanwhile, which takes longer than everything else.
 pub(crate) struct BlobWriter {
     dir: PathBuf,
     temporary: PathBuf,
+    file: File,
+    len: u64,
     /// `None` once closed.
     queue: Option<SyncSender<Vec<u8>>>,
     recycled: Receiver<Vec<u8>>,
-    thread: Option<JoinHandle<io::Result<(File, Sha256, u64)>>>,
+    thread: Option<JoinHandle<Sha256>>,
 }
 
-/// Buffers in flight between the finder of pages and the writer.
-const QUEUE: usize = 4;
+/// Buffers in flight between writing and hashing.
+const QUEUE: usize = 8;
 
 impl BlobWriter {
     pub(crate) fn create(dir: &Path) -> Result<Self, SaveError> {
         let temporary = dir.join(temporary_name());
-        let mut file = OpenOptions::new()
+        let file = OpenOptions::new()
             .write(true)
             .create_new(true)
             .open(&temporary)
@@ -161,16 +163,13 @@ impl BlobWriter {
         let (give_back, recycled) = sync_channel::<Vec<u8>>(QUEUE + 2);
         let work = move || {
             let mut hasher = sha2::Sha256::new();
-            let mut len = 0;
             for mut buffer in incoming {
                 hasher.update(&buffer);
-                file.write_all(&buffer)?;
-                len += buffer.len() as u64;
                 buffer.clear();
                 // A full or closed return path only costs an allocation.
                 let _ = give_back.try_send(buffer);
             }
-            Ok((file, Sha256(hasher.finalize().into()), len))
+            Sha256(hasher.finalize().into())
         };
         let thread = std::thread::Builder::new()
             .name("afresh-blob".to_owned())
@@ -180,6 +179,8 @@ impl BlobWriter {
             Ok(thread) => Ok(Self {
                 dir: dir.to_owned(),
                 temporary,
+                file,
+                len: 0,
                 queue: Some(queue),
                 recycled,
                 thread: Some(thread),
@@ -196,54 +197,63 @@ impl BlobWriter {
         self.recycled.try_recv().unwrap_or_default()
     }
 
-    /// Appends bytes. A write error shows here or in [`BlobWriter::finish`].
+    /// Appends bytes.
     pub(crate) fn push(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
-        let sent = self.queue.as_ref().is_some_and(|queue| queue.send(bytes).is_ok());
-        if sent { Ok(()) } else { self.join().map(|_| ()) }
+        self.file.write_all(&bytes).map_err(|e| SaveError::io(&self.temporary, e))?;
+        self.len += bytes.len() as u64;
+        match &self.queue {
+            Some(queue) if queue.send(bytes).is_ok() => Ok(()),
+            _ => Err(self.ended()),
+        }
     }
 
-    fn join(&mut self) -> Result<(File, Sha256, u64), SaveError> {
+    fn ended(&self) -> SaveError {
+        SaveError::io(&self.temporary, io::Error::other("the hashing thread has ended"))
+    }
+
+    /// Makes the bytes durable, and waits for their digest.
+    fn join(&mut self) -> Result<Sha256, SaveError> {
         self.queue = None;
-        let result = match self.thread.take().map(JoinHandle::join) {
-            Some(Ok(result)) => result,
-            _ => Err(io::Error::other("the writing thread has ended")),
-        };
-        result.map_err(|e| SaveError::io(&self.temporary, e))
+        self.file.sync_all().map_err(|e| SaveError::io(&self.temporary, e))?;
+        match self.thread.take().map(JoinHandle::join) {
+            Some(Ok(digest)) => Ok(digest),
+            _ => Err(self.ended()),
+        }
     }
 
-    /// Makes the blob durable under its digest. The caller syncs the directory once for all blobs.
+    /// Puts the blob, durable, under its digest. The caller syncs the directory once for all blobs.
     pub(crate) fn finish(mut self) -> Result<(Sha256, u64), SaveError> {
-        let (file, digest, len) = self.join()?;
-        self.place(&file, digest)?;
-        Ok((digest, len))
+        let digest = self.join()?;
+        self.place(digest)?;
+        Ok((digest, self.len))
     }
 
     /// As [`BlobWriter::finish`] if the digest is `expected`; the inner error is what it is instead, and
     /// no blob appears then.
     #[cfg(feature = "remote")]
     pub(crate) fn finish_as(mut self, expected: Sha256) -> Result<Result<(), Sha256>, SaveError> {
-        let (file, digest, _) = self.join()?;
+        let digest = self.join()?;
         if digest != expected {
             return Ok(Err(digest));
         }
-        self.place(&file, digest).map(Ok)
+        self.place(digest).map(Ok)
     }
 
-    fn place(&self, file: &File, digest: Sha256) -> Result<(), SaveError> {
+    fn place(&self, digest: Sha256) -> Result<(), SaveError> {
         let path = self.dir.join(digest.hex());
-        (|| {
-            file.set_permissions(fs::Permissions::from_mode(0o444))?;
-            file.sync_all()?;
-            fs::rename(&self.temporary, &path)
-        })()
-        .map_err(|e| SaveError::io(&path, e))
+        self.file
+            .set_permissions(fs::Permissions::from_mode(0o444))
+            .and_then(|()| fs::rename(&self.temporary, &path))
+            .map_err(|e| SaveError::io(&path, e))
     }
 }
 
 impl Drop for BlobWriter {
     fn drop(&mut self) {
-        if self.thread.is_some() {
-            let _ = self.join();
+        // The thread ends with its queue.
+        self.queue = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
         }
         // Gone already after a successful `finish`.
         let _ = fs::remove_file(&self.temporary);

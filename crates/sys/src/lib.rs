@@ -9,6 +9,7 @@
 //! * [`Uffd`]: userfaultfd, for write protection and for filling missing pages.
 //! * [`pagemap`]: `PAGEMAP_SCAN`, which lists the pages that were written.
 //! * [`mod@file`]: files other than memfds, and moving mappings.
+//! * [`usage`]: page-fault counts.
 //! * [`futex`]: waiting for a word to change.
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
@@ -42,6 +43,7 @@ pub use imp::file;
 pub use imp::futex;
 pub use imp::host;
 pub use imp::pagemap;
+pub use imp::usage;
 pub use imp::{
     Advice, HUGE_SIZE, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent,
     UffdMode,

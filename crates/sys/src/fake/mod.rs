@@ -14,6 +14,7 @@ pub mod pagemap;
 mod perf;
 mod reservation;
 mod uffd;
+pub mod usage;
 
 use std::collections::BTreeMap;
 

@@ -10,6 +10,7 @@ pub mod pagemap;
 mod perf;
 mod reservation;
 mod uffd;
+pub mod usage;
 mod vmm;
 
 pub use hugepage::HUGE_SIZE;

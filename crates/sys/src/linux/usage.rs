@@ -1,0 +1,25 @@
+//! How many page faults were taken: a measure of how busy others are with memory.
+
+/// Page faults so far that needed no disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Faults {
+    /// Of the whole process.
+    pub process: u64,
+    /// Of the calling thread.
+    pub thread: u64,
+}
+
+fn minor(who: libc::c_int) -> u64 {
+    // SAFETY: an all-zero `rusage` is a value, and the call fills it.
+    unsafe {
+        let mut usage: libc::rusage = std::mem::zeroed();
+        libc::getrusage(who, &mut usage);
+        usage.ru_minflt.max(0) as u64
+    }
+}
+
+/// Reads both counts.
+#[must_use]
+pub fn faults() -> Faults {
+    Faults { process: minor(libc::RUSAGE_SELF), thread: minor(libc::RUSAGE_THREAD) }
+}
