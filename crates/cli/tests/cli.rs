@@ -45,7 +45,12 @@ const COUNTER: &str = r#"(module
 fn run_starts_every_call_from_the_warm_state() {
     let guest = module("run", COUNTER);
     let output = afresh(&["run", &guest, "--warm", "warm:40", "--call", "next", "-n", "3", "2"]);
-    assert_eq!((out(&output).as_str(), output.status.code()), ("42\n42\n42\n", Some(0)), "{}", err(&output));
+    assert_eq!(
+        (out(&output).as_str(), output.status.code()),
+        ("42\n42\n42\n", Some(0)),
+        "{}",
+        err(&output)
+    );
     let output = afresh(&["-o", "json", "run", &guest, "--call", "next", "-1"]);
     assert!(out(&output).starts_with(r#"{"result":["-1"],"us":"#), "{}", out(&output));
 }
@@ -56,12 +61,24 @@ fn what_goes_wrong_is_named_and_has_an_exit_code() {
     for (arguments, code, message) in [
         (vec!["run", "/nonexistent.wasm"], 1, "cannot read /nonexistent.wasm"),
         (vec!["run", "/bin/sh", "--call", "x"], 1, "ELF"),
-        (vec!["run", &guest, "--call", "nxt"], 1, "exports no function \"nxt\"; it exports next, spin, trap, warm"),
+        (
+            vec!["run", &guest, "--call", "nxt"],
+            1,
+            "exports no function \"nxt\"; it exports next, spin, trap, warm",
+        ),
         (vec!["run", &guest, "--call", "next", "two"], 1, "argument 1: `two` is no i32"),
         (vec!["run", &guest, "--call", "next"], 1, "0 arguments given, 1 wanted"),
         (vec!["run", &guest, "--call", "trap"], 1, "the guest trapped"),
-        (vec!["run", &guest, "--call", "spin", "--timeout", "50"], 1, "stopped after its timeout of 50ms"),
-        (vec!["run", &guest, "--call", "spin", "--fuel", "1000"], 1, "used up its 1000 units of fuel"),
+        (
+            vec!["run", &guest, "--call", "spin", "--timeout", "50"],
+            1,
+            "stopped after its timeout of 50ms",
+        ),
+        (
+            vec!["run", &guest, "--call", "spin", "--fuel", "1000"],
+            1,
+            "used up its 1000 units of fuel",
+        ),
         (vec!["run", &guest, "--warm", "next:x"], 1, "`x` is no i32"),
         (vec!["run", &guest, "--strategy", "magic"], 2, "unknown strategy `magic`"),
         (vec!["run", &guest, "--mode", "magic"], 2, "unknown mode `magic`"),
@@ -74,7 +91,11 @@ fn what_goes_wrong_is_named_and_has_an_exit_code() {
     let text = std::env::temp_dir().join(format!("afresh-cli-{}.txt", std::process::id()));
     std::fs::write(&text, "(module)").unwrap();
     let output = afresh(&["run", &text.display().to_string()]);
-    assert!(err(&output).contains("neither a Wasm binary nor an ELF executable"), "{}", err(&output));
+    assert!(
+        err(&output).contains("neither a Wasm binary nor an ELF executable"),
+        "{}",
+        err(&output)
+    );
 }
 
 #[test]
@@ -139,19 +160,45 @@ fn clones_of_the_javascript_engine_draw_different_random_numbers() {
 fn a_spinning_script_is_stopped_and_the_engine_stays_usable() {
     let Some(js) = real_guest("js.wasm") else { return };
     let output = afresh(&[
-        "verify", &js, "--warm", "warm", "--call", "handle", "--input", r#"{"op":"spin"}"#,
-        "--timeout", "60", "-n", "2", "-o", "json",
+        "verify",
+        &js,
+        "--warm",
+        "warm",
+        "--call",
+        "handle",
+        "--input",
+        r#"{"op":"spin"}"#,
+        "--timeout",
+        "60",
+        "-n",
+        "2",
+        "-o",
+        "json",
     ]);
     let text = out(&output);
-    assert!(text.contains(r#""failed_calls":2"#) && text.contains(r#""pristine":true"#), "{text}{}", err(&output));
+    assert!(
+        text.contains(r#""failed_calls":2"#) && text.contains(r#""pristine":true"#),
+        "{text}{}",
+        err(&output)
+    );
 }
 
 #[test]
 fn the_warm_python_answers_and_forgets() {
     let Some(python) = real_guest("python.wasm") else { return };
     let output = afresh(&[
-        "verify", &python, "--warm", "warm", "--call", "handle", "--input",
-        r#"{"op":"plant","secret":"canary"}"#, "-n", "3", "-o", "json",
+        "verify",
+        &python,
+        "--warm",
+        "warm",
+        "--call",
+        "handle",
+        "--input",
+        r#"{"op":"plant","secret":"canary"}"#,
+        "-n",
+        "3",
+        "-o",
+        "json",
     ]);
     let text = out(&output);
     assert_eq!(output.status.code(), Some(0), "{}", err(&output));
