@@ -5,7 +5,7 @@
 //!   functions set, 1.5 MiB of data.
 //!
 //! Both export `empty`, `scatter64` (one word in each of 64 pages, 20 KiB apart) and `dirty1m` (one word
-//! in each of 256 consecutive pages).
+//! in each of 256 consecutive pages) and `grow` (16 Wasm pages more, a word written in each).
 
 use wasm_encoder::{
     BlockType, CodeSection, ConstExpr, DataSection, ElementSection, Elements, EntityType,
@@ -52,6 +52,22 @@ fn touch(from: usize, step: usize, count: usize) -> Function {
     function
 }
 
+/// Grows the memory by 16 Wasm pages and writes a word in each.
+fn grow() -> Function {
+    let mut function = Function::new([(1, ValType::I32)]);
+    let mut code: InstructionSink<'_> = function.instructions();
+    code.i32_const(16).memory_grow(0).i32_const(16).i32_shl().local_set(0);
+    for n in 0..16u64 {
+        let place = MemArg { offset: n << 16, ..WORD };
+        code.local_get(0).i32_const(1).i32_store(place);
+    }
+    code.end();
+    function
+}
+
+/// Functions that stand before the module's ordinary ones: the import and the four above.
+const FIRST: u32 = 5;
+
 impl Shape {
     /// The binary.
     #[must_use]
@@ -69,6 +85,7 @@ impl Shape {
             Function::new([]),
             touch(SCATTER.0, SCATTER.1, 64),
             touch(DIRTY.0, 4096, DIRTY.1 / 4096),
+            grow(),
         ] {
             let mut body = body;
             if body.byte_len() <= 1 {
@@ -77,14 +94,14 @@ impl Shape {
             functions.function(0);
             code.function(&body);
         }
-        for n in 3..self.functions {
+        for n in FIRST - 1..self.functions {
             let mut body = Function::new([]);
             let mut sink = body.instructions();
             sink.local_get(0).i32_const(n as i32).i32_mul();
             let global = n % self.globals;
             sink.global_get(global).i32_add().global_set(global);
-            if self.table > 0 && n == 3 {
-                sink.local_get(0).ref_func(4).table_set(0);
+            if self.table > 0 && n == FIRST - 1 {
+                sink.local_get(0).ref_func(FIRST).table_set(0);
             }
             sink.global_get(global).end();
             functions.function(1);
@@ -100,7 +117,8 @@ impl Shape {
                 maximum: None,
                 shared: false,
             });
-            let entries: Vec<u32> = (0..self.table).map(|n| 4 + n % (self.functions - 4)).collect();
+            let entries: Vec<u32> =
+                (0..self.table).map(|n| FIRST + n % (self.functions - FIRST)).collect();
             elements.active(Some(0), &ConstExpr::i32_const(0), Elements::Functions(entries.into()));
         }
         let mut memories = MemorySection::new();
@@ -118,11 +136,11 @@ impl Shape {
         }
         let mut exports = ExportSection::new();
         exports.export("memory", ExportKind::Memory, 0);
-        for (n, name) in (1..).zip(["empty", "scatter64", "dirty1m"]) {
+        for (n, name) in (1..).zip(["empty", "scatter64", "dirty1m", "grow"]) {
             exports.export(name, ExportKind::Func, n);
         }
         // Every other function can be called, so analysis must take all they change for changeable.
-        for n in 4..=self.functions.min(400 + 3) {
+        for n in FIRST..self.functions.min(400 + FIRST) {
             exports.export(&format!("f{n}"), ExportKind::Func, n);
         }
         let mut data = DataSection::new();

@@ -54,8 +54,20 @@ fn main() -> ExitCode {
     match result {
         Ok(code) => code,
         Err(error) => {
-            eprintln!("afresh: {error:#}");
+            eprintln!("afresh: {}", describe(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+/// An error and its causes, without saying twice what a message already repeats of its cause.
+fn describe(error: &anyhow::Error) -> String {
+    let mut text = error.to_string();
+    for cause in error.chain().skip(1).map(ToString::to_string) {
+        if !text.contains(&cause) {
+            text.push_str(": ");
+            text.push_str(&cause);
+        }
+    }
+    text
 }

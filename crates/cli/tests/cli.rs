@@ -60,7 +60,7 @@ fn what_goes_wrong_is_named_and_has_an_exit_code() {
     let guest = module("wrong", COUNTER);
     for (arguments, code, message) in [
         (vec!["run", "/nonexistent.wasm"], 1, "cannot read /nonexistent.wasm"),
-        (vec!["run", "/bin/sh", "--call", "x"], 1, "ELF"),
+        (vec!["run", "/bin/sh", "--call", "x"], 1, "link it with -static-pie"),
         (
             vec!["run", &guest, "--call", "nxt"],
             1,
@@ -208,11 +208,16 @@ fn the_warm_python_answers_and_forgets() {
 #[test]
 fn a_component_runs_fresh_each_time() {
     let Some(component) = real_guest("component.wasm") else { return };
-    let call = "afresh:guest/ledger#calls";
-    let output = afresh(&["run", &component, "--call", call, "-n", "3"]);
+    let output = afresh(&["run", &component, "--call", "digest", "-n", "3"]);
     let text = out(&output);
     let lines: Vec<&str> = text.lines().collect();
     assert!(lines.len() == 3 && lines.iter().all(|l| *l == lines[0]), "{text}{}", err(&output));
+    let output = afresh(&["run", &component, "--call", "deposit", "all"]);
+    assert!(err(&output).contains("`all` cannot be read as"), "{}", err(&output));
+    let output = afresh(&["run", &component, "--call", "withdraw"]);
+    assert!(err(&output).contains("it exports warm, deposit, search"), "{}", err(&output));
+    let output = afresh(&["verify", &component, "--call", "fill", "-n", "5", "100", "7"]);
+    assert_eq!(output.status.code(), Some(0), "{}{}", out(&output), err(&output));
 }
 
 #[test]

@@ -2,7 +2,7 @@
 //!
 //! The VMM connects to a Unix socket and sends one message: a JSON array of its memory mappings, and a
 //! userfaultfd it has registered them with. From then on the pager answers the faults of its guest from a
-//! [`PageSource`] and streams ahead between them. A range that the VMM discards (a balloon, for instance)
+//! [`PageSource`](crate::PageSource) and streams ahead between them. A range that the VMM discards (a balloon, for instance)
 //! reads as zero afterwards.
 //!
 //! What it promises:

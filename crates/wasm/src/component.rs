@@ -13,6 +13,7 @@ use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
 use afresh_pool::{Lease as PoolLease, Pool, PoolStats};
 use afresh_rewrite::{DataSegment, NestedModule, prepare_component};
 use wasmtime::Store;
+use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Func, Instance, InstancePre, Linker, Type, Val};
 
 use crate::engine::TICK;
@@ -263,10 +264,9 @@ impl ComponentLease<'_> {
     }
 
     fn function(&mut self, name: &str) -> Result<Func, CallError> {
-        let missing = || CallError::NoSuchExport {
-            name: name.to_owned(),
-            available: "what its world lists".to_owned(),
-        };
+        let pre = &self.warm.pre;
+        let missing =
+            || CallError::NoSuchExport { name: name.to_owned(), available: available(pre) };
         let function = match name.split_once('#') {
             None => name,
             Some((_, function)) => function,
@@ -323,6 +323,26 @@ impl ComponentLease<'_> {
     pub fn differences(&mut self) -> Result<usize, WarmError> {
         self.memories.differences().map_err(|e| WarmError::State(e.to_string()))
     }
+}
+
+/// The functions that a component exports, as [`ComponentLease::call`] names them.
+fn available(pre: &InstancePre<Host>) -> String {
+    let ty = pre.component().component_type();
+    let mut names = Vec::new();
+    for (name, item) in ty.exports(pre.engine()) {
+        match item.ty {
+            ComponentItem::ComponentFunc(_) => names.push(name.to_owned()),
+            ComponentItem::ComponentInstance(interface) => {
+                let functions = interface
+                    .exports(pre.engine())
+                    .filter(|(_, item)| matches!(item.ty, ComponentItem::ComponentFunc(_)))
+                    .map(|(function, _)| format!("{name}#{function}"));
+                names.extend(functions);
+            }
+            _ => {}
+        }
+    }
+    if names.is_empty() { "no function at all".to_owned() } else { names.join(", ") }
 }
 
 fn read_value(ty: &Type, text: &str) -> Option<Val> {

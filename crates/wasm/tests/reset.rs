@@ -233,10 +233,10 @@ fn timeouts_and_fuel_stop_a_call_and_leave_the_pool_whole() {
         assert!(matches!(error, CallError::Timeout(t) if Some(t) == timeout), "{error}");
         call(&warm, "look", &[]).unwrap();
     }
-    let warm = warm_with(EVERYTHING, WarmUp::new(), GuestOptions { fuel: Some(10_000), ..base });
+    let warm = warm_with(EVERYTHING, WarmUp::new(), GuestOptions { fuel: Some(100_000), ..base });
     for _ in 0..3 {
         let error = call(&warm, "spin", &[]).unwrap_err();
-        assert!(matches!(error, CallError::OutOfFuel(10_000)), "{error}");
+        assert!(matches!(error, CallError::OutOfFuel(100_000)), "{error}");
         call(&warm, "spoil", &[]).unwrap();
     }
     pristine(&warm);
