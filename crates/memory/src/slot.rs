@@ -26,7 +26,9 @@ mod switch;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-use afresh_sys::{Advice, Features, PAGE_SIZE, PageRange, Protection, Reservation, page_align_up};
+use afresh_sys::{
+    Advice, Features, PAGE_SIZE, PageRange, Protection, Reservation, fork, page_align_up,
+};
 
 use crate::strategy::{Choice, HostAccess, Strategy};
 use crate::write_set::WriteSet;
@@ -122,6 +124,8 @@ pub struct Slot {
     choice: Choice,
     config: SlotConfig,
     stats: SlotStats,
+    /// Of the process that made the slot; a forked child has no protection on it.
+    generation: u32,
     quarantine: Option<String>,
 }
 
@@ -209,6 +213,7 @@ impl Slot {
             choice,
             config,
             stats: SlotStats::default(),
+            generation: fork::generation(),
             quarantine: None,
         };
         let regions = slot.config.regions.clone();

@@ -366,3 +366,35 @@ fn it_works_without_root() {
         }
     }
 }
+
+#[test]
+fn a_forked_child_is_refused_rather_than_given_a_slot_that_notices_nothing() {
+    each(8, 8, |mut slot| {
+        slot.write(0, &[1]).unwrap();
+        slot.reset().unwrap();
+        // SAFETY: the child touches only memory that exists before the fork, and leaves by `_exit`.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // Written past the parent's protection; the reset must not call this page restored.
+            // SAFETY: an accessible page of the slot, which the child has to itself.
+            unsafe { slot.base().add(5 * PAGE_SIZE).write_volatile(9) };
+            let byte = |slot: &Slot| {
+                let mut byte = [0];
+                slot.read(5 * PAGE_SIZE, &mut byte).map(|()| byte[0])
+            };
+            let safe = match slot.reset() {
+                Err(_) => byte(&slot).is_err(),
+                Ok(_) => matches!(byte(&slot), Ok(7)),
+            };
+            // SAFETY: ends the child without running the parent's destructors.
+            unsafe { libc::_exit(i32::from(!safe)) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child that was just made.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "{slot:?}");
+        slot.write(0, &[2]).unwrap();
+        slot.reset().unwrap();
+        assert_eq!(slot.verify().unwrap(), []);
+    });
+}

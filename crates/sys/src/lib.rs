@@ -13,6 +13,7 @@
 //! * [`futex`]: waiting for a word to change.
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
+//! * [`fork`]: whether this process was forked since.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
 //! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
@@ -40,6 +41,7 @@ pub use error::{Call, SysError};
 pub use features::{Feature, Features, UnknownFeature};
 pub use imp::fault;
 pub use imp::file;
+pub use imp::fork;
 pub use imp::futex;
 pub use imp::host;
 pub use imp::pagemap;

@@ -1,6 +1,6 @@
 //! Reset: bringing a slot back to its image, by each strategy, and the comparison that proves it.
 
-use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection};
+use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, fork};
 
 use super::{Method, Slot};
 use crate::ResetError;
@@ -38,6 +38,9 @@ impl Slot {
     /// [`ResetError`]: the slot is quarantined, because its content is unknown.
     #[inline]
     pub fn reset(&mut self) -> Result<ResetReport, ResetError> {
+        if fork::generation() != self.generation {
+            self.forked();
+        }
         if self.quarantine.is_some() {
             return Err(self.refusal());
         }
@@ -53,6 +56,16 @@ impl Slot {
                 self.quarantine(error.to_string());
                 Err(error)
             }
+        }
+    }
+
+    /// In a child of the process that made the slot, nothing notices writes.
+    #[cold]
+    fn forked(&mut self) {
+        if matches!(self.method, Method::WriteSet(_) | Method::Scan(_)) {
+            self.quarantine(
+                "made before a fork: a child's writes to it go unnoticed; make slots after",
+            );
         }
     }
 

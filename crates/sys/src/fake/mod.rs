@@ -6,6 +6,7 @@
 
 pub mod fault;
 pub mod file;
+pub mod fork;
 pub mod futex;
 pub mod host;
 mod hugepage;

@@ -2,6 +2,7 @@
 
 pub mod fault;
 pub mod file;
+pub mod fork;
 pub mod futex;
 pub mod host;
 mod hugepage;
