@@ -131,6 +131,14 @@ impl Image {
         Some(unsafe { &*extent.page_ptr(page).cast::<[u8; PAGE_SIZE]>() })
     }
 
+    /// Whether `live`, a page's bytes, equals page `page`.
+    pub(crate) fn page_is(&self, page: usize, live: &[u8]) -> bool {
+        match self.page(page) {
+            Some(content) => live == content,
+            None => is_zero(live),
+        }
+    }
+
     /// Copies bytes out; bytes past the end of the image read as zero.
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         let mut done = 0;

@@ -7,7 +7,6 @@
 //! the pages that calls write stay resident.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
 use afresh_pool::{Lease as PoolLease, Pool, PoolStats};
@@ -16,24 +15,20 @@ use wasmtime::Store;
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Func, Instance, InstancePre, Linker, Type, Val};
 
-use crate::engine::TICK;
 use crate::fresh::FreshMemories;
 use crate::guest::Guest;
-use crate::host::{Host, Wasi};
+use crate::host::Host;
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, record_memories, with_memories};
-use crate::reset::{UNLIMITED, WarmMemory};
-use crate::{CallError, Engine, LoadError, WarmError};
+use crate::reset::WarmMemory;
+use crate::stores::{CallLimits, Stores};
+use crate::{CallError, LoadError, WarmError};
 
 struct Inner {
-    /// Keeps the thread that timeouts count on alive.
-    _engine: Engine,
     pre: InstancePre<Host>,
     memories: Vec<WarmMemory>,
     policy: MemoryPolicy,
-    wasi: Arc<Wasi>,
-    memory_limit: usize,
-    timeout: Option<Duration>,
-    timeouts: bool,
+    stores: Stores,
+    limits: CallLimits,
     pool: Pool<FreshMemories>,
 }
 
@@ -132,30 +127,20 @@ impl WarmComponent {
         let engine = &guest.engine;
         let options = &guest.options;
         if options.timeout.is_some() {
-            engine.start_ticker();
+            engine.start_ticker()?;
         }
         let compile =
             |bytes: &[u8]| Component::new(engine.wasmtime(), bytes).map_err(LoadError::Compile);
         let prepared = prepare_component(&guest.wasm).map_err(LoadError::from)?;
         let mut linker: Linker<Host> = Linker::new(engine.wasmtime());
         wasmtime_wasi::p2::add_to_linker_sync(&mut linker).map_err(LoadError::Link)?;
-        let wasi = Arc::new(options.wasi.clone());
-        let timeouts = engine.inner.config.timeouts;
-        let new_store = || {
-            let host = Host::new(wasi.clone(), options.memory_limit);
-            let mut store = Store::new(engine.wasmtime(), host);
-            if timeouts {
-                store.set_epoch_deadline(UNLIMITED);
-            }
-            store
-        };
-
+        let stores = Stores::new(engine, options);
         let order = match &prepared.instantiations {
             Some(order) => in_order(&prepared.modules, order),
             None => {
                 let original =
                     linker.instantiate_pre(&compile(&guest.wasm)?).map_err(LoadError::Link)?;
-                let mut store = new_store();
+                let mut store = stores.make();
                 let (_, created) = record_memories(|| original.instantiate(&mut store))
                     .map_err(WarmError::Instantiate)?;
                 by_content(&prepared.modules, &created)?
@@ -168,14 +153,11 @@ impl WarmComponent {
         let pre =
             linker.instantiate_pre(&compile(&prepared.component)?).map_err(LoadError::Link)?;
         let inner = Inner {
-            _engine: engine.clone(),
             pre,
             memories,
             policy: options.policy(engine),
-            wasi,
-            memory_limit: options.memory_limit,
-            timeout: options.timeout,
-            timeouts,
+            stores,
+            limits: CallLimits::of(options),
             pool: Pool::new(options.limits),
         };
         Ok(Self { inner: Arc::new(inner) })
@@ -188,14 +170,7 @@ impl WarmComponent {
     pub fn lease(&self) -> Result<ComponentLease<'_>, WarmError> {
         let inner = &*self.inner;
         let memories = inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?;
-        let host = Host::new(inner.wasi.clone(), inner.memory_limit);
-        let mut store = Store::new(inner.pre.engine(), host);
-        if inner.memory_limit != usize::MAX {
-            store.limiter(|host| host);
-        }
-        if inner.timeouts {
-            store.set_epoch_deadline(UNLIMITED);
-        }
+        let mut store = inner.stores.make();
         let instance = with_memories(&memories.memories, || inner.pre.instantiate(&mut store))
             .map_err(WarmError::Instantiate)?;
         Ok(ComponentLease { store, instance, memories, warm: inner })
@@ -301,12 +276,9 @@ impl ComponentLease<'_> {
             });
         }
         let mut results = vec![Val::Bool(false); ty.results().len()];
-        if let Some(timeout) = self.warm.timeout {
-            let ticks = (timeout.as_nanos() / TICK.as_nanos()) as u64 + 1;
-            self.store.set_epoch_deadline(ticks.min(UNLIMITED));
-        }
+        self.warm.limits.apply(&mut self.store);
         func.call(&mut self.store, arguments, &mut results)
-            .map_err(|e| crate::lease::call_error(e, self.warm.timeout, None))?;
+            .map_err(|e| crate::lease::call_error(e, self.warm.limits))?;
         Ok(results)
     }
 

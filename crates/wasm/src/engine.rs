@@ -1,7 +1,7 @@
 //! The wasmtime engine that all guests share, set up so that their memories are slots.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use crate::LoadError;
@@ -33,7 +33,6 @@ pub(crate) struct Inner {
     pub(crate) wasmtime: wasmtime::Engine,
     pub(crate) config: EngineConfig,
     ticking: AtomicBool,
-    ticker: Mutex<Option<std::thread::JoinHandle<()>>>,
 }
 
 /// Compiles and runs guests; cheap to clone.
@@ -78,8 +77,7 @@ impl Engine {
             .consume_fuel(config.fuel)
             .with_host_memory(Arc::new(SlotMemories));
         let wasmtime = wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?;
-        let inner =
-            Inner { wasmtime, config, ticking: AtomicBool::new(false), ticker: Mutex::new(None) };
+        let inner = Inner { wasmtime, config, ticking: AtomicBool::new(false) };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -116,11 +114,13 @@ impl Engine {
         Ok(module)
     }
 
-    /// Starts the thread that advances the epoch, which timeouts are counted in. It lives as long as
-    /// the engine.
-    pub(crate) fn start_ticker(&self) {
+    /// Starts the thread that advances the epoch, which timeouts are counted in. It ends with the engine.
+    ///
+    /// # Errors
+    /// [`LoadError::Engine`] when the thread cannot be started: timeouts would never come.
+    pub(crate) fn start_ticker(&self) -> Result<(), LoadError> {
         if self.inner.ticking.swap(true, Ordering::AcqRel) {
-            return;
+            return Ok(());
         }
         let weak = Arc::downgrade(&self.inner);
         let thread = std::thread::Builder::new().name("afresh-epoch".to_owned()).spawn(move || {
@@ -130,6 +130,9 @@ impl Engine {
                 std::thread::sleep(TICK);
             }
         });
-        *self.inner.ticker.lock().unwrap_or_else(PoisonError::into_inner) = thread.ok();
+        thread.map(drop).map_err(|error| {
+            self.inner.ticking.store(false, Ordering::Release);
+            LoadError::Engine(error.into())
+        })
     }
 }

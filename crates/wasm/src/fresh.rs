@@ -31,7 +31,7 @@ impl FreshState {
         &self,
         memories: &FreshMemories,
     ) -> Result<(Store<Host>, Instance), WarmError> {
-        let mut store = self.blueprint.store();
+        let mut store = self.blueprint.stores.make();
         let pre = &self.blueprint.pre;
         let instance = with_memories(&memories.memories, || pre.instantiate(&mut store))
             .map_err(WarmError::Instantiate)?;

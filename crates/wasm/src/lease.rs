@@ -4,17 +4,16 @@ use std::any::Any;
 use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 use wasmtime::{
     AsContextMut, Extern, Instance, Memory, ModuleExport, Store, Trap, TypedFunc, Val, WasmParams,
     WasmResults,
 };
 
-use crate::engine::TICK;
 use crate::fresh::FreshMemories;
 use crate::host::Host;
-use crate::reset::{ResetInstance, UNLIMITED};
+use crate::reset::ResetInstance;
+use crate::stores::CallLimits;
 use crate::warm::{Inner, next_generation};
 use crate::{CallError, WarmError};
 
@@ -69,17 +68,13 @@ impl std::fmt::Debug for Lease<'_> {
 }
 
 /// What a failed wasmtime call means.
-pub(crate) fn call_error(
-    error: wasmtime::Error,
-    timeout: Option<Duration>,
-    fuel: Option<u64>,
-) -> CallError {
+pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallError {
     if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
         return CallError::Exit(exit.0);
     }
     match error.downcast_ref::<Trap>() {
-        Some(Trap::Interrupt) => CallError::Timeout(timeout.unwrap_or_default()),
-        Some(Trap::OutOfFuel) => CallError::OutOfFuel(fuel.unwrap_or_default()),
+        Some(Trap::Interrupt) => CallError::Timeout(limits.timeout.unwrap_or_default()),
+        Some(Trap::OutOfFuel) => CallError::OutOfFuel(limits.fuel.unwrap_or_default()),
         Some(trap) => CallError::Trap { trap: *trap, message: format!("{error:#}") },
         None => CallError::Host(error),
     }
@@ -91,7 +86,7 @@ pub(crate) fn call_dynamic(
     instance: Instance,
     name: &str,
     arguments: &[Val],
-    timeout: Option<Duration>,
+    limits: CallLimits,
 ) -> Result<Vec<Val>, CallError> {
     let Some(func) = instance.get_func(&mut *store, name) else {
         let mut available: Vec<String> = instance
@@ -124,8 +119,7 @@ pub(crate) fn call_dynamic(
     match func.call(&mut *store, arguments, &mut results) {
         Ok(()) => Ok(results),
         Err(error) => {
-            let fuel = store.get_fuel().ok();
-            match call_error(error, timeout, fuel) {
+            match call_error(error, limits) {
                 // A command that ends itself with success has succeeded.
                 CallError::Exit(0) => Ok(Vec::new()),
                 other => Err(other),
@@ -216,20 +210,6 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// Sets the limits for one call.
-    #[inline]
-    fn limit(warm: &Inner, store: &mut Store<Host>) {
-        if let Some(timeout) = warm.timeout {
-            // One tick more, because the present one is already under way.
-            let ticks = (timeout.as_nanos() / TICK.as_nanos()) as u64 + 1;
-            store.set_epoch_deadline(ticks.min(UNLIMITED));
-        }
-        if let Some(fuel) = warm.fuel {
-            // Fails only where fuel is not configured; then nothing counts it.
-            let _ = store.set_fuel(fuel);
-        }
-    }
-
     /// Calls a typed export.
     ///
     /// # Errors
@@ -247,7 +227,7 @@ impl<'a> Lease<'a> {
                 if !matches!(item.typed.get(entry.number), Some(Some(_))) {
                     Self::resolve(item, entry)?;
                 }
-                Self::limit(warm, &mut item.store);
+                warm.limits.apply(&mut item.store);
                 let typed = item.typed[entry.number]
                     .as_ref()
                     .and_then(|f| f.downcast_ref::<TypedFunc<P, R>>());
@@ -261,11 +241,11 @@ impl<'a> Lease<'a> {
             }
             Kind::Fresh { store, instance, .. } => {
                 let typed = typed(store, *instance, entry)?;
-                Self::limit(warm, store);
+                warm.limits.apply(store);
                 typed.call(store, params)
             }
         };
-        result.map_err(|error| call_error(error, warm.timeout, warm.fuel))
+        result.map_err(|error| call_error(error, warm.limits))
     }
 
     /// Looks an entry up in an instance that sees it for the first time.
@@ -292,12 +272,8 @@ impl<'a> Lease<'a> {
         self.warm.callable(name)?;
         let warm = self.warm;
         let (store, instance) = self.store();
-        Self::limit(warm, store);
-        let result = call_dynamic(store, instance, name, arguments, warm.timeout);
-        match (result, warm.fuel) {
-            (Err(CallError::OutOfFuel(_)), Some(fuel)) => Err(CallError::OutOfFuel(fuel)),
-            (result, _) => result,
-        }
+        warm.limits.apply(store);
+        call_dynamic(store, instance, name, arguments, warm.limits)
     }
 
     /// Calls a handler that takes and gives bytes.

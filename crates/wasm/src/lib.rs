@@ -44,6 +44,7 @@ mod lease;
 mod linear;
 mod reset;
 mod state;
+mod stores;
 mod values;
 mod warm;
 

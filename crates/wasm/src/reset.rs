@@ -13,12 +13,10 @@ use afresh_rewrite::{Visible, WarmState, names};
 use wasmtime::{Instance, InstancePre, Memory, Store, TypedFunc};
 
 use crate::WarmError;
-use crate::host::{Host, Wasi};
+use crate::host::Host;
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, with_memories};
 use crate::state;
-
-/// Epochs and fuel for our own functions: as good as unlimited, and far from overflow.
-pub(crate) const UNLIMITED: u64 = 1 << 60;
+use crate::stores::Stores;
 
 /// A warm memory: what it is declared as, its content, and its size in bytes.
 #[derive(Clone, Debug)]
@@ -31,10 +29,7 @@ pub(crate) struct WarmMemory {
 /// What every instance of a guest is made from.
 pub(crate) struct Blueprint {
     pub(crate) pre: InstancePre<Host>,
-    pub(crate) wasi: Arc<Wasi>,
-    pub(crate) memory_limit: usize,
-    pub(crate) timeouts: bool,
-    pub(crate) fuel: bool,
+    pub(crate) stores: Stores,
     pub(crate) policy: MemoryPolicy,
     pub(crate) visible: Visible,
     /// Whether a restore has anything to do beside memory.
@@ -45,31 +40,6 @@ pub(crate) struct Blueprint {
     pub(crate) replaced: AtomicU64,
     /// Resets after which a memory had to be shrunk.
     pub(crate) shrunk: AtomicU64,
-}
-
-impl Blueprint {
-    /// A store with nothing of a call in it.
-    pub(crate) fn store(&self) -> Store<Host> {
-        let host = Host::new(self.wasi.clone(), self.memory_limit);
-        let mut store = Store::new(self.pre.module().engine(), host);
-        if self.memory_limit != usize::MAX {
-            store.limiter(|host| host);
-        }
-        self.unlimit(&mut store);
-        store
-    }
-
-    /// Lifts time and fuel limits, for code of ours.
-    #[inline]
-    pub(crate) fn unlimit(&self, store: &mut Store<Host>) {
-        if self.timeouts {
-            store.set_epoch_deadline(UNLIMITED);
-        }
-        if self.fuel {
-            // Fails only where fuel is not configured.
-            let _ = store.set_fuel(UNLIMITED);
-        }
-    }
 }
 
 /// What a warm guest in reset mode consists of.
@@ -88,7 +58,7 @@ impl ResetState {
             .iter()
             .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &blueprint.policy))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut store = blueprint.store();
+        let mut store = blueprint.stores.make();
         let instance = with_memories(&memories, || blueprint.pre.instantiate(&mut store))
             .map_err(WarmError::Instantiate)?;
         state::apply(&mut store, instance, &self.state)?;
@@ -134,7 +104,7 @@ impl ResetInstance {
         let save: TypedFunc<(), i32> = instance
             .get_typed_func(&mut store, names::SAVE)
             .map_err(|_| broken("has no save function"))?;
-        of.blueprint.unlimit(&mut store);
+        of.blueprint.stores.unlimit(&mut store);
         if save.call(&mut store, ()).map_err(WarmError::Instantiate)? != 0 {
             return Err(WarmError::State(
                 "a table of the warm guest is too large to keep a copy of".to_owned(),
@@ -168,7 +138,7 @@ impl ResetInstance {
         self.store.data_mut().clear();
         let blueprint = &self.of.blueprint;
         if let Some(restore) = &self.restore {
-            blueprint.unlimit(&mut self.store);
+            blueprint.stores.unlimit(&mut self.store);
             let status = restore.call(&mut self.store, ()).map_err(RestoreError::Restore)?;
             if status != 0 {
                 return Ok(false);
@@ -192,16 +162,15 @@ impl ResetInstance {
     /// Counts what differs from the warm state now: bytes of memory, and globals and tables.
     pub(crate) fn differences(&mut self) -> Result<(usize, usize), WarmError> {
         let mut bytes = 0;
-        let mut sizes = Vec::new();
         for ((memory, _), warm) in self.memories.iter().zip(&self.of.memories) {
             let found = memory.slot().verify().map_err(|e| WarmError::State(e.to_string()))?;
             bytes += found.iter().map(|m| m.bytes).sum::<usize>();
             bytes += memory.bytes().abs_diff(warm.bytes);
-            sizes.push(memory.bytes() as u64);
         }
-        let sizes_match = self.of.state.memories.clone();
-        let now =
-            state::read(&mut self.store, self.instance, &self.of.blueprint.visible, sizes_match)?;
+        // Sizes are compared above, so that the state read here differs in the rest alone.
+        let sizes = self.of.state.memories.clone();
+        let visible = &self.of.blueprint.visible;
+        let now = state::read(&mut self.store, self.instance, visible, sizes)?;
         let warm = &self.of.state;
         let globals = now.globals.iter().filter(|(k, v)| warm.globals.get(k) != Some(v)).count();
         let tables = now.tables.iter().filter(|(k, v)| warm.tables.get(k) != Some(v)).count();

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
-use afresh_pool::{Pool, PoolStats, Recycle};
+use afresh_pool::{Pool, PoolStats};
 use afresh_rewrite::{
     PrepareError, PrepareOptions, Prepared, Roots, WarmState, bake, names, prepare,
 };
@@ -19,6 +19,7 @@ use crate::host::Host;
 use crate::lease::{self, BytesEntry, Entry, Kind, Lease};
 use crate::linear::{GuestMemory, Shape, with_memories};
 use crate::reset::{Blueprint, ResetInstance, ResetState, WarmMemory};
+use crate::stores::{CallLimits, Stores};
 use crate::{CallError, Engine, LoadError, WarmError, parse_arguments, state};
 
 /// The WASI reactor initialiser, which is run before the warm-up.
@@ -62,15 +63,12 @@ pub(crate) enum Pools {
 }
 
 pub(crate) struct Inner {
-    /// Keeps the thread that timeouts count on alive.
-    _engine: Engine,
     pub(crate) exports: HashMap<String, Callable>,
     pub(crate) memory: Option<ModuleExport>,
     pub(crate) pools: Pools,
     /// A guest whose warm state cannot be kept: each fresh instance runs its initialiser again.
     pub(crate) initialize: bool,
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) fuel: Option<u64>,
+    pub(crate) limits: CallLimits,
     pub(crate) reseed: Option<Entry<(i64, i64), ()>>,
     entries: Mutex<HashMap<(String, TypeId), usize>>,
     report: WarmReport,
@@ -133,13 +131,9 @@ impl Warmer<'_> {
         self.compile += started.elapsed();
         let linker = options.linker(self.engine)?;
         let pre = linker.instantiate_pre(&module).map_err(LoadError::Link)?;
-        let config = &self.engine.inner.config;
         Ok(Blueprint {
             pre,
-            wasi: Arc::new(options.wasi.clone()),
-            memory_limit: options.memory_limit,
-            timeouts: config.timeouts,
-            fuel: config.fuel,
+            stores: Stores::new(self.engine, options),
             policy: options.policy(self.engine),
             visible: prepared.visible.clone().unwrap_or_default(),
             restores: prepared.restorable.as_ref().is_some_and(|r| !r.is_empty()),
@@ -166,7 +160,8 @@ impl Warmer<'_> {
         let automatic = prepared.analysis.has_start.then_some(names::START);
         let reactor = exported.iter().any(|n| n == INITIALIZE).then_some(INITIALIZE);
         for name in automatic.into_iter().chain(reactor) {
-            lease::call_dynamic(store, instance, name, &[], None).map_err(failed(name))?;
+            lease::call_dynamic(store, instance, name, &[], CallLimits::default())
+                .map_err(failed(name))?;
         }
         for (name, arguments) in &warm_up.calls {
             let values = match arguments {
@@ -185,7 +180,8 @@ impl Warmer<'_> {
                 }
                 .map_err(failed(name))?,
             };
-            lease::call_dynamic(store, instance, name, &values, None).map_err(failed(name))?;
+            lease::call_dynamic(store, instance, name, &values, CallLimits::default())
+                .map_err(failed(name))?;
         }
         Ok(())
     }
@@ -201,7 +197,7 @@ impl Warmer<'_> {
             .iter()
             .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &blueprint.policy))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut store = blueprint.store();
+        let mut store = blueprint.stores.make();
         let instance = with_memories(&memories, || blueprint.pre.instantiate(&mut store))
             .map_err(WarmError::Instantiate)?;
         self.run(&mut store, instance, prepared, warm_up)?;
@@ -232,7 +228,7 @@ impl Warm {
         let options = &guest.options;
         let engine = &guest.engine;
         if options.timeout.is_some() {
-            engine.start_ticker();
+            engine.start_ticker()?;
         }
         let started = Instant::now();
         let (mode, prepared, why_fresh) = Self::prepare(guest, warm_up)?;
@@ -318,13 +314,11 @@ impl Warm {
         let initialize = cold && exports.contains_key(INITIALIZE);
         let memory = module.get_export_index(&names::memory(0));
         let mut inner = Inner {
-            _engine: guest.engine.clone(),
             exports,
             memory,
             pools,
             initialize,
-            timeout: guest.options.timeout,
-            fuel: guest.options.fuel,
+            limits: CallLimits::of(&guest.options),
             reseed: None,
             entries: Mutex::default(),
             report,
@@ -488,12 +482,9 @@ impl Warm {
 
     /// Gives memory of instances idle for `ticks` calls of this method back to the host.
     pub fn trim_idle(&self, ticks: u64) -> usize {
-        fn trim<T: Recycle>(pool: &Pool<T>, ticks: u64) -> usize {
-            pool.trim_idle(ticks)
-        }
         match &self.inner.pools {
-            Pools::Reset { pool, .. } => trim(pool, ticks),
-            Pools::Fresh { pool, .. } => trim(pool, ticks),
+            Pools::Reset { pool, .. } => pool.trim_idle(ticks),
+            Pools::Fresh { pool, .. } => pool.trim_idle(ticks),
         }
     }
 }

@@ -91,3 +91,17 @@ fn a_reactor_that_cannot_be_kept_warm_is_initialised_each_time() {
         assert!(matches!(look[..], [Val::I32(4)]), "{look:?}");
     }
 }
+
+#[test]
+fn a_component_runs_on_an_engine_that_counts_fuel_and_within_its_limit() {
+    let config = EngineConfig { fuel: true, ..EngineConfig::default() };
+    let engine = Engine::new(config).unwrap();
+    let wasm = wat::parse_str(COMPONENT).unwrap();
+    for (fuel, works) in [(None, true), (Some(1_000_000), true), (Some(1), false)] {
+        let options = GuestOptions { fuel, ..GuestOptions::default() };
+        let guest = Guest::with_options(&engine, &wasm, options).unwrap();
+        let warm = guest.warm_component().unwrap();
+        let answer = warm.lease().unwrap().call("bump", &[]);
+        assert_eq!(answer.is_ok(), works, "{fuel:?}: {answer:?}");
+    }
+}

@@ -84,8 +84,9 @@ impl Slot {
                 self.written.clear();
                 tracker.drain(&mut self.written)?;
                 let learned = if self.written.is_empty() { 0 } else { self.learn()? };
-                let sampled = self.adapt.sample_due() && self.sample()?;
-                if !sampled {
+                if self.adapt.sample_due() {
+                    self.sample()?;
+                } else {
                     // SAFETY: the set holds accessible pages of this slot, opened for writing when they
                     // were learned; `&mut self` and the caller's promise keep everybody else away.
                     unsafe { self.write_set.copy_back() };
@@ -118,7 +119,7 @@ impl Slot {
 
     /// Restores by comparing, and sheds idle pages.
     #[cold]
-    fn sample(&mut self) -> Result<bool, ResetError> {
+    fn sample(&mut self) -> Result<(), ResetError> {
         let set = self.write_set.len();
         let (base, initial_end) = (self.base(), self.initial_end());
         // SAFETY: as for `copy_back`; pages below the present end are accessible.
@@ -130,7 +131,7 @@ impl Slot {
         }
         self.stats.shed += shed_pages as u64;
         self.adapt.sampled(set, changed, shed_pages);
-        Ok(true)
+        Ok(())
     }
 
     /// Gives up learning for a while: everything is thrown away and left unprotected.
@@ -319,13 +320,11 @@ impl Slot {
         for page in self.watched().flat_map(|r| r.start..r.end()) {
             // SAFETY: the page is readable, and the caller promises that no guest runs.
             let live = unsafe { std::slice::from_raw_parts(base.add(page * PAGE_SIZE), PAGE_SIZE) };
-            let bytes = match self.image.page(page) {
-                Some(content) if live == content => 0,
-                Some(content) => live.iter().zip(content).filter(|(a, b)| a != b).count(),
-                None if crate::image::is_zero(live) => 0,
-                None => live.iter().filter(|b| **b != 0).count(),
-            };
-            if bytes > 0 {
+            if !self.image.page_is(page, live) {
+                let bytes = match self.image.page(page) {
+                    Some(content) => live.iter().zip(content).filter(|(a, b)| a != b).count(),
+                    None => live.iter().filter(|b| **b != 0).count(),
+                };
                 mismatches.push(Mismatch { page, bytes });
             }
         }

@@ -106,11 +106,7 @@ impl Slot {
             // SAFETY: callers pass accessible pages while no guest runs.
             let live =
                 unsafe { std::slice::from_raw_parts(self.base().add(page * PAGE_SIZE), PAGE_SIZE) };
-            let equal = match self.image.page(page) {
-                Some(content) => live == content,
-                None => crate::image::is_zero(live),
-            };
-            if !equal {
+            if !self.image.page_is(page, live) {
                 crate::tracker::push_run(&mut changed, afresh_sys::PageRange::new(page, 1));
             }
         }
