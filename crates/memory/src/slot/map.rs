@@ -48,13 +48,7 @@ impl Slot {
         let regions = self.checked_regions(image, regions)?;
         let mut chunks = image.chunks();
         if chunks.len() > MAX_MAPPINGS {
-            let compacted = image.compact().map_err(|e| match e {
-                crate::ImageError::System(e) => SlotError::System(e),
-                other => SlotError::Unavailable {
-                    strategy: "compacting a fragmented image".to_owned(),
-                    reason: other.to_string(),
-                },
-            })?;
+            let compacted = image.compact()?;
             chunks = compacted.chunks();
             self.image = compacted;
         } else {
@@ -80,6 +74,7 @@ impl Slot {
         self.high_water = self.end;
         self.regions = regions;
         self.stale = false;
+        self.filling = !self.image.is_complete();
         self.write_set.clear();
         self.adapt = Adapt::default();
         Ok(())
