@@ -3,7 +3,7 @@
 use afresh_sys::{PAGE_SIZE, PageRange, Protection};
 
 use super::{Adapt, Method, Slot};
-use crate::{Image, SlotError};
+use crate::{Image, ImageError, SlotError};
 
 /// Mappings above which an image is compacted before it is placed; the kernel allows a process 65,530
 /// by default.
@@ -46,6 +46,9 @@ impl Slot {
     /// Maps `image` into the empty (inaccessible) capacity.
     pub(super) fn place(&mut self, image: &Image, regions: &[PageRange]) -> Result<(), SlotError> {
         let regions = self.checked_regions(image, regions)?;
+        if let Some(cause) = image.failure() {
+            return Err(ImageError::Filler(cause).into());
+        }
         let mut chunks = image.chunks();
         if chunks.len() > MAX_MAPPINGS {
             let compacted = image.compact()?;
