@@ -21,6 +21,17 @@ pub(crate) fn spinner(what: &str) -> ProgressBar {
     bar
 }
 
+/// Shows how many of `total` bytes are done, at which rate.
+pub(crate) fn bytes(what: &str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total).with_message(what.to_owned());
+    if let Ok(style) = ProgressStyle::with_template(
+        "{msg} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+    ) {
+        bar.set_style(style);
+    }
+    bar
+}
+
 /// Shows how many of `total` steps are done, at which rate.
 pub(crate) fn steps(what: &str, total: u64) -> ProgressBar {
     let bar = ProgressBar::new(total).with_message(what.to_owned());

@@ -20,6 +20,7 @@ mod coordinator;
 mod detach;
 mod eager;
 mod error;
+mod folios;
 mod lazy;
 mod options;
 mod recorder;
@@ -30,6 +31,7 @@ mod strategy;
 pub mod vmm;
 
 pub use error::{RestoreError, SourceError};
+pub use folios::{Folios, folios};
 pub use options::Options;
 pub use recorder::Recorder;
 pub use restore::{Restore, Status};

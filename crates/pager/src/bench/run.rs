@@ -12,8 +12,10 @@ use serde_json::json;
 
 use super::corpus::{Scratch, evict, held, shuffled, word, write_file, write_set};
 use super::report::{Delays, Line, Sample, quantile};
-use super::{BenchError, BenchOptions, folios};
-use crate::{FileSource, MemfdSource, Options, PageSource, Restore, RestoreError, Strategy};
+use super::{BenchError, BenchOptions};
+use crate::{
+    FileSource, MemfdSource, Options, PageSource, Restore, RestoreError, Strategy, folios,
+};
 
 /// What is touched, and how.
 struct Case {

@@ -14,6 +14,7 @@
 mod blob;
 mod cache;
 mod error;
+mod list;
 mod pull;
 mod push;
 

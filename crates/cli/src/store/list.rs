@@ -1,0 +1,54 @@
+//! `afresh list`: what a place holds.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use afresh_store::Listed;
+use clap::Args;
+use indicatif::BinaryBytes;
+use serde_json::json;
+
+use crate::output::Format;
+use crate::place::Place;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The directory or URL.
+    place: Place,
+}
+
+pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+    let place = &arguments.place;
+    let whole = match place {
+        Place::Remote(_) => print(&place.remote()?.list()?, format),
+        Place::Store(_) | Place::File(_) => print(&place.store()?.list()?, format),
+    };
+    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints every entry; returns whether all could be read.
+fn print<E: Display>(list: &[(String, Result<Listed, E>)], format: Format) -> bool {
+    let width = list.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
+    for (name, entry) in list {
+        match (entry, format) {
+            (Ok(entry), Format::Json) => println!(
+                "{}",
+                json!({
+                    "name": name, "id": entry.id.to_string(), "layers": entry.layers,
+                    "bytes": entry.bytes,
+                })
+            ),
+            (Ok(entry), Format::Text) => println!(
+                "{name:<width$}  {}  {:>3} layers  {:>11}",
+                entry.id,
+                entry.layers,
+                BinaryBytes(entry.bytes).to_string()
+            ),
+            (Err(error), Format::Json) => {
+                println!("{}", json!({"name": name, "error": error.to_string()}));
+            }
+            (Err(error), Format::Text) => eprintln!("afresh: {name}: {error}"),
+        }
+    }
+    list.iter().all(|(_, entry)| entry.is_ok())
+}
