@@ -91,11 +91,19 @@ fn main() -> ExitCode {
     };
     match result {
         Ok(code) => code,
+        // Whoever read the output has seen enough, as `head` does.
+        Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("afresh: {}", describe(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// An error and its causes, without saying twice what a message already repeats of its cause.

@@ -1,5 +1,6 @@
 //! Printing: text for people, one JSON object a line for programs, a spinner for what takes time.
 
+use std::io::Write;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -12,6 +13,17 @@ pub(crate) enum Format {
     Text,
     /// One JSON object a line.
     Json,
+}
+
+/// Prints a line, as `println!` does, but returns what went wrong: a reader that has gone, a full disk.
+macro_rules! say {
+    ($($text:tt)*) => { crate::output::line(format_args!($($text)*)) };
+}
+pub(crate) use say;
+
+/// Prints a line to standard output.
+pub(crate) fn line(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{text}")
 }
 
 /// Shows on standard error, when that is a terminal, that `what` is being done.

@@ -188,6 +188,22 @@ fn a_message_may_come_in_pieces() {
 }
 
 #[test]
+fn a_service_that_is_ended_closes_what_is_missing() {
+    let source = Numbered { fails_at: usize::MAX };
+    let Some(vmm) = vmm() else { return };
+    let (byte, served) = with_server(
+        &source,
+        |options| (options.stream, options.window) = (false, 1),
+        |socket| {
+            send(socket, vmm.message().as_bytes(), &[vmm.uffd.as_fd()]);
+            vmm.peek(5)
+        },
+    );
+    assert_eq!(byte, 6);
+    assert!(matches!(served, Err(VmmError::Stopped(299))), "{served:?}");
+}
+
+#[test]
 fn hostile_clients_are_refused_by_name_and_in_time() {
     let source = Numbered { fails_at: usize::MAX };
     let Some(vmm) = vmm() else { return };

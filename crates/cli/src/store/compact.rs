@@ -8,7 +8,7 @@ use indicatif::BinaryBytes;
 use serde_json::json;
 
 use super::EncodingArgument;
-use crate::output::{Format, spinner};
+use crate::output::{Format, say, spinner};
 use crate::place::Reference;
 
 #[derive(Debug, Args)]
@@ -45,20 +45,20 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     let (before, after) = (snapshot.inspect().layers, store.load_id(id)?.inspect().layers);
     let sizes: (u64, u64) = (bytes(&before), bytes(&after));
     match format {
-        Format::Json => println!(
+        Format::Json => say!(
             "{}",
             json!({
                 "id": id.to_string(), "name": to, "layers_before": before.len(),
                 "layers": after.len(), "bytes_before": sizes.0, "bytes": sizes.1,
             })
-        ),
-        Format::Text => println!(
+        )?,
+        Format::Text => say!(
             "{to} is {id}: {} layers of {} became {} of {}; `afresh gc` removes what nothing names any more",
             before.len(),
             BinaryBytes(sizes.0),
             after.len(),
             BinaryBytes(sizes.1),
-        ),
+        )?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -7,7 +7,7 @@ use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
 
-use crate::output::{Format, spinner};
+use crate::output::{Format, say, spinner};
 use crate::place::Reference;
 use crate::verify::DIFFERS;
 
@@ -37,7 +37,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     match format {
         Format::Json => {
             let ranges: Vec<_> = found.pages.iter().map(|range| [range.start, range.len]).collect();
-            println!(
+            say!(
                 "{}",
                 json!({
                     "a": a.id().to_string(), "b": b.id().to_string(), "equal": equal,
@@ -45,31 +45,27 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                     "pages_differ": pages, "bytes": pages * PAGE_SIZE, "ranges": ranges,
                     "state_differs": found.state, "guest_differs": found.guest,
                 })
-            );
+            )?;
         }
-        Format::Text if equal => println!("equal: {} pages, state and guest", sizes.0),
+        Format::Text if equal => say!("equal: {} pages, state and guest", sizes.0)?,
         Format::Text => {
             if sizes.0 != sizes.1 {
-                println!("sizes differ: {} pages and {}", sizes.0, sizes.1);
+                say!("sizes differ: {} pages and {}", sizes.0, sizes.1)?;
             }
             let bytes = BinaryBytes((pages * PAGE_SIZE) as u64);
-            println!("{pages} pages differ ({bytes}) in {} ranges", found.pages.len());
+            say!("{pages} pages differ ({bytes}) in {} ranges", found.pages.len())?;
             let shown = if arguments.pages { found.pages.len() } else { SHOWN };
             for range in found.pages.iter().take(shown) {
-                println!("  {}..{}  {} pages", range.start, range.end(), range.len);
+                say!("  {}..{}  {} pages", range.start, range.end(), range.len)?;
             }
             if found.pages.len() > shown {
-                println!("  … {} more; --pages shows them all", found.pages.len() - shown);
+                say!("  … {} more; --pages shows them all", found.pages.len() - shown)?;
             }
             if found.state {
-                println!("guest state differs: {} and {} bytes", a.state().len(), b.state().len());
+                say!("guest state differs: {} and {} bytes", a.state().len(), b.state().len())?;
             }
             if found.guest {
-                println!(
-                    "guest build differs: {:?}\n                 and {:?}",
-                    a.guest(),
-                    b.guest()
-                );
+                say!("guest build differs: {:?}\n                 and {:?}", a.guest(), b.guest())?;
             }
         }
     }

@@ -9,7 +9,7 @@ use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
 
-use crate::output::{Format, bytes};
+use crate::output::{Format, bytes, say};
 use crate::place::Reference;
 
 #[derive(Debug, Args)]
@@ -36,19 +36,19 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     bar.finish_and_clear();
     let rate = memory as f64 / seconds / f64::from(1 << 20);
     match format {
-        Format::Json => println!(
+        Format::Json => say!(
             "{}",
             json!({
                 "id": snapshot.id().to_string(), "memory_bytes": memory, "seconds": seconds,
                 "mib_per_s": rate,
             })
-        ),
-        Format::Text => println!(
+        )?,
+        Format::Text => say!(
             "exported {} to {}: {} in {seconds:.2} s, {rate:.1} MiB/s",
             arguments.snapshot,
             arguments.file.display(),
             BinaryBytes(memory),
-        ),
+        )?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -6,7 +6,7 @@ use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
 
-use crate::output::Format;
+use crate::output::{Format, say};
 use crate::place::Place;
 
 #[derive(Debug, Args)]
@@ -18,18 +18,18 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
     let collected = arguments.place.store()?.gc()?;
     match format {
-        Format::Json => println!(
+        Format::Json => say!(
             "{}",
             json!({
                 "removed": collected.files, "bytes": collected.bytes, "kept": collected.kept,
             })
-        ),
-        Format::Text => println!(
+        )?,
+        Format::Text => say!(
             "removed {} blobs and unfinished files, {}; kept {} blobs",
             collected.files,
             BinaryBytes(collected.bytes),
             collected.kept
-        ),
+        )?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -13,7 +13,7 @@ use indicatif::{BinaryBytes, ProgressBar};
 use serde_json::json;
 
 use super::EncodingArgument;
-use crate::output::{Format, bytes};
+use crate::output::{Format, bytes, say};
 use crate::place::{LATEST, Reference};
 
 #[derive(Debug, Args)]
@@ -111,20 +111,20 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     let written = snapshot.layers().last().map_or(0, |layer| layer.size());
     let rate = memory as f64 / seconds / f64::from(1 << 20);
     match format {
-        Format::Json => println!(
+        Format::Json => say!(
             "{}",
             json!({
                 "id": id.to_string(), "name": name, "memory_bytes": memory,
                 "written_bytes": written, "seconds": seconds, "mib_per_s": rate,
             })
-        ),
-        Format::Text => println!(
+        )?,
+        Format::Text => say!(
             "imported {} as {}@{name}: {} of memory, {} written, in {seconds:.2} s, {rate:.1} MiB/s\n{id}",
             arguments.file.display(),
             arguments.to.place,
             BinaryBytes(memory),
             BinaryBytes(written),
-        ),
+        )?,
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -11,7 +11,7 @@ use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
 use super::{encoding_name, picture};
-use crate::output::{Format, bytes};
+use crate::output::{Format, bytes, say};
 use crate::place::Reference;
 
 #[derive(Debug, Args)]
@@ -46,9 +46,9 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
         .collect();
     match format {
         Format::Json => {
-            println!("{}", describe(arguments, &snapshot, &found, &cached));
+            say!("{}", describe(arguments, &snapshot, &found, &cached))?;
         }
-        Format::Text => print(arguments, &snapshot, &found, &cached),
+        Format::Text => print(arguments, &snapshot, &found, &cached)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -127,22 +127,22 @@ fn print(
     snapshot: &Snapshot,
     found: &Inspection,
     cached: &[Option<Folios>],
-) {
-    println!("snapshot     {}", found.id);
-    println!("parent       {}", found.parent.as_deref().unwrap_or("none"));
+) -> anyhow::Result<()> {
+    say!("snapshot     {}", found.id)?;
+    say!("parent       {}", found.parent.as_deref().unwrap_or("none"))?;
     let guest = &found.guest;
-    println!("guest        {}, module {}, engine {}", guest.kind, guest.module, guest.engine);
+    say!("guest        {}, module {}, engine {}", guest.kind, guest.module, guest.engine)?;
     let cpu = if guest.cpu.is_empty() { "nothing".to_owned() } else { guest.cpu.join(" ") };
-    println!("needs        {cpu} of the processor");
-    println!("state        {}", BinaryBytes(found.state_bytes));
-    println!("memory       {} pages, {}, in {} runs", found.pages, size(found.pages), found.runs);
-    println!("  zero       {}", share(found.zero_pages, found.pages));
-    println!("  stored     {}", share(found.pages - found.zero_pages, found.pages));
-    println!("  duplicates {}, stored once for several", share(found.shared_pages, found.pages));
-    println!("  hot        {}, in the working set", share(found.working_set_pages, found.pages));
-    println!("\nlayer  role         enc.       bytes     stored       used  blob");
+    say!("needs        {cpu} of the processor")?;
+    say!("state        {}", BinaryBytes(found.state_bytes))?;
+    say!("memory       {} pages, {}, in {} runs", found.pages, size(found.pages), found.runs)?;
+    say!("  zero       {}", share(found.zero_pages, found.pages))?;
+    say!("  stored     {}", share(found.pages - found.zero_pages, found.pages))?;
+    say!("  duplicates {}, stored once for several", share(found.shared_pages, found.pages))?;
+    say!("  hot        {}, in the working set", share(found.working_set_pages, found.pages))?;
+    say!("\nlayer  role         enc.       bytes     stored       used  blob")?;
     for (number, layer) in found.layers.iter().enumerate() {
-        println!(
+        say!(
             "{number:>5}  {:<12} {:<4} {:>11} {:>10} {:>10}  {}",
             role_name(layer.role),
             encoding_name(layer.encoding),
@@ -150,34 +150,35 @@ fn print(
             layer.stored,
             layer.used,
             layer.digest
-        );
+        )?;
     }
     if snapshot.layers().iter().any(|layer| layer.file().is_some()) {
-        println!("\npage cache, by size of the folios: large ones are mapped faster");
+        say!("\npage cache, by size of the folios: large ones are mapped faster")?;
         for (number, cached) in cached.iter().enumerate() {
             let text = match cached {
                 Some(cached) => histogram(cached),
                 None => "not visible (compressed, or without CAP_SYS_ADMIN)".to_owned(),
             };
-            println!("{number:>5}  {text}");
+            say!("{number:>5}  {text}")?;
         }
     }
     let (palette, columns) = picture::screen();
-    println!("\n{}", picture::draw(snapshot, palette, columns));
+    say!("\n{}", picture::draw(snapshot, palette, columns))?;
     if arguments.pages {
-        println!("\n     pages                  count  where");
+        say!("\n     pages                  count  where")?;
         for run in snapshot.map().runs() {
             let place = match run.origin {
                 Origin::Zero => "zero".to_owned(),
                 Origin::Layer { layer, stored } => format!("layer {layer}, stored page {stored}"),
             };
             let range = format!("{}..{}", run.pages.start, run.pages.end());
-            println!("{range:>22} {:>10}  {place}", run.pages.len);
+            say!("{range:>22} {:>10}  {place}", run.pages.len)?;
         }
     }
     if arguments.verify {
-        println!("\nverified: every byte of {} layers has its digest", found.layers.len());
+        say!("\nverified: every byte of {} layers has its digest", found.layers.len())?;
     }
+    Ok(())
 }
 
 /// Shares of a file by folio size, the largest first.

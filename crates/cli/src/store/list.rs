@@ -8,7 +8,7 @@ use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
 
-use crate::output::Format;
+use crate::output::{Format, say};
 use crate::place::Place;
 
 #[derive(Debug, Args)]
@@ -20,35 +20,42 @@ pub(crate) struct Arguments {
 pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
     let place = &arguments.place;
     let whole = match place {
-        Place::Remote(_) => print(&place.remote()?.list()?, format),
-        Place::Store(_) | Place::File(_) => print(&place.store()?.list()?, format),
+        Place::Remote(_) => print(place, &place.remote()?.list()?, format)?,
+        Place::Store(_) | Place::File(_) => print(place, &place.store()?.list()?, format)?,
     };
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 /// Prints every entry; returns whether all could be read.
-fn print<E: Display>(list: &[(String, Result<Listed, E>)], format: Format) -> bool {
+fn print<E: Display>(
+    place: &Place,
+    list: &[(String, Result<Listed, E>)],
+    format: Format,
+) -> anyhow::Result<bool> {
+    if list.is_empty() {
+        eprintln!("afresh: no snapshots in {place}");
+    }
     let width = list.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
     for (name, entry) in list {
         match (entry, format) {
-            (Ok(entry), Format::Json) => println!(
+            (Ok(entry), Format::Json) => say!(
                 "{}",
                 json!({
                     "name": name, "id": entry.id.to_string(), "layers": entry.layers,
                     "bytes": entry.bytes,
                 })
-            ),
-            (Ok(entry), Format::Text) => println!(
+            )?,
+            (Ok(entry), Format::Text) => say!(
                 "{name:<width$}  {}  {:>3} layers  {:>11}",
                 entry.id,
                 entry.layers,
                 BinaryBytes(entry.bytes).to_string()
-            ),
+            )?,
             (Err(error), Format::Json) => {
-                println!("{}", json!({"name": name, "error": error.to_string()}));
+                say!("{}", json!({"name": name, "error": error.to_string()}))?;
             }
             (Err(error), Format::Text) => eprintln!("afresh: {name}: {error}"),
         }
     }
-    list.iter().all(|(_, entry)| entry.is_ok())
+    Ok(list.iter().all(|(_, entry)| entry.is_ok()))
 }

@@ -4,6 +4,7 @@ use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
+use std::time::Duration;
 
 use afresh_pager::vmm::{Listener, Served, VmmError, VmmOptions, serve};
 use afresh_pager::{PageSource, SnapshotSource};
@@ -11,8 +12,11 @@ use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
-use crate::output::Format;
+use crate::output::{Format, say};
 use crate::place::Reference;
+
+/// Before another attempt when no connection could be taken.
+const PAUSE: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -55,15 +59,25 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
         arguments.snapshot,
         arguments.socket.display()
     );
-    let accept = || listener.accept(stop).context("waiting for a VMM");
     if arguments.once {
-        let Some(stream) = accept()? else { return Ok(ExitCode::SUCCESS) };
+        let stream = listener.accept(stop).context("waiting for a VMM")?;
+        let Some(stream) = stream else { return Ok(ExitCode::SUCCESS) };
         let served = one(arguments, &source, &stream, stop);
         return Ok(if report(1, &served, format) { ExitCode::SUCCESS } else { ExitCode::FAILURE });
     }
     std::thread::scope(|scope| {
         let mut number = 0;
-        while let Some(stream) = accept()? {
+        loop {
+            let stream = match listener.accept(stop) {
+                Ok(Some(stream)) => stream,
+                Ok(None) => return Ok(ExitCode::SUCCESS),
+                Err(error) => {
+                    // Such as no descriptors left. Those who are served need this process.
+                    eprintln!("afresh: waiting for a VMM: {error}");
+                    std::thread::sleep(PAUSE);
+                    continue;
+                }
+            };
             number += 1;
             let source = &source;
             let work = move || {
@@ -75,7 +89,6 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                 eprintln!("afresh: VMM {number}: starting a thread: {error}");
             }
         }
-        Ok(ExitCode::SUCCESS)
     })
 }
 
@@ -93,19 +106,25 @@ fn one(
 
 /// Says how serving a VMM went; returns whether it went well.
 fn report(number: usize, served: &Result<Served, VmmError>, format: Format) -> bool {
-    match (served, format) {
-        (Ok(served), Format::Json) => println!(
+    let printed = match (served, format) {
+        (Ok(served), Format::Json) => say!(
             "{}",
             json!({
                 "vmm": number, "faults": served.faults, "pages": served.pages,
                 "zeroed": served.zeroed, "removals": served.removals,
             })
         ),
-        (Ok(served), Format::Text) => println!(
+        (Ok(served), Format::Text) => say!(
             "VMM {number}: {} faults answered, {} pages filled, {} zeroed after {} discards",
-            served.faults, served.pages, served.zeroed, served.removals
+            served.faults,
+            served.pages,
+            served.zeroed,
+            served.removals
         ),
-        (Err(error), _) => eprintln!("afresh: VMM {number}: {error}"),
-    }
-    served.is_ok()
+        (Err(error), _) => {
+            eprintln!("afresh: VMM {number}: {error}");
+            Ok(())
+        }
+    };
+    served.is_ok() && printed.is_ok()
 }

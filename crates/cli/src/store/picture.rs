@@ -68,12 +68,15 @@ fn lay_out(cells: &[(PageRange, PageKind)], palette: Palette, columns: usize) ->
     ];
     for (kind, what) in kinds {
         // Writing to a string can not fail.
-        let _ = write!(text, "{} {what}   ", palette.glyph(kind));
+        let _ = write!(text, "{} {what}  ", palette.glyph(kind));
     }
     let bytes = BinaryBytes((per_cell * PAGE_SIZE) as u64);
     let _ = match per_cell {
-        1 => write!(text, "(1 page each)"),
-        _ => write!(text, "({per_cell} pages, {bytes} each; the last kind wins)"),
+        1 => write!(text, "\none page each"),
+        _ => write!(
+            text,
+            "\n{per_cell} pages ({bytes}) each, drawn as the last of these kinds among them"
+        ),
     };
     text
 }
@@ -91,7 +94,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines[..2], [".+=", "#"]);
         assert!(lines[2].contains("# in the working set"), "{text}");
-        assert!(lines[2].ends_with("(2 pages, 8.00 KiB each; the last kind wins)"), "{text}");
+        assert!(lines[3].starts_with("2 pages (8.00 KiB) each"), "{text}");
         assert!(text.is_ascii());
         assert!(lay_out(&cells, Palette::Blocks, 4).starts_with("·▒░█\n"));
         assert!(lay_out(&[], Palette::Ascii, 4).starts_with(". zero"));

@@ -6,7 +6,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 
-use crate::output::Format;
+use crate::output::{Format, say};
 use crate::place::Reference;
 
 #[derive(Debug, Args)]
@@ -29,8 +29,8 @@ pub(crate) fn tag(arguments: &TagArguments, format: Format) -> anyhow::Result<Ex
     let id = arguments.snapshot.load(None)?.id();
     store.tag(&arguments.name, Some(id))?;
     match format {
-        Format::Json => println!("{}", json!({"name": arguments.name, "id": id.to_string()})),
-        Format::Text => println!("{} is {id}", arguments.name),
+        Format::Json => say!("{}", json!({"name": arguments.name, "id": id.to_string()}))?,
+        Format::Text => say!("{} is {id}", arguments.name)?,
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -41,9 +41,9 @@ pub(crate) fn untag(arguments: &UntagArguments, format: Format) -> anyhow::Resul
     let name = name.with_context(|| format!("which name? Write {place}@NAME"))?;
     let id = place.store()?.untag(name)?;
     match format {
-        Format::Json => println!("{}", json!({"removed": name, "id": id.to_string()})),
+        Format::Json => say!("{}", json!({"removed": name, "id": id.to_string()}))?,
         Format::Text => {
-            println!("{name} was {id}; `afresh gc {place}` removes what nothing names any more")
+            say!("{name} was {id}; `afresh gc {place}` removes what nothing names any more")?
         }
     }
     Ok(ExitCode::SUCCESS)

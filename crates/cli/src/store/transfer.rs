@@ -11,7 +11,7 @@ use indicatif::BinaryBytes;
 use serde_json::json;
 
 use super::EncodingArgument;
-use crate::output::{Format, bytes};
+use crate::output::{Format, bytes, say};
 use crate::place::{LATEST, Reference};
 
 #[derive(Debug, Args)]
@@ -83,19 +83,19 @@ fn copy(
     bar.finish_and_clear();
     let rate = copied as f64 / seconds / f64::from(1 << 20);
     match format {
-        Format::Json => println!(
+        Format::Json => say!(
             "{}",
             json!({
                 "id": id.to_string(), "place": to.place.to_string(), "name": name,
                 "bytes": copied, "seconds": seconds, "mib_per_s": rate,
             })
-        ),
-        Format::Text => println!(
+        )?,
+        Format::Text => say!(
             "{done} {from} to {}@{name}: {} in {seconds:.2} s, {rate:.1} MiB/s, what was there already counted\n\
              {id}",
             to.place,
             BinaryBytes(copied),
-        ),
+        )?,
     }
     Ok(ExitCode::SUCCESS)
 }
