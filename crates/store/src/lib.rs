@@ -49,7 +49,7 @@ pub use guest::{GuestBuild, host_cpu_features};
 pub use index::{Encoding, Role};
 pub use inspect::{Inspection, LayerInspection, PageKind};
 pub use layer::Layer;
-pub use list::Listed;
+pub use list::{Extent, Listed};
 pub use map::{MapRun, Origin, PageMap};
 pub use pages::{MemoryPages, Pages};
 pub use raw::FilePages;

@@ -3,44 +3,43 @@
 use crate::manifest::Manifest;
 use crate::{OpenError, SaveError, Sha256, Store, Tag};
 
-/// A snapshot in a list.
+/// A name in a list, and what was found behind it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Listed {
-    /// Its name.
-    pub name: String,
-    /// Digest of its manifest.
-    pub id: Sha256,
+pub struct Listed<E> {
+    /// The name and the snapshot it means.
+    pub tag: Tag,
+    /// What its manifest says, or why that can not be read.
+    pub extent: Result<Extent, E>,
+}
+
+/// How large a snapshot is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Extent {
     /// Layers, the working set among them.
     pub layers: usize,
     /// Bytes of its layers and configuration. Snapshots share layers, so these do not add up.
     pub bytes: u64,
 }
 
-impl Listed {
-    pub(crate) fn new(tag: Tag, manifest: &Manifest) -> Self {
+impl Extent {
+    pub(crate) fn of(manifest: &Manifest) -> Self {
+        let sizes = manifest.layers.iter().map(|layer| layer.size);
         Self {
-            name: tag.name,
-            id: tag.id,
             layers: manifest.layers.len(),
-            bytes: manifest
-                .layers
-                .iter()
-                .map(|layer| layer.size)
-                .fold(manifest.config.size, u64::saturating_add),
+            bytes: sizes.fold(manifest.config.size, u64::saturating_add),
         }
     }
 }
 
 impl Store {
-    /// Every name, in order, and what it means; an entry is an error when its manifest can not be read.
-    /// Layers are not looked at.
+    /// Every name, in order, and how large what it means is. Layers are not looked at.
     ///
     /// # Errors
     /// A damaged `index.json`.
-    pub fn list(&self) -> Result<Vec<(String, Result<Listed, OpenError>)>, OpenError> {
+    pub fn list(&self) -> Result<Vec<Listed<OpenError>>, OpenError> {
         let entry = |tag: Tag| {
-            let name = tag.name.clone();
-            (name, self.read_manifest(tag.id).map(|manifest| Listed::new(tag, &manifest)))
+            let extent = self.read_manifest(tag.id).map(|manifest| Extent::of(&manifest));
+            Listed { tag, extent }
         };
         Ok(self.tags()?.into_iter().map(entry).collect())
     }

@@ -27,35 +27,28 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
 }
 
 /// Prints every entry; returns whether all could be read.
-fn print<E: Display>(
-    place: &Place,
-    list: &[(String, Result<Listed, E>)],
-    format: Format,
-) -> anyhow::Result<bool> {
+fn print<E: Display>(place: &Place, list: &[Listed<E>], format: Format) -> anyhow::Result<bool> {
     if list.is_empty() {
         eprintln!("afresh: no snapshots in {place}");
     }
-    let width = list.iter().map(|(name, _)| name.len()).max().unwrap_or(0);
-    for (name, entry) in list {
-        match (entry, format) {
-            (Ok(entry), Format::Json) => say!(
+    let width = list.iter().map(|entry| entry.tag.name.len()).max().unwrap_or(0);
+    for Listed { tag, extent } in list {
+        let (name, id) = (&tag.name, tag.id.to_string());
+        match (extent, format) {
+            (Ok(extent), Format::Json) => say!(
                 "{}",
-                json!({
-                    "name": name, "id": entry.id.to_string(), "layers": entry.layers,
-                    "bytes": entry.bytes,
-                })
+                json!({"name": name, "id": id, "layers": extent.layers, "bytes": extent.bytes})
             )?,
-            (Ok(entry), Format::Text) => say!(
-                "{name:<width$}  {}  {:>3} layers  {:>11}",
-                entry.id,
-                entry.layers,
-                BinaryBytes(entry.bytes).to_string()
+            (Ok(extent), Format::Text) => say!(
+                "{name:<width$}  {id}  {:>3} layers  {:>11}",
+                extent.layers,
+                BinaryBytes(extent.bytes).to_string()
             )?,
             (Err(error), Format::Json) => {
-                say!("{}", json!({"name": name, "error": error.to_string()}))?;
+                say!("{}", json!({"name": name, "id": id, "error": error.to_string()}))?;
             }
             (Err(error), Format::Text) => eprintln!("afresh: {name}: {error}"),
         }
     }
-    Ok(list.iter().all(|(_, entry)| entry.is_ok()))
+    Ok(list.iter().all(|entry| entry.extent.is_ok()))
 }

@@ -1,7 +1,7 @@
 //! `afresh push` and `afresh pull`: snapshots between a directory and a remote.
 
 use std::process::ExitCode;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use afresh_store::Sha256;
 use afresh_store::remote::Progress;
@@ -47,7 +47,8 @@ pub(crate) fn push(arguments: &PushArguments, format: Format) -> anyhow::Result<
     let remote = to.place.remote()?;
     let store = from.place.store()?;
     let snapshot = from.load(None)?;
-    copy("pushed", from, to, name, format, |progress| {
+    let verb = ("pushed", "pushing");
+    copy(verb, from, to, name, format, |progress| {
         Ok(remote.push(&store, &snapshot, name, (*encoding).into(), progress)?)
     })
 }
@@ -57,23 +58,30 @@ pub(crate) fn pull(arguments: &PullArguments, format: Format) -> anyhow::Result<
     let name = target(from, to)?;
     let remote = from.place.remote()?;
     let store = to.place.create()?;
-    copy("pulled", from, to, name, format, |progress| {
+    let verb = ("pulled", "pulling");
+    copy(verb, from, to, name, format, |progress| {
         Ok(remote.pull(&store, from.name(), name, (*encoding).into(), progress)?)
     })
 }
 
 /// Runs `work` under a progress bar, and says what was copied at which rate.
 fn copy(
-    done: &str,
+    (done, doing): (&str, &str),
     from: &Reference,
     to: &Reference,
     name: &str,
     format: Format,
     work: impl FnOnce(&mut dyn FnMut(Progress)) -> anyhow::Result<Sha256>,
 ) -> anyhow::Result<ExitCode> {
-    let bar = bytes(&format!("{from} to {}", to.place), 0);
+    // Until the first bytes go, layers are compressed or answers awaited.
+    let bar = bytes("preparing", 0);
+    bar.enable_steady_tick(Duration::from_millis(120));
+    let mut begun = false;
     let started = Instant::now();
     let id = work(&mut |progress| {
+        if !std::mem::replace(&mut begun, true) {
+            bar.set_message(format!("{doing} {name}"));
+        }
         bar.set_length(progress.total);
         bar.set_position(progress.done);
     })
