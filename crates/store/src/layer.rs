@@ -1,7 +1,5 @@
 //! An opened page layer: its checked index, and its pages, checked group by group.
 
-mod verify;
-
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -13,6 +11,8 @@ use afresh_sys::PAGE_SIZE;
 use crate::blobs::{BlobRead, FileBlob};
 use crate::index::{Encoding, FOOTER_LEN, Footer, Index, Role};
 use crate::{LayerError, OpenError, Sha256};
+
+mod verify;
 
 /// Bytes read from the end of a layer to begin with.
 const TAIL: u64 = 64 << 10;
@@ -175,47 +175,48 @@ impl Layer {
     }
 
     /// Reads whole groups into `out`, which is exactly as long, and checks each. Wrong bytes are asked for
-    /// once more where that may help. `frames` is scratch space; of a compressed layer it holds the frames
-    /// afterwards.
-    fn read_groups(
-        &self,
-        groups: Range<usize>,
-        out: &mut [u8],
-        frames: &mut Vec<u8>,
-    ) -> Result<(), OpenError> {
+    /// once more where that may help.
+    fn read_groups(&self, groups: Range<usize>, out: &mut [u8]) -> Result<(), OpenError> {
         let bytes = self.bytes_of(&groups);
-        match self.try_read_groups(groups.clone(), out, frames) {
+        match self.try_read_groups(groups.clone(), out) {
             Err(OpenError::Layer { .. })
                 if self.blob.distrust(bytes.start, bytes.end - bytes.start) =>
             {
-                self.try_read_groups(groups, out, frames)
+                self.try_read_groups(groups, out)
             }
             other => other,
         }
     }
 
     /// One attempt, with one read of the blob.
-    fn try_read_groups(
-        &self,
-        groups: Range<usize>,
-        out: &mut [u8],
-        frames: &mut Vec<u8>,
-    ) -> Result<(), OpenError> {
+    fn try_read_groups(&self, groups: Range<usize>, out: &mut [u8]) -> Result<(), OpenError> {
         let bytes = self.bytes_of(&groups);
+        let mut frames = Vec::new();
         match self.index.encoding {
             Encoding::Raw => self.blob.read_at(out, bytes.start),
             Encoding::Zstd => {
                 // The index was checked: the chunks are no longer than the blob, which bounds this.
                 frames.resize((bytes.end - bytes.start) as usize, 0);
-                self.blob.read_at(frames, bytes.start)
+                self.blob.read_at(&mut frames, bytes.start)
             }
         }
         .map_err(|e| self.io(e))?;
+        self.check_groups(groups, &frames, out)
+    }
+
+    /// Checks whole groups: `out` holds their pages, or is filled with what `frames` decompress to.
+    fn check_groups(
+        &self,
+        groups: Range<usize>,
+        frames: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), OpenError> {
+        let start = self.bytes_of(&groups).start;
         let group_bytes = self.group_pages() * PAGE_SIZE;
         for (group, part) in groups.zip(out.chunks_mut(group_bytes)) {
             if self.index.encoding == Encoding::Zstd {
-                let from = (self.offsets[group] - bytes.start) as usize;
-                let to = (self.offsets[group + 1] - bytes.start) as usize;
+                let from = (self.offsets[group] - start) as usize;
+                let to = (self.offsets[group + 1] - start) as usize;
                 let n = zstd::bulk::decompress_to_buffer(&frames[from..to], part);
                 if n.ok() != Some(part.len()) {
                     return Err(self.bad(LayerError::Decompress(group as u64)));
@@ -242,7 +243,7 @@ impl Layer {
             return Err(self.bad(LayerError::Layout("a page past the stored ones was asked for")));
         }
         let per_group = u64::from(self.index.group_pages);
-        let (mut scratch, mut frames) = (Vec::new(), Vec::new());
+        let mut scratch = Vec::new();
         let mut at = first;
         while at < end {
             let group = (at / per_group) as usize;
@@ -268,10 +269,10 @@ impl Layer {
             if checked {
                 self.blob.read_at(part, at * PAGE_SIZE as u64).map_err(|e| self.io(e))?;
             } else if at == range.start && until == range.end {
-                self.read_groups(groups, part, &mut frames)?;
+                self.read_groups(groups, part)?;
             } else {
                 scratch.resize((range.end - range.start) as usize * PAGE_SIZE, 0);
-                self.read_groups(groups, &mut scratch, &mut frames)?;
+                self.read_groups(groups, &mut scratch)?;
                 let skip = (at - range.start) as usize * PAGE_SIZE;
                 part.copy_from_slice(&scratch[skip..skip + part.len()]);
             }
@@ -290,7 +291,7 @@ impl Layer {
         if first >= end {
             return Ok(());
         }
-        let (mut scratch, mut frames) = (Vec::new(), Vec::new());
+        let mut scratch = Vec::new();
         let mut at = (first / per_group) as usize;
         let last = end.div_ceil(per_group) as usize;
         while at < last {
@@ -307,7 +308,7 @@ impl Layer {
                 let range = self.index.group_range(groups.start).start
                     ..self.index.group_range(groups.end - 1).end;
                 scratch.resize((range.end - range.start) as usize * PAGE_SIZE, 0);
-                self.read_groups(groups, &mut scratch, &mut frames)?;
+                self.read_groups(groups, &mut scratch)?;
             }
         }
         Ok(())

@@ -1,11 +1,13 @@
 //! Checks a whole layer: its pages against the index, its bytes against the name of the blob.
 
+use std::ops::Range;
+
+use afresh_sys::PAGE_SIZE;
 use sha2::Digest;
 
 use super::{BATCH_GROUPS, Layer};
 use crate::index::Encoding;
 use crate::{LayerError, OpenError, Sha256};
-use afresh_sys::PAGE_SIZE;
 
 /// Bytes read at a time where there are no groups.
 const PIECE: u64 = 1 << 20;
@@ -19,33 +21,58 @@ impl Layer {
     /// [`OpenError::Layer`] with the first damage.
     pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
         let mut hasher = sha2::Sha256::new();
-        let (mut pages, mut frames) = (Vec::new(), Vec::new());
+        let (mut bytes, mut pages) = (Vec::new(), Vec::new());
         let groups = self.index.groups.len();
         let mut at = 0;
         for first in (0..groups).step_by(BATCH_GROUPS) {
             let batch = first..(first + BATCH_GROUPS).min(groups);
-            let start = self.index.group_range(batch.start).start;
-            let end = self.index.group_range(batch.end - 1).end;
-            pages.resize((end - start) as usize * PAGE_SIZE, 0);
-            at = self.bytes_of(&batch).end;
-            self.read_groups(batch, &mut pages, &mut frames)?;
-            hasher.update(match self.encoding() {
-                Encoding::Raw => &pages,
-                Encoding::Zstd => &frames,
-            });
+            let range = self.bytes_of(&batch);
+            let checked = self.check_batch(batch.clone(), &mut bytes, &mut pages);
+            match checked {
+                // Asked for once more where that may bring others.
+                Err(OpenError::Layer { .. })
+                    if self.blob.distrust(range.start, range.end - range.start) =>
+                {
+                    self.check_batch(batch, &mut bytes, &mut pages)?;
+                }
+                other => other?,
+            }
+            hasher.update(&bytes);
+            at = range.end;
             progress(at);
         }
         // What follows the pages.
         while at < self.size() {
-            frames.resize(PIECE.min(self.size() - at) as usize, 0);
-            self.blob.read_at(&mut frames, at).map_err(|e| self.io(e))?;
-            hasher.update(&frames);
-            at += frames.len() as u64;
+            bytes.resize(PIECE.min(self.size() - at) as usize, 0);
+            self.blob.read_at(&mut bytes, at).map_err(|e| self.io(e))?;
+            hasher.update(&bytes);
+            at += bytes.len() as u64;
             progress(at);
         }
         if Sha256(hasher.finalize().into()) != self.digest {
             return Err(self.bad(LayerError::Name));
         }
         Ok(())
+    }
+
+    /// Reads the bytes of whole groups and checks their pages.
+    fn check_batch(
+        &self,
+        groups: Range<usize>,
+        bytes: &mut Vec<u8>,
+        pages: &mut Vec<u8>,
+    ) -> Result<(), OpenError> {
+        let range = self.bytes_of(&groups);
+        bytes.resize((range.end - range.start) as usize, 0);
+        self.blob.read_at(bytes, range.start).map_err(|e| self.io(e))?;
+        match self.encoding() {
+            Encoding::Raw => self.check_groups(groups, &[], bytes),
+            Encoding::Zstd => {
+                let first = self.index.group_range(groups.start).start;
+                let end = self.index.group_range(groups.end - 1).end;
+                pages.resize((end - first) as usize * PAGE_SIZE, 0);
+                self.check_groups(groups, bytes, pages)
+            }
+        }
     }
 }
