@@ -103,7 +103,7 @@ impl Service<'_> {
         let mut postponed: Option<Instant> = None;
         loop {
             if options.stop.load(Ordering::Acquire) {
-                let missing = self.pages.iter().flatten().filter(|p| **p == Page::Missing).count();
+                let missing = self.pages.iter().flatten().filter(|p| **p != Page::Present).count();
                 return if missing > 0 { Err(VmmError::Stopped(missing)) } else { Ok(()) };
             }
             let streaming = options.stream && self.next.0 < self.mappings.len();
@@ -282,7 +282,8 @@ impl Service<'_> {
         let mut closed = true;
         for (mapping, pages) in self.mappings.iter().zip(&self.pages) {
             for (page, state) in pages.iter().enumerate().step_by(mapping.unit) {
-                if *state == Page::Missing {
+                // A discarded page has no filler any more either.
+                if *state != Page::Present {
                     let at = (mapping.base + page * PAGE_SIZE) as *const u8;
                     let poisoned = self.uffd.poison(at, mapping.unit * PAGE_SIZE);
                     closed &= poisoned.is_ok_and(|n| n > 0)
