@@ -79,7 +79,11 @@ impl Snapshot {
     /// # Errors
     /// [`SaveError::Io`] when `path` exists or can not be written, [`SaveError::Open`] when pages are
     /// damaged.
-    pub fn export(&self, path: &Path, progress: &mut dyn FnMut(usize)) -> Result<(), SaveError> {
+    pub fn export_memory(
+        &self,
+        path: &Path,
+        progress: &mut dyn FnMut(usize),
+    ) -> Result<(), SaveError> {
         new_file(path, |file| {
             let io = |e| SaveError::io(path, e);
             file.set_len(self.pages() as u64 * PAGE_SIZE as u64).map_err(io)?;

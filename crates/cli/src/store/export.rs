@@ -28,7 +28,9 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     let memory = (snapshot.pages() * PAGE_SIZE) as u64;
     let bar = bytes("exporting", memory);
     let started = Instant::now();
-    snapshot.export(&arguments.file, &mut |pages| bar.set_position((pages * PAGE_SIZE) as u64))?;
+    snapshot.export_memory(&arguments.file, &mut |pages| {
+        bar.set_position((pages * PAGE_SIZE) as u64)
+    })?;
     if let Some(path) = &arguments.state {
         snapshot.export_state(path)?;
     }
