@@ -3,7 +3,8 @@
 //! PLACE is a directory in the OCI image layout, the URL of a remote, or a single file. NAME is a name in
 //! it, or the digest of a manifest (`sha256:…`), and `latest` where it is left out. The last `@` divides
 //! the two, but not one in the authority of a URL (`oci://user@host/repo`), nor one in a path that exists as
-//! it stands, nor one with a `/` behind it unless what is before it exists (`/home/me@work/store`).
+//! it stands, nor one with a `/` behind it unless what is before it exists (`/home/me@work/store`). A
+//! registry's own way, `oci://host/repository:tag`, means the same as `@tag`.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -83,6 +84,13 @@ impl Place {
     }
 }
 
+/// Where the tag of a registry's address begins, as registries write it: `oci://host/repository:tag`.
+fn tag_of(text: &str) -> Option<usize> {
+    let (scheme, _) = text.split_once("://").filter(|(scheme, _)| scheme.starts_with("oci"))?;
+    let path = scheme.len() + 3 + text[scheme.len() + 3..].find('/')?;
+    text.rfind(':').filter(|at| *at > path)
+}
+
 /// The error for a place that is a single file.
 fn single_file(path: &Path) -> anyhow::Error {
     anyhow::anyhow!(
@@ -108,7 +116,7 @@ impl Reference {
                 .rfind('@')
                 .filter(|at| !text[at + 1..].contains('/') || exists(Path::new(&text[..*at]))),
         };
-        let (place, name) = match divided {
+        let (place, name) = match divided.or_else(|| tag_of(text)) {
             Some(at) => (&text[..at], Some(text[at + 1..].to_owned())),
             None => (text, None),
         };
@@ -215,6 +223,8 @@ mod tests {
             ("s3://bucket@v1".into(), remote("s3://bucket"), Some("v1")),
             ("oci://me@host:5000/repo".into(), remote("oci://me@host:5000/repo"), None),
             ("oci://me@host/a/b@app/v1".into(), remote("oci://me@host/a/b"), Some("app/v1")),
+            ("oci://host:5000/a/b:v1".into(), remote("oci://host:5000/a/b"), Some("v1")),
+            ("oci://host/b:v1@v2".into(), remote("oci://host/b:v1"), Some("v2")),
             ("file:///tmp/x@y".into(), remote("file:///tmp/x"), Some("y")),
             (format!("gs://b/p@{digest}"), remote("gs://b/p"), Some(&digest)),
             ("warm.afresh@v1".into(), Place::File("warm.afresh".into()), Some("v1")),
