@@ -228,7 +228,7 @@ impl Snapshot {
     /// # Errors
     /// [`OpenError::Layer`] with the first that is damaged.
     pub fn check(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), OpenError> {
-        let layers = || self.0.layers.iter().chain(&self.0.working_set);
+        let layers = || self.layers().iter().chain(self.working_set_layer());
         let total = layers().map(Layer::size).sum();
         let mut before = 0;
         for layer in layers() {
