@@ -12,6 +12,8 @@ use crate::blobs::{BlobRead, FileBlob};
 use crate::index::{Encoding, FOOTER_LEN, Footer, Index, Role};
 use crate::{LayerError, OpenError, Sha256};
 
+mod verify;
+
 /// Bytes read from the end of a layer to begin with.
 const TAIL: u64 = 64 << 10;
 
@@ -199,11 +201,22 @@ impl Layer {
             }
         }
         .map_err(|e| self.io(e))?;
+        self.check_groups(groups, &frames, out)
+    }
+
+    /// Checks whole groups: `out` holds their pages, or is filled with what `frames` decompress to.
+    fn check_groups(
+        &self,
+        groups: Range<usize>,
+        frames: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), OpenError> {
+        let start = self.bytes_of(&groups).start;
         let group_bytes = self.group_pages() * PAGE_SIZE;
         for (group, part) in groups.zip(out.chunks_mut(group_bytes)) {
             if self.index.encoding == Encoding::Zstd {
-                let from = (self.offsets[group] - bytes.start) as usize;
-                let to = (self.offsets[group + 1] - bytes.start) as usize;
+                let from = (self.offsets[group] - start) as usize;
+                let to = (self.offsets[group + 1] - start) as usize;
                 let n = zstd::bulk::decompress_to_buffer(&frames[from..to], part);
                 if n.ok() != Some(part.len()) {
                     return Err(self.bad(LayerError::Decompress(group as u64)));

@@ -14,6 +14,7 @@
 mod blob;
 mod cache;
 mod error;
+mod list;
 mod pull;
 mod push;
 
@@ -284,11 +285,16 @@ impl Remote {
         Err(OpenError::NoSuchName { name: name.to_owned(), known }.into())
     }
 
-    async fn read_snapshot(&self, name: &str) -> Result<(Sha256, Manifest, Vec<u8>), RemoteError> {
+    async fn manifest_of(&self, name: &str) -> Result<(Sha256, Manifest), RemoteError> {
         let id = self.resolve(name).await?;
         let bytes = self.get_blob("the manifest", id, MAX_MANIFEST).await?;
         let manifest: Manifest = parse("the manifest", &bytes)?;
         manifest.check()?;
+        Ok((id, manifest))
+    }
+
+    async fn read_snapshot(&self, name: &str) -> Result<(Sha256, Manifest, Vec<u8>), RemoteError> {
+        let (id, manifest) = self.manifest_of(name).await?;
         let config = manifest.config.digest("the manifest")?;
         let config = self.get_blob("the configuration", config, MAX_CONFIG).await?;
         Ok((id, manifest, config))
