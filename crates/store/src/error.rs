@@ -155,6 +155,14 @@ pub enum OpenError {
         /// What is wrong.
         source: LayerError,
     },
+    /// An archive is damaged, hostile, or uses what this crate does not read.
+    #[error("{path}: {source}")]
+    Archive {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: crate::archive::ArchiveError,
+    },
     /// The snapshot belongs to another guest build.
     #[error(transparent)]
     Guest(#[from] GuestMismatch),

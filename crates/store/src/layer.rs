@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_sys::PAGE_SIZE;
 
-use crate::blobs::{BlobRead, FileBlob};
+use crate::blobs::BlobRead;
 use crate::index::{Encoding, FOOTER_LEN, Footer, Index, Role};
 use crate::{LayerError, OpenError, Sha256};
 
@@ -42,13 +42,14 @@ impl std::fmt::Debug for Layer {
 
 impl Layer {
     /// Opens the blob at `path` and checks its index against `root`.
+    #[cfg(feature = "remote")]
     pub(crate) fn open(
         path: &Path,
         digest: Sha256,
         size: u64,
         root: &[u8; 32],
     ) -> Result<Self, OpenError> {
-        let blob = FileBlob::open(path).map_err(|e| OpenError::io(path, e))?;
+        let blob = crate::blobs::FileBlob::open(path).map_err(|e| OpenError::io(path, e))?;
         Self::from_blob(Box::new(blob), digest, size, root)
     }
 
@@ -136,14 +137,19 @@ impl Layer {
         &self.index
     }
 
-    /// The file of a raw local layer, whose page `n` lies at byte `n * 4096`. Whoever maps it checks
-    /// the groups first, with [`Layer::verify`].
+    /// The file that holds a raw local layer, and the page of it at which the layer's stored pages
+    /// begin; `None` when they can not be mapped. Whoever maps them checks the groups first, with
+    /// [`Layer::verify`].
     #[must_use]
-    pub fn file(&self) -> Option<&File> {
-        match self.index.encoding {
-            Encoding::Raw => self.blob.file(),
-            Encoding::Zstd => None,
-        }
+    pub fn file(&self) -> Option<(&File, u64)> {
+        let (file, start) = self.blob.file().filter(|_| self.index.encoding == Encoding::Raw)?;
+        let page = PAGE_SIZE as u64;
+        start.is_multiple_of(page).then_some((file, start / page))
+    }
+
+    /// The blob as it is stored.
+    pub(crate) fn blob(&self) -> &dyn BlobRead {
+        &*self.blob
     }
 
     fn is_verified(&self, group: usize) -> bool {

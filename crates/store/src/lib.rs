@@ -14,6 +14,7 @@
 //! What may break it: a process that changes a blob in place after its pages were checked. Blobs are
 //! therefore written once, made read-only and never touched again.
 
+pub mod archive;
 mod blobs;
 mod collect;
 mod compact;
@@ -28,10 +29,12 @@ mod layer;
 mod layer_writer;
 mod manifest;
 mod map;
+mod open;
 mod pages;
 #[cfg(feature = "remote")]
 pub mod remote;
 mod save;
+mod shelf;
 mod snapshot;
 mod store;
 #[cfg(feature = "remote")]

@@ -73,13 +73,31 @@ impl Descriptor {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct IndexJson {
     pub(crate) schema_version: u32,
+    /// Some tools leave it out.
+    #[serde(default = "index_type")]
     pub(crate) media_type: String,
     pub(crate) manifests: Vec<Descriptor>,
 }
 
+fn index_type() -> String {
+    INDEX_TYPE.to_owned()
+}
+
 impl Default for IndexJson {
     fn default() -> Self {
-        Self { schema_version: 2, media_type: INDEX_TYPE.to_owned(), manifests: Vec::new() }
+        Self { schema_version: 2, media_type: index_type(), manifests: Vec::new() }
+    }
+}
+
+impl IndexJson {
+    pub(crate) fn check(&self) -> Result<(), OpenError> {
+        if self.schema_version != 2 {
+            return Err(OpenError::MediaType {
+                what: "`index.json`",
+                found: format!("schema version {}", self.schema_version),
+            });
+        }
+        Ok(())
     }
 }
 

@@ -2,13 +2,13 @@
 
 use afresh_sys::PageRange;
 
-use crate::blobs::BlobWriter;
 use crate::index::{Encoding, Role};
 use crate::layer_writer::{Plan, Written, write_layer};
 use crate::manifest::{
     CONFIG_TYPE, Config, Descriptor, MAX_LAYERS, MAX_STATE, Manifest, Memory, encode_state,
     layer_type, print, root_text,
 };
+use crate::shelf::{BlobDir, Shelf};
 use crate::store::BLOB_LOCK;
 use crate::{GuestBuild, Pages, SaveError, Sha256, Snapshot, Store};
 
@@ -21,7 +21,8 @@ pub struct SaveOptions {
     pub state: Vec<u8>,
     /// How pages are stored: raw ones can be mapped, compressed ones travel well.
     pub encoding: Encoding,
-    /// Write a delta on this snapshot, of the same store, instead of the whole memory.
+    /// Write a delta on this snapshot instead of the whole memory. Layers of it that are not in the
+    /// same store are copied.
     pub parent: Option<Snapshot>,
     /// With a parent: the only pages that can differ from it, in order and without overlap. Without
     /// it all pages are compared.
@@ -57,70 +58,8 @@ impl Store {
         memory: &dyn Pages,
         options: &SaveOptions,
     ) -> Result<Sha256, SaveError> {
-        let state = options.state.len() as u64;
-        if state > MAX_STATE {
-            return Err(SaveError::TooLarge {
-                what: "a guest state",
-                size: state,
-                limit: MAX_STATE,
-            });
-        }
         let _lock = self.lock(BLOB_LOCK, false)?;
-        let mut layers = Vec::new();
-        let mut roots = Vec::new();
-        let mut below = [0; 32];
-        if let Some(parent) = &options.parent {
-            let stack = parent.layers().len();
-            if stack >= MAX_LAYERS {
-                return Err(SaveError::TooLarge {
-                    what: "a stack of layers (compact it)",
-                    size: stack as u64 + 1,
-                    limit: MAX_LAYERS as u64,
-                });
-            }
-            if memory.pages() < parent.pages() {
-                return Err(SaveError::Shrunk { pages: memory.pages(), parent: parent.pages() });
-            }
-            layers.extend_from_slice(&parent.manifest().layers[..stack]);
-            roots.extend_from_slice(&parent.config().memory.layers);
-            below = parent.layers().last().map_or(below, |layer| *layer.root());
-        }
-        let plan = Plan {
-            role: if options.parent.is_some() { Role::Delta } else { Role::Base },
-            encoding: options.encoding,
-            candidates: candidates(memory, options),
-            below: options.parent.as_ref(),
-            parent: below,
-        };
-        let top = write_layer(&self.blob_dir(), memory, &plan)?;
-        layers.push(descriptor(&top));
-        roots.push(root_text(&top.index.root));
-        let mut working_set = None;
-        if !options.working_set.is_empty() {
-            let plan = Plan {
-                role: Role::WorkingSet,
-                encoding: options.encoding,
-                candidates: clip(&options.working_set, memory.pages()),
-                below: None,
-                parent: top.index.root,
-            };
-            let layer = write_layer(&self.blob_dir(), memory, &plan)?;
-            layers.push(descriptor(&layer));
-            working_set = Some(root_text(&layer.index.root));
-        }
-        let config = Config {
-            schema: Config::SCHEMA,
-            guest: options.guest.clone(),
-            memory: Memory {
-                page_size: afresh_sys::PAGE_SIZE as u64,
-                pages: memory.pages() as u64,
-                layers: roots,
-                working_set,
-            },
-            parent: options.parent.as_ref().map(|parent| parent.id().to_string()),
-            state: encode_state(&options.state),
-        };
-        let id = self.write_snapshot(&config, layers)?;
+        let (id, _) = write_memory(&mut self.shelf(), memory, options)?;
         self.tag(name, Some(id))?;
         Ok(id)
     }
@@ -137,7 +76,11 @@ impl Store {
         pages: &[PageRange],
     ) -> Result<Sha256, SaveError> {
         let _lock = self.lock(BLOB_LOCK, false)?;
+        let mut shelf = self.shelf();
         let stack = snapshot.layers().len();
+        for layer in snapshot.layers() {
+            shelf.keep(layer)?;
+        }
         let mut layers = snapshot.manifest().layers[..stack].to_vec();
         let mut config = snapshot.config().clone();
         config.memory.working_set = None;
@@ -150,31 +93,105 @@ impl Store {
                 below: None,
                 parent: snapshot.layers().last().map_or([0; 32], |layer| *layer.root()),
             };
-            let layer = write_layer(&self.blob_dir(), snapshot, &plan)?;
+            let layer = write_layer(&mut shelf, snapshot, &plan)?;
             layers.push(descriptor(&layer));
             config.memory.working_set = Some(root_text(&layer.index.root));
         }
-        let id = self.write_snapshot(&config, layers)?;
+        let id = write_snapshot(&mut shelf, &config, layers)?.0;
         self.tag(name, Some(id))?;
         Ok(id)
     }
 
-    /// Writes configuration and manifest, and returns the manifest's digest.
-    pub(crate) fn write_snapshot(
-        &self,
-        config: &Config,
-        layers: Vec<Descriptor>,
-    ) -> Result<Sha256, SaveError> {
-        let (digest, size) = self.write_blob(print("the configuration", config)?)?;
-        let manifest = Manifest::new(Descriptor::new(CONFIG_TYPE, digest, size), layers);
-        Ok(self.write_blob(print("the manifest", &manifest)?)?.0)
+    /// Where new blobs go.
+    pub(crate) fn shelf(&self) -> BlobDir {
+        BlobDir(self.blob_dir())
     }
 
+    #[cfg(feature = "remote")]
     pub(crate) fn write_blob(&self, bytes: Vec<u8>) -> Result<(Sha256, u64), SaveError> {
-        let mut blob = BlobWriter::create(&self.blob_dir())?;
-        blob.push(bytes)?;
-        blob.finish()
+        self.shelf().put(bytes)
     }
+}
+
+/// Writes all of a snapshot, and returns digest and length of its manifest.
+pub(crate) fn write_memory(
+    shelf: &mut dyn Shelf,
+    memory: &dyn Pages,
+    options: &SaveOptions,
+) -> Result<(Sha256, u64), SaveError> {
+    let state = options.state.len() as u64;
+    if state > MAX_STATE {
+        return Err(SaveError::TooLarge { what: "a guest state", size: state, limit: MAX_STATE });
+    }
+    let mut layers = Vec::new();
+    let mut roots = Vec::new();
+    let mut below = [0; 32];
+    if let Some(parent) = &options.parent {
+        let stack = parent.layers().len();
+        if stack >= MAX_LAYERS {
+            return Err(SaveError::TooLarge {
+                what: "a stack of layers (compact it)",
+                size: stack as u64 + 1,
+                limit: MAX_LAYERS as u64,
+            });
+        }
+        if memory.pages() < parent.pages() {
+            return Err(SaveError::Shrunk { pages: memory.pages(), parent: parent.pages() });
+        }
+        for layer in parent.layers() {
+            shelf.keep(layer)?;
+        }
+        layers.extend_from_slice(&parent.manifest().layers[..stack]);
+        roots.extend_from_slice(&parent.config().memory.layers);
+        below = parent.layers().last().map_or(below, |layer| *layer.root());
+    }
+    let plan = Plan {
+        role: if options.parent.is_some() { Role::Delta } else { Role::Base },
+        encoding: options.encoding,
+        candidates: candidates(memory, options),
+        below: options.parent.as_ref(),
+        parent: below,
+    };
+    let top = write_layer(shelf, memory, &plan)?;
+    layers.push(descriptor(&top));
+    roots.push(root_text(&top.index.root));
+    let mut working_set = None;
+    if !options.working_set.is_empty() {
+        let plan = Plan {
+            role: Role::WorkingSet,
+            encoding: options.encoding,
+            candidates: clip(&options.working_set, memory.pages()),
+            below: None,
+            parent: top.index.root,
+        };
+        let layer = write_layer(shelf, memory, &plan)?;
+        layers.push(descriptor(&layer));
+        working_set = Some(root_text(&layer.index.root));
+    }
+    let config = Config {
+        schema: Config::SCHEMA,
+        guest: options.guest.clone(),
+        memory: Memory {
+            page_size: afresh_sys::PAGE_SIZE as u64,
+            pages: memory.pages() as u64,
+            layers: roots,
+            working_set,
+        },
+        parent: options.parent.as_ref().map(|parent| parent.id().to_string()),
+        state: encode_state(&options.state),
+    };
+    write_snapshot(shelf, &config, layers)
+}
+
+/// Writes configuration and manifest, and returns digest and length of the manifest.
+pub(crate) fn write_snapshot(
+    shelf: &mut dyn Shelf,
+    config: &Config,
+    layers: Vec<Descriptor>,
+) -> Result<(Sha256, u64), SaveError> {
+    let (digest, size) = shelf.put(print("the configuration", config)?)?;
+    let manifest = Manifest::new(Descriptor::new(CONFIG_TYPE, digest, size), layers);
+    shelf.put(print("the manifest", &manifest)?)
 }
 
 pub(crate) fn descriptor(layer: &Written) -> Descriptor {

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use afresh_sys::{PAGE_SIZE, PageRange};
 
 use crate::index::Role;
-use crate::manifest::{Config, Manifest, parse_root};
-use crate::{GuestBuild, Layer, LayerError, OpenError, Origin, PageMap, Pages, Sha256};
+use crate::manifest::{Config, Manifest, parse_root, print};
+use crate::{GuestBuild, Layer, LayerError, OpenError, Origin, PageMap, Pages, SaveError, Sha256};
 
 /// An opened snapshot. Cheap to clone; its files stay open, and readable even after `gc` removed
 /// their names, until the last clone is dropped.
@@ -84,6 +84,17 @@ impl Snapshot {
 
     pub(crate) fn config(&self) -> &Config {
         &self.0.config
+    }
+
+    /// The bytes of the manifest, which have the digest [`Snapshot::id`].
+    pub(crate) fn manifest_blob(&self) -> Result<Vec<u8>, SaveError> {
+        reprint("the manifest", self.manifest(), self.id())
+    }
+
+    /// The bytes of the configuration, as the manifest names it.
+    pub(crate) fn config_blob(&self) -> Result<Vec<u8>, SaveError> {
+        let digest = self.manifest().config.digest("the manifest")?;
+        reprint("the configuration", self.config(), digest)
     }
 
     /// The guest build the snapshot belongs to.
@@ -221,6 +232,20 @@ impl Snapshot {
         }
         Ok(())
     }
+}
+
+/// Writes a JSON blob as it was. One that another program wrote in its own way is refused.
+fn reprint<T: serde::Serialize>(
+    what: &'static str,
+    value: &T,
+    digest: Sha256,
+) -> Result<Vec<u8>, SaveError> {
+    let bytes = print(what, value)?;
+    if Sha256::of(&bytes) != digest {
+        let why = "it was not written by afresh: copy the layout with an OCI tool".to_owned();
+        return Err(SaveError::Json { what, why });
+    }
+    Ok(bytes)
 }
 
 /// A layer must lie where its role and parent say.
