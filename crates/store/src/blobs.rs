@@ -14,6 +14,7 @@ use std::thread::JoinHandle;
 
 use sha2::Digest;
 
+use crate::seal::{SealKey, Sealer};
 use crate::{OpenError, SaveError, Sha256};
 
 /// Prefix of temporary names; no digest begins with it.
@@ -102,6 +103,11 @@ pub trait BlobRead: Send + Sync {
         false
     }
 
+    /// The blob as it is stored, where this one shows what is inside.
+    fn carrier(&self) -> Option<&dyn BlobRead> {
+        None
+    }
+
     /// The local file that holds it, and the byte at which it begins there.
     fn file(&self) -> Option<(&File, u64)> {
         None
@@ -152,6 +158,8 @@ pub(crate) struct BlobWriter {
     target: Target,
     file: File,
     len: u64,
+    /// Encrypts what is pushed.
+    sealer: Option<Sealer>,
     /// `None` once closed.
     queue: Option<SyncSender<Vec<u8>>>,
     recycled: Receiver<Vec<u8>>,
@@ -199,7 +207,8 @@ impl BlobWriter {
             Sha256(hasher.finalize().into())
         };
         let thread = std::thread::Builder::new().name("afresh-blob".to_owned()).spawn(work);
-        let mut writer = Self { target, file, len: 0, queue: Some(queue), recycled, thread: None };
+        let queue = Some(queue);
+        let mut writer = Self { target, file, len: 0, sealer: None, queue, recycled, thread: None };
         writer.thread = Some(thread.map_err(|e| SaveError::io(writer.path(), e))?);
         Ok(writer)
     }
@@ -216,8 +225,22 @@ impl BlobWriter {
         self.recycled.try_recv().unwrap_or_default()
     }
 
+    /// Seals the blob with `key`, if there is one. Nothing was pushed yet.
+    pub(crate) fn sealed(mut self, key: Option<&SealKey>) -> Result<Self, SaveError> {
+        self.sealer = key.map(SealKey::sealer).transpose()?;
+        Ok(self)
+    }
+
     /// Appends bytes.
     pub(crate) fn push(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
+        let Some(sealer) = &mut self.sealer else { return self.write(bytes) };
+        let mut out = self.recycled.try_recv().unwrap_or_default();
+        sealer.push(&bytes, &mut out)?;
+        self.write(out)
+    }
+
+    /// Appends bytes as they are stored.
+    fn write(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
         self.file.write_all(&bytes).map_err(|e| SaveError::io(self.path(), e))?;
         self.len += bytes.len() as u64;
         match &self.queue {
@@ -232,6 +255,11 @@ impl BlobWriter {
 
     /// Makes the bytes of a file of its own durable, and waits for their digest.
     fn join(&mut self) -> Result<Sha256, SaveError> {
+        if let Some(sealer) = self.sealer.take() {
+            let mut end = self.buffer();
+            sealer.finish(&mut end)?;
+            self.write(end)?;
+        }
         self.queue = None;
         if let Target::Own { .. } = self.target {
             self.file.sync_all().map_err(|e| SaveError::io(self.path(), e))?;

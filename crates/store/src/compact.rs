@@ -44,6 +44,7 @@ impl Store {
             candidates: snapshot.occupied(),
             below: None,
             parent: [0; 32],
+            key: snapshot.key(),
         };
         let base = write_layer(&mut shelf, snapshot, &plan)?;
         let mut layers = vec![descriptor(&base)];
@@ -60,7 +61,7 @@ impl Store {
             layers.push(descriptor(&layer));
             config.memory.working_set = Some(root_text(&layer.index.root));
         }
-        let id = write_snapshot(&mut shelf, &config, layers)?.0;
+        let id = write_snapshot(&mut shelf, &config, layers, snapshot.key())?.0;
         self.tag(name, Some(id))?;
         Ok(id)
     }

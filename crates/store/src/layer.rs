@@ -10,6 +10,7 @@ use afresh_sys::PAGE_SIZE;
 
 use crate::blobs::BlobRead;
 use crate::index::{Encoding, FOOTER_LEN, Footer, Index, Role};
+use crate::seal::SealKey;
 use crate::{LayerError, OpenError, Sha256};
 
 /// Bytes read from the end of a layer to begin with.
@@ -28,6 +29,8 @@ pub struct Layer {
     /// A bit for each group whose digest was found right. Kept for raw layers only: compressed
     /// groups are checked whenever they are decompressed.
     verified: Vec<AtomicU64>,
+    /// What it was sealed with.
+    key: Option<SealKey>,
 }
 
 impl std::fmt::Debug for Layer {
@@ -88,7 +91,31 @@ impl Layer {
             Encoding::Zstd => 0,
         };
         let verified = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { blob, digest, index, offsets, verified })
+        Ok(Self { blob, digest, index, offsets, verified, key: None })
+    }
+
+    /// As [`Layer::from_blob`]; with a key, the blob is sealed.
+    pub(crate) fn from_stored(
+        blob: Box<dyn BlobRead>,
+        digest: Sha256,
+        size: u64,
+        root: &[u8; 32],
+        key: Option<&SealKey>,
+    ) -> Result<Self, OpenError> {
+        let Some(key) = key else { return Self::from_blob(blob, digest, size, root) };
+        if blob.len() != size {
+            let source = LayerError::Truncated(blob.len());
+            return Err(OpenError::Layer { digest, source });
+        }
+        let blob = key.open(blob)?;
+        let plain = blob.len();
+        let layer = Self::from_blob(blob, digest, plain, root)?;
+        Ok(Self { key: Some(key.clone()), ..layer })
+    }
+
+    /// What the layer was sealed with.
+    pub(crate) fn key(&self) -> Option<&SealKey> {
+        self.key.as_ref()
     }
 
     /// The blob's digest.
@@ -118,7 +145,7 @@ impl Layer {
     /// Length of the blob in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.blob.len()
+        self.blob().len()
     }
 
     /// Number of pages stored, duplicates counted once.
@@ -149,7 +176,7 @@ impl Layer {
 
     /// The blob as it is stored.
     pub(crate) fn blob(&self) -> &dyn BlobRead {
-        &*self.blob
+        self.blob.carrier().unwrap_or(&*self.blob)
     }
 
     fn is_verified(&self, group: usize) -> bool {

@@ -6,6 +6,7 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 use crate::blobs::BlobWriter;
 use crate::index::{Encoding, Extent, Index, MAX_PAGES, Role};
+use crate::seal::SealKey;
 use crate::shelf::Shelf;
 use crate::{Pages, SaveError, Sha256, Snapshot};
 
@@ -26,6 +27,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) below: Option<&'a Snapshot>,
     /// Root of the layer below.
     pub(crate) parent: [u8; 32],
+    /// What the layer is sealed with.
+    pub(crate) key: Option<&'a SealKey>,
 }
 
 /// A layer that was written.
@@ -33,6 +36,7 @@ pub(crate) struct Written {
     pub(crate) digest: Sha256,
     pub(crate) size: u64,
     pub(crate) index: Index,
+    pub(crate) sealed: bool,
 }
 
 struct Writer<'a> {
@@ -64,7 +68,9 @@ pub(crate) fn write_layer(
             Some(zstd::bulk::Compressor::new(ZSTD_LEVEL).map_err(SaveError::Compress)?)
         }
     };
-    let blob = shelf.begin(Some((plan.encoding, pages)))?;
+    // Sealed pages are never mapped, so they may lie anywhere.
+    let mappable = plan.key.is_none().then_some((plan.encoding, pages));
+    let blob = shelf.begin(mappable)?.sealed(plan.key)?;
     let index = Index {
         role: plan.role,
         group_pages: GROUP_PAGES,
@@ -113,7 +119,7 @@ pub(crate) fn write_layer(
     }
     let (blob, index) = writer.finish()?;
     let (digest, size) = shelf.end(blob)?;
-    Ok(Written { digest, size, index })
+    Ok(Written { digest, size, index, sealed: plan.key.is_some() })
 }
 
 impl Writer<'_> {

@@ -34,6 +34,11 @@ mod pages;
 #[cfg(feature = "remote")]
 pub mod remote;
 mod save;
+#[cfg(feature = "seal")]
+pub mod seal;
+#[cfg(not(feature = "seal"))]
+#[path = "unsealed.rs"]
+mod seal;
 mod shelf;
 mod snapshot;
 mod store;
@@ -45,7 +50,7 @@ pub use collect::Collected;
 pub use compact::CompactOptions;
 pub use diff::{Difference, diff};
 pub use digest::Sha256;
-pub use error::{GuestMismatch, LayerError, OpenError, SaveError};
+pub use error::{GuestMismatch, LayerError, OpenError, SaveError, SealError};
 pub use guest::{GuestBuild, host_cpu_features};
 pub use index::{Encoding, Role};
 pub use inspect::{Inspection, LayerInspection, PageKind};

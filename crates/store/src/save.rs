@@ -6,11 +6,12 @@ use crate::index::{Encoding, Role};
 use crate::layer_writer::{Plan, Written, write_layer};
 use crate::manifest::{
     CONFIG_TYPE, Config, Descriptor, MAX_LAYERS, MAX_STATE, Manifest, Memory, encode_state,
-    layer_type, print, root_text,
+    layer_type, print, root_text, sealed_type,
 };
+use crate::seal::SealKey;
 use crate::shelf::{BlobDir, Shelf};
 use crate::store::BLOB_LOCK;
-use crate::{GuestBuild, Pages, SaveError, Sha256, Snapshot, Store};
+use crate::{GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
 
 /// What to save beside the pages.
 #[derive(Clone, Debug)]
@@ -29,6 +30,12 @@ pub struct SaveOptions {
     pub changed: Option<Vec<PageRange>>,
     /// Pages to copy into a working-set layer, in order and without overlap.
     pub working_set: Vec<PageRange>,
+    /// Seal the snapshot with this key. A delta is sealed with its parent's, named here or not.
+    #[cfg(feature = "seal")]
+    pub seal: Option<SealKey>,
+    /// Sign the snapshot.
+    #[cfg(feature = "seal")]
+    pub sign: Option<crate::seal::SigningKey>,
 }
 
 impl SaveOptions {
@@ -42,6 +49,26 @@ impl SaveOptions {
             parent: None,
             changed: None,
             working_set: Vec::new(),
+            #[cfg(feature = "seal")]
+            seal: None,
+            #[cfg(feature = "seal")]
+            sign: None,
+        }
+    }
+}
+
+impl SaveOptions {
+    /// The key that the new snapshot is sealed with.
+    fn key(&self) -> Result<Option<&SealKey>, SealError> {
+        #[cfg(feature = "seal")]
+        let wanted = self.seal.as_ref();
+        #[cfg(not(feature = "seal"))]
+        let wanted = None;
+        match (wanted, &self.parent) {
+            (wanted, None) => Ok(wanted),
+            (None, Some(parent)) => Ok(parent.key()),
+            (wanted, Some(parent)) if wanted == parent.key() => Ok(wanted),
+            _ => Err(SealError::Mixed),
         }
     }
 }
@@ -92,12 +119,13 @@ impl Store {
                 candidates: clip(pages, snapshot.pages()),
                 below: None,
                 parent: snapshot.layers().last().map_or([0; 32], |layer| *layer.root()),
+                key: snapshot.key(),
             };
             let layer = write_layer(&mut shelf, snapshot, &plan)?;
             layers.push(descriptor(&layer));
             config.memory.working_set = Some(root_text(&layer.index.root));
         }
-        let id = write_snapshot(&mut shelf, &config, layers)?.0;
+        let id = write_snapshot(&mut shelf, &config, layers, snapshot.key())?.0;
         self.tag(name, Some(id))?;
         Ok(id)
     }
@@ -123,6 +151,7 @@ pub(crate) fn write_memory(
     if state > MAX_STATE {
         return Err(SaveError::TooLarge { what: "a guest state", size: state, limit: MAX_STATE });
     }
+    let key = options.key()?;
     let mut layers = Vec::new();
     let mut roots = Vec::new();
     let mut below = [0; 32];
@@ -151,6 +180,7 @@ pub(crate) fn write_memory(
         candidates: candidates(memory, options),
         below: options.parent.as_ref(),
         parent: below,
+        key,
     };
     let top = write_layer(shelf, memory, &plan)?;
     layers.push(descriptor(&top));
@@ -163,6 +193,7 @@ pub(crate) fn write_memory(
             candidates: clip(&options.working_set, memory.pages()),
             below: None,
             parent: top.index.root,
+            key,
         };
         let layer = write_layer(shelf, memory, &plan)?;
         layers.push(descriptor(&layer));
@@ -180,7 +211,13 @@ pub(crate) fn write_memory(
         parent: options.parent.as_ref().map(|parent| parent.id().to_string()),
         state: encode_state(&options.state),
     };
-    write_snapshot(shelf, &config, layers)
+    #[cfg_attr(not(feature = "seal"), allow(unused_mut, reason = "nothing signs it"))]
+    let mut manifest = write_config(shelf, &config, layers, key)?;
+    #[cfg(feature = "seal")]
+    if let Some(key) = &options.sign {
+        manifest.sign(key)?;
+    }
+    shelf.put(print("the manifest", &manifest)?)
 }
 
 /// Writes configuration and manifest, and returns digest and length of the manifest.
@@ -188,15 +225,29 @@ pub(crate) fn write_snapshot(
     shelf: &mut dyn Shelf,
     config: &Config,
     layers: Vec<Descriptor>,
+    key: Option<&SealKey>,
 ) -> Result<(Sha256, u64), SaveError> {
-    let (digest, size) = shelf.put(print("the configuration", config)?)?;
-    let manifest = Manifest::new(Descriptor::new(CONFIG_TYPE, digest, size), layers);
+    let manifest = write_config(shelf, config, layers, key)?;
     shelf.put(print("the manifest", &manifest)?)
+}
+
+/// Writes the configuration, sealed with `key` if there is one, and returns the manifest.
+fn write_config(
+    shelf: &mut dyn Shelf,
+    config: &Config,
+    layers: Vec<Descriptor>,
+    key: Option<&SealKey>,
+) -> Result<Manifest, SaveError> {
+    let mut blob = shelf.begin(None)?.sealed(key)?;
+    blob.push(print("the configuration", config)?)?;
+    let (digest, size) = shelf.end(blob)?;
+    let media_type = sealed_type(CONFIG_TYPE, key.is_some());
+    Ok(Manifest::new(Descriptor::new(&media_type, digest, size), layers))
 }
 
 pub(crate) fn descriptor(layer: &Written) -> Descriptor {
     let media_type = layer_type(layer.index.role, layer.index.encoding);
-    Descriptor::new(media_type, layer.digest, layer.size)
+    Descriptor::new(&sealed_type(media_type, layer.sealed), layer.digest, layer.size)
 }
 
 /// The ranges cut to an index space of `pages` pages.

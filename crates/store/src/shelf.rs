@@ -48,8 +48,8 @@ impl Shelf for BlobDir {
 
 /// Copies the blob of a layer to `shelf`, and checks its digest on the way.
 pub(crate) fn copy_blob(shelf: &mut dyn Shelf, layer: &Layer) -> Result<(), SaveError> {
-    let pages = (layer.encoding(), layer.index().pages);
-    copy_to(shelf, layer.blob(), layer.digest(), Some(pages))
+    let pages = layer.key().is_none().then_some((layer.encoding(), layer.index().pages));
+    copy_to(shelf, layer.blob(), layer.digest(), pages)
 }
 
 /// Copies `from` to `shelf`; it must have the digest `digest`.

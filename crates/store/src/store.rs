@@ -9,6 +9,7 @@ use crate::manifest::{
     REF_NAME, parse, print,
 };
 use crate::open::{Blobs, open_snapshot};
+use crate::seal::Access;
 use crate::{OpenError, SaveError, Sha256, Snapshot};
 
 /// A name and the snapshot it means.
@@ -183,7 +184,17 @@ impl Store {
     /// # Errors
     /// [`OpenError`] by cause.
     pub fn load_id(&self, id: Sha256) -> Result<Snapshot, OpenError> {
-        open_snapshot(self, id)
+        open_snapshot(self, id, &Access::default())
+    }
+
+    /// Opens the snapshot that `name` means if it is what `access` demands: signed by a trusted key, or
+    /// sealed with the given one. A signature is verified before anything but the manifest is read.
+    ///
+    /// # Errors
+    /// [`OpenError::Seal`] by cause, and those of [`Store::load`].
+    #[cfg(feature = "seal")]
+    pub fn load_with(&self, name: &str, access: &Access) -> Result<Snapshot, OpenError> {
+        open_snapshot(self, self.resolve(name)?, access)
     }
 
     /// Makes `name` mean `id`, or removes the name when `id` is `None`. Atomic and durable: the blobs

@@ -26,6 +26,7 @@ use crate::manifest::{
 };
 use crate::open::{Blobs, open_snapshot, read_manifest, read_small};
 use crate::save::write_memory;
+use crate::seal::Access;
 use crate::shelf::{Shelf, copy_to};
 use crate::store::BLOB_LOCK;
 use crate::{OpenError, Pages, SaveError, SaveOptions, Sha256, Snapshot, Store};
@@ -73,11 +74,24 @@ pub fn export(snapshot: &Snapshot, path: &Path, name: Option<&str>) -> Result<()
 pub fn open(path: &Path) -> Result<Snapshot, OpenError> {
     let members = Members::open(path)?;
     let id = only_snapshot(&members)?;
-    open_snapshot(&members, id)
+    open_snapshot(&members, id, &Access::default())
+}
+
+/// As [`open`], if the snapshot is what `access` demands: signed by a trusted key, or sealed with the
+/// given one.
+///
+/// # Errors
+/// [`OpenError::Seal`] by cause, and those of [`open`].
+#[cfg(feature = "seal")]
+pub fn open_with(path: &Path, access: &Access) -> Result<Snapshot, OpenError> {
+    let members = Members::open(path)?;
+    let id = only_snapshot(&members)?;
+    open_snapshot(&members, id, access)
 }
 
 /// Copies the snapshot in the archive at `path` to `store`, checking the digest of every blob, and makes
-/// `name` mean it. Blobs that the store has are not copied again.
+/// `name` mean it. Blobs that the store has are not copied again. A sealed snapshot stays
+/// sealed, and no key is needed.
 ///
 /// # Errors
 /// [`SaveError`] by cause; `name` means then what it meant before.
@@ -95,8 +109,10 @@ pub fn import(path: &Path, store: &Store, name: &str) -> Result<Sha256, SaveErro
         }
     }
     shelf.put(read_small(&members, "the manifest", id, crate::manifest::MAX_MANIFEST)?)?;
-    // Whatever the archive said, the result must open.
-    store.load_id(id)?;
+    if !manifest.is_sealed() {
+        // Whatever the archive said, the result must open.
+        store.load_id(id)?;
+    }
     store.tag(name, Some(id))?;
     Ok(id)
 }
