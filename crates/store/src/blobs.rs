@@ -280,6 +280,7 @@ impl BlobWriter {
 
     /// As [`BlobWriter::finish`] if the digest is `expected`; the inner error is what it is instead, and
     /// no blob appears then.
+    #[cfg(feature = "remote")]
     pub(crate) fn finish_as(mut self, expected: Sha256) -> Result<Result<(), Sha256>, SaveError> {
         let digest = self.join()?;
         if digest != expected {
