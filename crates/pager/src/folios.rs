@@ -31,15 +31,19 @@ fn cached(view: &Reservation, range: PageRange) -> Vec<PageRange> {
     }
 }
 
-/// Counts the pages of `file` by the size of their folio. `None` where this process may not see page
+/// Counts the pages `range` of `file` by the size of their folio. `None` where this process may not see page
 /// frames (`CAP_SYS_ADMIN`), or may not look at the file. Reads nothing from disk.
 #[must_use]
-pub fn folios(file: impl AsFd, pages: usize) -> Option<Folios> {
+pub fn folios(file: impl AsFd, range: PageRange) -> Option<Folios> {
+    let pages = range.len;
+    if pages == 0 {
+        return Some(Folios::new());
+    }
     let flags_file = File::open("/proc/kpageflags").ok()?;
     let pagemap = File::open("/proc/self/pagemap").ok()?;
     let all = PageRange::new(0, pages);
     let view = Reservation::aligned(pages, 2 << 20).ok()?;
-    view.map_file(all, Protection::Read, file.as_fd(), 0).ok()?;
+    view.map_file(all, Protection::Read, file.as_fd(), range.start).ok()?;
     // Only what is cached: a page that is read in for the census would be counted as well.
     for run in cached(&view, all) {
         view.advise(run, Advice::PopulateRead).ok()?;

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use afresh_pager::{Folios, folios};
-use afresh_store::{Inspection, Origin, Role, Snapshot};
-use afresh_sys::PAGE_SIZE;
+use afresh_store::{Inspection, Layer, Origin, Role, Snapshot};
+use afresh_sys::{PAGE_SIZE, PageRange};
 use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
@@ -42,7 +42,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
         .layers()
         .iter()
         .chain(snapshot.working_set_layer())
-        .map(|layer| folios(layer.file()?, layer.size().div_ceil(PAGE_SIZE as u64) as usize))
+        .map(|layer| folios(layer.file()?, pages_of(layer)))
         .collect();
     match format {
         Format::Json => {
@@ -51,6 +51,11 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
         Format::Text => print(arguments, &snapshot, &found, &cached)?,
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// The pages of a layer's file, its index among them.
+fn pages_of(layer: &Layer) -> PageRange {
+    PageRange::new(0, layer.size().div_ceil(PAGE_SIZE as u64) as usize)
 }
 
 fn role_name(role: Role) -> &'static str {

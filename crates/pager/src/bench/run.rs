@@ -233,7 +233,11 @@ pub(super) fn run(options: &BenchOptions, out: &mut dyn Write) -> Result<(), Ben
                 }
             }
         }
-        let cached = if case.cold { None } else { folios(corpus.file(case)?, corpus.pages) };
+        let cached = if case.cold {
+            None
+        } else {
+            folios(corpus.file(case)?, PageRange::new(0, corpus.pages))
+        };
         for (strategy, these) in strategies.iter().zip(&samples) {
             let mut extra = vec![("mib", json!(options.mib))];
             if let Some(cached) = &cached {
