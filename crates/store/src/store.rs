@@ -224,11 +224,7 @@ impl Store {
     /// # Errors
     /// A name that can not be a tag, or an I/O error; the old meaning stays then.
     pub fn tag(&self, name: &str, id: Option<Sha256>) -> Result<(), SaveError> {
-        let valid = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
-        let is_digest = name.parse::<Sha256>().is_ok();
-        if name.is_empty() || name.len() > 128 || !name.chars().all(valid) || is_digest {
-            return Err(SaveError::Name(name.chars().take(140).collect()));
-        }
+        check_name(name)?;
         let dir = self.blob_dir();
         sync_dir(&dir).map_err(|e| SaveError::io(&dir, e))?;
         let _lock = self.lock_index()?;
@@ -250,6 +246,16 @@ impl Store {
         index.manifests.sort_by(|a, b| a.annotations.cmp(&b.annotations));
         replace_file(&self.root.join(INDEX_FILE), &print("`index.json`", &index)?)
     }
+}
+
+/// Refuses what can not name a snapshot.
+pub(crate) fn check_name(name: &str) -> Result<(), SaveError> {
+    let valid = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
+    let is_digest = name.parse::<Sha256>().is_ok();
+    if name.is_empty() || name.len() > 128 || !name.chars().all(valid) || is_digest {
+        return Err(SaveError::Name(name.chars().take(140).collect()));
+    }
+    Ok(())
 }
 
 /// Serialises changes of `index.json`.

@@ -31,7 +31,11 @@ impl Remote {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
         let _lock = local.lock(BLOB_LOCK, false)?;
-        let (_, manifest, config_bytes) = self.block_on(self.read_snapshot(name))?;
+        let (manifest, config_bytes) = self.block_on(async {
+            let (_, manifest) = self.manifest_of(name).await?;
+            let config = self.config_of(&manifest).await?;
+            Ok((manifest, config))
+        })?;
         let config: Config = parse("the configuration", &config_bytes)?;
         config.check()?;
         let total = manifest.layers.iter().map(|layer| layer.size).sum();
@@ -77,7 +81,7 @@ impl Remote {
         let mut blob = BlobWriter::create(&local.blob_dir())?;
         let starts = (0..size).step_by(PART as usize);
         let mut parts = stream::iter(starts)
-            .map(|at| self.get_range(digest, at, PART.min(size - at)))
+            .map(|at| self.backend.range(digest, at..size.min(at + PART)))
             .buffered(IN_FLIGHT);
         let mut done = 0;
         while let Some(part) = parts.try_next().await? {
