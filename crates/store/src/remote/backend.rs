@@ -72,10 +72,5 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
 
     /// Makes `name` mean a manifest whose blobs are all there. Atomic: at every moment the name means the
     /// old manifest or the new one.
-    async fn publish(
-        &self,
-        name: &str,
-        id: Sha256,
-        manifest: Vec<u8>,
-    ) -> Result<(), RemoteError>;
+    async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError>;
 }

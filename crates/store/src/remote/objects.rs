@@ -258,12 +258,7 @@ impl Backend for Objects {
         self.patiently(&what, writer.finish()).await.map(drop)
     }
 
-    async fn publish(
-        &self,
-        name: &str,
-        id: Sha256,
-        manifest: Vec<u8>,
-    ) -> Result<(), RemoteError> {
+    async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
         let size = manifest.len() as u64;
         let layout = self.path(LAYOUT_FILE);
         try_join(

@@ -6,9 +6,7 @@ use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
 use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
 use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
 use object_store::local::LocalFileSystem;
-use object_store::{
-    BackoffConfig, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig,
-};
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
 
 use super::backend::Backend;
 use super::objects::Objects;
@@ -75,8 +73,7 @@ impl Remote {
         }
         let (objects, uploads) = match scheme {
             ObjectStoreScheme::Local => {
-                let files: Arc<dyn ObjectStore> =
-                    Arc::new(LocalFileSystem::new().with_fsync(true));
+                let files: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new().with_fsync(true));
                 (files.clone(), files)
             }
             ObjectStoreScheme::AmazonS3 => cloud!(AmazonS3Builder::from_env(), AmazonS3ConfigKey),
@@ -88,8 +85,7 @@ impl Remote {
             }
             _ => return Err(bad(FORMS.to_owned())),
         };
-        let backend: Arc<dyn Backend> =
-            Arc::new(Objects::new(objects, uploads, prefix, patience));
+        let backend: Arc<dyn Backend> = Arc::new(Objects::new(objects, uploads, prefix, patience));
         Self::with_backend(backend, None)
     }
 }

@@ -82,10 +82,7 @@ impl Address {
 /// Whether `tag` can be a tag.
 pub(super) fn is_tag(tag: &str) -> bool {
     let allowed = |c: char| c.is_ascii_alphanumeric() || "_.-".contains(c);
-    !tag.is_empty()
-        && tag.len() <= 128
-        && tag.chars().all(allowed)
-        && !tag.starts_with(['.', '-'])
+    !tag.is_empty() && tag.len() <= 128 && tag.chars().all(allowed) && !tag.starts_with(['.', '-'])
 }
 
 fn is_component(part: &str) -> bool {
@@ -141,10 +138,7 @@ mod tests {
             let address = parse(text);
             assert_eq!(address.base.scheme(), scheme, "{text}");
             assert!(address.allows(&Url::parse("https://elsewhere/").unwrap()));
-            assert_eq!(
-                address.allows(&Url::parse("http://elsewhere/").unwrap()),
-                scheme == "http"
-            );
+            assert_eq!(address.allows(&Url::parse("http://elsewhere/").unwrap()), scheme == "http");
         }
     }
 

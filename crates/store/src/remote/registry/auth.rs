@@ -37,8 +37,7 @@ impl Session {
     }
 
     fn set_header(&self, access: Access, header: HeaderValue) {
-        self.headers.lock().unwrap_or_else(PoisonError::into_inner)[access as usize] =
-            Some(header);
+        self.headers.lock().unwrap_or_else(PoisonError::into_inner)[access as usize] = Some(header);
     }
 }
 
@@ -128,9 +127,8 @@ impl Registry {
                 ("client_id", "afresh"),
                 ("refresh_token", token),
             ]);
-            let body = url::form_urlencoded::Serializer::new(String::new())
-                .extend_pairs(query)
-                .finish();
+            let body =
+                url::form_urlencoded::Serializer::new(String::new()).extend_pairs(query).finish();
             self.client
                 .post(url)
                 .header(reqwest::header::CONTENT_TYPE, "application/x-www-form-urlencoded")

@@ -80,17 +80,12 @@ pub(super) fn find(registry: &str, patience: Duration) -> Result<Credentials, Re
         Err(error) => return Err(wrong(format!("{}: {error}", path.display()))),
     }
     // What is wrong is said without quoting: the file holds secrets.
-    let config: Config = serde_json::from_slice(&text).map_err(|e| {
-        wrong(format!("{} does not parse at line {}", path.display(), e.line()))
-    })?;
+    let config: Config = serde_json::from_slice(&text)
+        .map_err(|e| wrong(format!("{} does not parse at line {}", path.display(), e.line())))?;
     from_config(&config, registry, patience).map_err(wrong)
 }
 
-fn from_config(
-    config: &Config,
-    registry: &str,
-    patience: Duration,
-) -> Result<Credentials, String> {
+fn from_config(config: &Config, registry: &str, patience: Duration) -> Result<Credentials, String> {
     let keys: Vec<String> = match registry {
         "docker.io" => vec!["https://index.docker.io/v1/".to_owned(), "docker.io".to_owned()],
         _ => ["", "https://", "http://"]

@@ -97,10 +97,8 @@ impl Registry {
                 }
             }
         }
-        let given = user.zip(password).map(|(user, password)| Credentials::Password {
-            user,
-            password,
-        });
+        let given =
+            user.zip(password).map(|(user, password)| Credentials::Password { user, password });
         let plain = address.base.scheme() == "http";
         let redirects = Policy::custom(move |attempt| {
             if attempt.previous().len() > REDIRECTS {
@@ -184,8 +182,7 @@ impl Registry {
             }
         }
         // What a server says goes to a terminal.
-        let mut message: String =
-            message.chars().filter(|c| !c.is_control()).take(400).collect();
+        let mut message: String = message.chars().filter(|c| !c.is_control()).take(400).collect();
         if matches!(status.as_u16(), 401 | 403) {
             message += ": set AFRESH_REGISTRY_USER and AFRESH_REGISTRY_PASSWORD, or log in with \
                         a tool that writes Docker's configuration";
@@ -387,8 +384,7 @@ impl Backend for Registry {
                         "the registry does not answer requests for ranges of a blob",
                     ));
                 }
-                let bytes =
-                    self.read(response, wanted).await.map_err(|e| self.broken(&what, e))?;
+                let bytes = self.read(response, wanted).await.map_err(|e| self.broken(&what, e))?;
                 let found = bytes.len() as u64;
                 if found != wanted {
                     return Err(RemoteError::Length { what: what.clone(), found, wanted });
@@ -432,12 +428,7 @@ impl Backend for Registry {
         self.upload_parts(digest, size, source, sent).await
     }
 
-    async fn publish(
-        &self,
-        name: &str,
-        id: Sha256,
-        manifest: Vec<u8>,
-    ) -> Result<(), RemoteError> {
+    async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
         self.check_name(name)?;
         let url = self.url(&format!("manifests/{name}"))?;
         let what = format!("tag {name}");
@@ -446,10 +437,7 @@ impl Backend for Registry {
             .patience
             .attempt(&format!("{self}: {what}"), || {
                 self.send(&what, Access::Push, &url, |url| {
-                    self.client
-                        .put(url)
-                        .header(CONTENT_TYPE, MANIFEST_TYPE)
-                        .body(manifest.clone())
+                    self.client.put(url).header(CONTENT_TYPE, MANIFEST_TYPE).body(manifest.clone())
                 })
             })
             .await?;

@@ -41,9 +41,7 @@ impl Registry {
     async fn begin(&self, what: &str) -> Result<Url, RemoteError> {
         let url = self.url("blobs/uploads/")?;
         let response = self
-            .send(what, Access::Push, &url, |url| {
-                self.client.post(url).header(CONTENT_LENGTH, 0)
-            })
+            .send(what, Access::Push, &url, |url| self.client.post(url).header(CONTENT_LENGTH, 0))
             .await?;
         self.location(what, &url, response.headers())
     }
