@@ -64,10 +64,16 @@ impl Remote {
                     let key: $key = key.parse().map_err(object)?;
                     builder = builder.with_config(key, *value);
                 }
-                builder = builder.with_client_options(client(patience, options));
-                let build = |retries| builder.clone().with_retry(retry(patience, retries)).build();
-                let objects: Arc<dyn ObjectStore> = Arc::new(build(0).map_err(object)?);
-                let uploads = build(patience.attempts.saturating_sub(1)).map_err(object)?;
+                let client = client(patience, options);
+                let build = |retries, client| {
+                    let builder = builder.clone().with_retry(retry(patience, retries));
+                    builder.with_client_options(client).build().map_err(object)
+                };
+                // Whoever repeats a request also limits its time.
+                let objects: Arc<dyn ObjectStore> =
+                    Arc::new(build(0, client.clone().with_timeout_disabled())?);
+                let retries = patience.attempts.saturating_sub(1);
+                let uploads = build(retries, client.with_timeout(patience.timeout))?;
                 (objects, Arc::new(uploads) as Arc<dyn ObjectStore>)
             }};
         }
@@ -110,8 +116,5 @@ fn client(patience: Patience, options: &[(&str, &str)]) -> ClientOptions {
         || ENDPOINTS
             .iter()
             .any(|key| std::env::var(key.to_uppercase()).is_ok_and(|value| plain(&value)));
-    ClientOptions::new()
-        .with_allow_http(allow_http)
-        .with_connect_timeout(patience.connect())
-        .with_timeout(patience.timeout)
+    ClientOptions::new().with_allow_http(allow_http).with_connect_timeout(patience.connect())
 }
