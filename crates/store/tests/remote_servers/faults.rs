@@ -1,10 +1,13 @@
 //! Connections that break, answers that are cut or wrong, servers that die: an error that names the cause,
 //! never wrong bytes, never a hang beyond the patience.
 
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use afresh_pager::{Options, Restore, SnapshotSource, Strategy};
 use afresh_store::Encoding;
 use afresh_store::remote::{Patience, Remote, RemoteError};
+use afresh_sys::{PageRange, Reservation};
 
 use crate::proxy::{Fault, Proxy};
 use crate::servers::{KINDS, Server, patience};
@@ -169,8 +172,17 @@ fn a_server_killed_midway_is_an_error_and_another_try_completes() {
         let opened = remote.load("a").unwrap();
         let mut out = vec![0; 4096];
         opened.read(100, &mut out).unwrap();
+        let memory = Arc::new(Reservation::aligned(5000, 2 << 20).unwrap());
+        let source = Arc::new(SnapshotSource::new(opened.clone()));
+        let mut lazily = Options::with(Strategy::UffdMove);
+        lazily.background = Some(false);
+        let restore =
+            Restore::start(memory.clone(), PageRange::new(0, 5000), source, &lazily).unwrap();
+        restore.resolve(PageRange::new(200, 10)).unwrap();
         server.kill();
         let start = Instant::now();
+        refused(&restore.resolve(PageRange::new(3000, 10)).unwrap_err().to_string());
+        drop(restore);
         let error = opened.read(4000, &mut out).unwrap_err().to_string();
         refused(&error);
         refused(&remote.load("a").unwrap_err().to_string());

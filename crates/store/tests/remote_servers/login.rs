@@ -1,15 +1,13 @@
 //! Registries that ask who we are: by password, and by token.
 
-use std::io::{Read, Write};
-use std::net::{TcpListener, TcpStream};
 use std::process::Command;
-use std::sync::{Arc, Mutex};
 
 use afresh_store::Encoding;
 use afresh_store::remote::{Remote, RemoteError};
 
 use crate::local;
 use crate::servers::{Kind, Server, patience};
+use crate::stub::{Stub, answer};
 use crate::support::bytes;
 
 const USER: &str = "me";
@@ -81,50 +79,27 @@ fn dockers_configuration_is_used() {
     assert!(output.status.success() && text.contains("loaded"), "{text}");
 }
 
-/// Answers every request for a token that comes with the password; keeps what was asked for.
-fn token_server(listener: TcpListener, asked: Arc<Mutex<Vec<String>>>) {
-    for mut client in listener.incoming().flatten() {
-        let mut text = String::new();
-        let mut buffer = [0; 4096];
-        while !text.contains("\r\n\r\n") {
-            match client.read(&mut buffer) {
-                Ok(n @ 1..) => text.push_str(&String::from_utf8_lossy(&buffer[..n])),
-                _ => break,
-            }
-        }
-        if text.starts_with("STOP") {
-            return;
-        }
-        let known = text.to_lowercase().contains("authorization: basic ") && text.contains(PAIR);
-        asked.lock().unwrap().push(text.lines().next().unwrap_or_default().to_owned());
-        let (status, body) =
-            if known { ("200 OK", r#"{"token":"abc","expires_in":60}"#) } else { ("403 No", "{}") };
-        let length = body.len();
-        let answer = format!(
-            "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
-        );
-        // A client that went away sees nothing, which is its own affair.
-        let _ = client.write_all(answer.as_bytes());
-    }
-}
-
 #[test]
 fn a_registry_that_wants_a_token_gets_one_for_what_is_done() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
-    // It takes any token.
+    // Gives a token to everybody who has the password.
+    let tokens = Stub::new(|request| {
+        if request.to_lowercase().contains("authorization: basic ") && request.contains(PAIR) {
+            answer("200 OK", "", br#"{"token":"abc","expires_in":60}"#)
+        } else {
+            answer("403 No", "", b"{}")
+        }
+    });
+    let address = tokens.address;
+    // Takes any token.
     let more = format!("auth:\n  silly:\n    realm: http://{address}/token\n    service: here\n");
     let Some(server) = Server::start_with(Kind::Registry, &more) else { return };
-    let asked = Arc::new(Mutex::new(Vec::new()));
-    let shared = asked.clone();
-    let thread = std::thread::spawn(move || token_server(listener, shared));
     let dir = tempfile::tempdir().unwrap();
     let (here, snapshot, whole) = local(dir.path(), 1, 300);
     let right = open(&server, PASSWORD);
     right.push(&here, &snapshot, "a", Encoding::Raw, &mut |_| {}).unwrap();
-    let pushed = std::mem::take(&mut *asked.lock().unwrap());
+    let pushed = tokens.requests();
     assert!(bytes(&open(&server, PASSWORD).load("a").unwrap()) == whole);
-    let loaded = std::mem::take(&mut *asked.lock().unwrap());
+    let loaded = tokens.requests();
     // One token each, asked for once.
     assert_eq!((pushed.len(), loaded.len()), (1, 1), "{pushed:?} {loaded:?}");
     for word in ["service=here", "team%2Fguest", "push"] {
@@ -133,6 +108,4 @@ fn a_registry_that_wants_a_token_gets_one_for_what_is_done() {
     assert!(!loaded[0].contains("push"), "{loaded:?}");
     let error = open(&server, "guess").load("a").unwrap_err();
     assert!(matches!(error, RemoteError::Refused { status: 403, .. }), "{error}");
-    TcpStream::connect(address).unwrap().write_all(b"STOP\r\n\r\n").unwrap();
-    thread.join().unwrap();
 }

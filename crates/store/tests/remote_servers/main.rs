@@ -1,11 +1,13 @@
 //! Remotes against real servers: an S3 gateway and an OCI registry, on loopback.
 
 mod faults;
+mod hostile;
 mod kill;
 mod latency;
 mod login;
 mod proxy;
 mod servers;
+mod stub;
 #[path = "../support/mod.rs"]
 mod support;
 mod transfer;
@@ -16,7 +18,7 @@ use support::{options, page_of, store};
 
 /// Pages that do not compress, from `seed` on.
 fn content(seed: u32, pages: u32) -> Vec<u8> {
-    (0..pages).flat_map(|page| page_of(seed.wrapping_mul(100_000) + page)).collect()
+    (0..pages).flat_map(|page| page_of(seed.wrapping_mul(100_000).wrapping_add(page))).collect()
 }
 
 /// A store with a snapshot `a` of a base, a delta, and a working set in pieces.

@@ -1,13 +1,13 @@
 //! Push, pull, and reading in place.
 
 use std::process::Command;
+use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_pager::{Options, Restore, SnapshotSource, Strategy};
 use afresh_store::remote::RemoteError;
 use afresh_store::{Encoding, OpenError};
 use afresh_sys::{PageRange, Reservation};
-use std::sync::Arc;
 
 use crate::local;
 use crate::servers::{KINDS, Kind, Server, patience};

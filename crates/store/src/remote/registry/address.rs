@@ -68,6 +68,11 @@ impl Address {
         Ok(Some(Self { registry, repository, base, name }))
     }
 
+    /// Whether the registry is on this host.
+    pub(super) fn is_loopback(&self) -> bool {
+        is_loopback(&self.base)
+    }
+
     /// Whether a URL leads to the registry itself, which may see what is meant for it.
     pub(super) fn is_same_origin(&self, url: &Url) -> bool {
         self.base.origin() == url.origin()

@@ -111,7 +111,12 @@ impl Registry {
                 _ => attempt.error("a redirection from https to something else"),
             }
         });
-        let client = Client::builder()
+        let mut client = Client::builder();
+        if address.is_loopback() {
+            // A proxy has another loopback.
+            client = client.no_proxy();
+        }
+        let client = client
             .connect_timeout(patience.connect())
             .redirect(redirects)
             .referer(false)
@@ -160,10 +165,11 @@ impl Registry {
         };
         let header = if ours { self.session.header(access) } else { None };
         let mut response = send(header).await?;
-        if ours && response.status() == StatusCode::UNAUTHORIZED {
-            if let Some(header) = self.authorize(response.headers(), access).await? {
-                response = send(Some(header)).await?;
-            }
+        if ours
+            && response.status() == StatusCode::UNAUTHORIZED
+            && let Some(header) = self.authorize(response.headers(), access).await?
+        {
+            response = send(Some(header)).await?;
         }
         self.accepted(what, response).await
     }
