@@ -36,7 +36,7 @@ mod write_set;
 pub use afresh_sys::{Feature, Features, PAGE_SIZE, PageRange, SysError, page_align_up};
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};
-pub use image::{Image, ImageBuilder};
+pub use image::{Door, Filler, Image, ImageBuilder};
 pub use slot::{Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};
 pub use tracker::{DirtyPages, Tracker, TrackerKind};
