@@ -138,27 +138,24 @@ fn answers(mut from: TcpStream, mut to: TcpStream, state: &State) {
     let mut buffer = vec![0; 64 << 10];
     let mut passed = 0;
     while let Ok(n @ 1..) = from.read(&mut buffer) {
-        let mut piece = &mut buffer[..n];
+        let piece = &mut buffer[..n];
         let fault = state.fault();
         match fault {
-            Fault::Reset { after } | Fault::Truncate { after } => {
-                if passed + n > after && state.take() {
-                    piece = &mut piece[..after - passed.min(after)];
-                    let _ = to.write_all(piece);
-                    if matches!(fault, Fault::Reset { .. }) {
-                        let now = Some(Duration::ZERO);
-                        rustix::net::sockopt::set_socket_linger(&to, now).unwrap();
-                    }
-                    let _ = from.shutdown(Shutdown::Both);
+            Fault::Reset { after } | Fault::Truncate { after }
+                if passed + n > after && state.take() =>
+            {
+                // What is before the end still goes through.
+                let _ = to.write_all(&piece[..after - passed.min(after)]);
+                let mut how = Shutdown::Both;
+                if matches!(fault, Fault::Reset { .. }) {
                     // With no time to linger, closing the last handle resets; the other one is in the
-                    // thread that reads requests, which ends with the server's connection.
-                    let _ = to.shutdown(if matches!(fault, Fault::Reset { .. }) {
-                        Shutdown::Read
-                    } else {
-                        Shutdown::Both
-                    });
-                    return;
+                    // thread that reads requests, which ends when there is nothing to read.
+                    rustix::net::sockopt::set_socket_linger(&to, Some(Duration::ZERO)).unwrap();
+                    how = Shutdown::Read;
                 }
+                let _ = from.shutdown(Shutdown::Both);
+                let _ = to.shutdown(how);
+                return;
             }
             Fault::Flip if n > 2048 && state.take() => piece[n / 2] ^= 4,
             Fault::Silence => continue,
