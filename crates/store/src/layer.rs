@@ -1,5 +1,7 @@
 //! An opened page layer: its checked index, and its pages, checked group by group.
 
+mod gather;
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -232,11 +234,22 @@ impl Layer {
             }
         }
         .map_err(|e| self.io(e))?;
+        self.check_groups(groups, &frames, out)
+    }
+
+    /// Checks whole groups: `out` holds their pages, or is filled with what `frames` decompress to.
+    fn check_groups(
+        &self,
+        groups: Range<usize>,
+        frames: &[u8],
+        out: &mut [u8],
+    ) -> Result<(), OpenError> {
+        let start = self.bytes_of(&groups).start;
         let group_bytes = self.group_pages() * PAGE_SIZE;
         for (group, part) in groups.zip(out.chunks_mut(group_bytes)) {
             if self.index.encoding == Encoding::Zstd {
-                let from = (self.offsets[group] - bytes.start) as usize;
-                let to = (self.offsets[group + 1] - bytes.start) as usize;
+                let from = (self.offsets[group] - start) as usize;
+                let to = (self.offsets[group + 1] - start) as usize;
                 let n = zstd::bulk::decompress_to_buffer(&frames[from..to], part);
                 if n.ok() != Some(part.len()) {
                     return Err(self.bad(LayerError::Decompress(group as u64)));
@@ -258,6 +271,9 @@ impl Layer {
     /// # Errors
     /// [`OpenError::Layer`] when a group does not have its digest; nothing of `out` may be used then.
     pub fn read(&self, first: u64, out: &mut [u8]) -> Result<(), OpenError> {
+        if self.is_distant() {
+            return self.read_many(&mut [(first, out)]);
+        }
         let end = first + (out.len() / PAGE_SIZE) as u64;
         if end > self.index.stored {
             return Err(self.bad(LayerError::Layout("a page past the stored ones was asked for")));
