@@ -1,5 +1,7 @@
 //! An opened page layer: its checked index, and its pages, checked group by group.
 
+mod gather;
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -271,6 +273,9 @@ impl Layer {
     /// # Errors
     /// [`OpenError::Layer`] when a group does not have its digest; nothing of `out` may be used then.
     pub fn read(&self, first: u64, out: &mut [u8]) -> Result<(), OpenError> {
+        if self.is_distant() {
+            return self.read_many(&mut [(first, out)]);
+        }
         let end = first + (out.len() / PAGE_SIZE) as u64;
         if end > self.index.stored {
             return Err(self.bad(LayerError::Layout("a page past the stored ones was asked for")));

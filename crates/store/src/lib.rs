@@ -20,6 +20,7 @@ mod collect;
 mod compact;
 mod diff;
 mod digest;
+mod distant;
 mod error;
 mod guest;
 mod image;

@@ -39,6 +39,31 @@ pub(crate) fn read_manifest(blobs: &dyn Blobs, id: Sha256) -> Result<Manifest, O
     Ok(manifest)
 }
 
+/// Refuses a snapshot that is not what `access` demands, before anything but its manifest is read, and
+/// returns the key of a sealed one.
+pub(crate) fn unlock<'a>(
+    manifest: &Manifest,
+    access: &'a Access,
+) -> Result<Option<&'a SealKey>, OpenError> {
+    access.check(manifest)?;
+    match (manifest.is_sealed(), access.key()) {
+        (true, None) => Err(SealError::Locked.into()),
+        (false, Some(_)) => Err(SealError::NotSealed.into()),
+        (_, key) => Ok(key),
+    }
+}
+
+/// The configuration in a blob that was checked, and the blob if it is sealed.
+pub(crate) fn parse_config(
+    stored: Vec<u8>,
+    key: Option<&SealKey>,
+) -> Result<(Config, Option<Vec<u8>>), OpenError> {
+    match key {
+        None => Ok((parse("the configuration", &stored)?, None)),
+        Some(key) => Ok((parse("the configuration", &unseal(key, &stored)?)?, Some(stored))),
+    }
+}
+
 /// Opens the snapshot whose manifest has digest `id`, if it is what `access` demands.
 pub(crate) fn open_snapshot(
     blobs: &dyn Blobs,
@@ -46,19 +71,10 @@ pub(crate) fn open_snapshot(
     access: &Access,
 ) -> Result<Snapshot, OpenError> {
     let manifest = read_manifest(blobs, id)?;
-    // Before anything else of it is read.
-    access.check(&manifest)?;
-    let key = match manifest.is_sealed() {
-        true => Some(access.key().ok_or(SealError::Locked)?),
-        false if access.key().is_some() => return Err(SealError::NotSealed.into()),
-        false => None,
-    };
+    let key = unlock(&manifest, access)?;
     let config = manifest.config.digest("the manifest")?;
     let stored = read_small(blobs, "the configuration", config, MAX_CONFIG)?;
-    let (config, sealed_config): (Config, _) = match key {
-        None => (parse("the configuration", &stored)?, None),
-        Some(key) => (parse("the configuration", &unseal(key, &stored)?)?, Some(stored)),
-    };
+    let (config, sealed_config) = parse_config(stored, key)?;
     let layers = manifest.layers.clone();
     let snapshot = Snapshot::assemble(id, manifest, config, |number, root| {
         let descriptor = &layers[number];

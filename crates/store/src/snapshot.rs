@@ -209,6 +209,9 @@ impl Snapshot {
     ) -> Result<(), E> {
         const BATCH: u64 = 512;
         let Some(layer) = &self.body.working_set else { return Ok(()) };
+        if layer.is_distant() {
+            return Self::read_distant_set(layer, each);
+        }
         let mut buffer = Vec::new();
         for extent in &layer.index().extents {
             for skip in (0..extent.len).step_by(BATCH as usize) {
@@ -238,6 +241,9 @@ impl Snapshot {
                 end: first.saturating_add(count),
                 pages: self.pages(),
             });
+        }
+        if self.is_distant() {
+            return self.read_distant(range, out);
         }
         for run in self.body.map.within(range) {
             let part = &mut out[(run.pages.start - first) * PAGE_SIZE..][..run.pages.byte_len()];

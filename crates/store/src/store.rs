@@ -238,7 +238,7 @@ impl Blobs for Store {
     }
 }
 
-/// Refuses what can not be a snapshot's name.
+/// Refuses what can not name a snapshot.
 pub(crate) fn check_name(name: &str) -> Result<(), SaveError> {
     let valid = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
     let is_digest = name.parse::<Sha256>().is_ok();

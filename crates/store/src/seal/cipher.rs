@@ -2,7 +2,8 @@
 //!
 //! A blob has a random key of its own, wrapped by the user's. A chunk's nonce is its number and whether it
 //! is the last, so chunks can not change places, be left out or come from another blob. Chunks are as
-//! long as a group of pages, so a raw layer's groups are each one chunk.
+//! long as a group of pages, so a raw layer's groups are each one chunk. What is needed to open a blob comes
+//! last, as in a layer, so that the same request fetches both.
 
 use std::fmt;
 use std::io;
@@ -16,8 +17,8 @@ use crate::blobs::BlobRead;
 use crate::digest::to_hex;
 use crate::{OpenError, SaveError};
 
-/// Bytes of a header.
-const HEADER: usize = 128;
+/// Bytes of the trailer.
+const TRAILER: usize = 128;
 const MAGIC: [u8; 8] = *b"AFRESHSL";
 const VERSION_1: u32 = 1;
 /// The only cipher: AES-256-GCM.
@@ -26,7 +27,7 @@ const CIPHER: u32 = 1;
 const CHUNK: usize = 64 << 10;
 /// Bytes of an authentication tag.
 const TAG: usize = 16;
-/// What of the header the wrapped key is bound to.
+/// What of the trailer the wrapped key is bound to.
 const BOUND: usize = 40;
 const WRAPPED: std::ops::Range<usize> = 52..100;
 /// Chunks decrypted at a time: 2 MiB.
@@ -119,56 +120,56 @@ impl SealKey {
     pub(crate) fn sealer(&self) -> Result<Sealer, SaveError> {
         let key = random::<32>()?;
         let nonce = random::<12>()?;
-        let mut header = [0; HEADER];
-        header[..8].copy_from_slice(&MAGIC);
-        header[8..12].copy_from_slice(&VERSION_1.to_le_bytes());
-        header[12..16].copy_from_slice(&CIPHER.to_le_bytes());
-        header[16..20].copy_from_slice(&(CHUNK as u32).to_le_bytes());
-        header[24..40].copy_from_slice(&self.0.id);
-        header[40..52].copy_from_slice(&nonce);
+        let mut trailer = [0; TRAILER];
+        trailer[..8].copy_from_slice(&MAGIC);
+        trailer[8..12].copy_from_slice(&VERSION_1.to_le_bytes());
+        trailer[12..16].copy_from_slice(&CIPHER.to_le_bytes());
+        trailer[16..20].copy_from_slice(&(CHUNK as u32).to_le_bytes());
+        trailer[24..40].copy_from_slice(&self.0.id);
+        trailer[40..52].copy_from_slice(&nonce);
         let mut wrapped = key.to_vec();
         self.0
             .wrap
             .seal_in_place_append_tag(
                 Nonce::assume_unique_for_key(nonce),
-                Aad::from(&header[..BOUND]),
+                Aad::from(&trailer[..BOUND]),
                 &mut wrapped,
             )
             .map_err(|_| SealError::Library("sealing failed"))?;
-        header[WRAPPED].copy_from_slice(&wrapped);
-        Ok(Sealer { key: aead(&key)?, next: 0, pending: Vec::new(), header: Some(header) })
+        trailer[WRAPPED].copy_from_slice(&wrapped);
+        Ok(Sealer { key: aead(&key)?, next: 0, pending: Vec::new(), trailer })
     }
 
-    /// The key of the blob that begins with `header`.
-    fn unwrap(&self, header: &[u8; HEADER]) -> Result<LessSafeKey, SealError> {
+    /// The key of the blob that ends with `trailer`.
+    fn unwrap(&self, trailer: &[u8; TRAILER]) -> Result<LessSafeKey, SealError> {
         let word = |at: usize| {
             let mut word = [0; 4];
-            word.copy_from_slice(&header[at..at + 4]);
+            word.copy_from_slice(&trailer[at..at + 4]);
             u32::from_le_bytes(word)
         };
-        if header[..8] != MAGIC {
+        if trailer[..8] != MAGIC {
             return Err(SealError::Format("it has no magic number"));
         }
         if (word(8), word(12), word(16)) != (VERSION_1, CIPHER, CHUNK as u32) {
             return Err(SealError::Format("it is of a version or cipher this build does not read"));
         }
-        if word(20) != 0 || header[100..].iter().any(|byte| *byte != 0) {
-            return Err(SealError::Format("a reserved byte of its header is not 0"));
+        if word(20) != 0 || trailer[100..].iter().any(|byte| *byte != 0) {
+            return Err(SealError::Format("a reserved byte of its trailer is not 0"));
         }
-        if header[24..40] != self.0.id {
-            let (sealed, given) = (name(&header[24..40]), name(&self.0.id));
+        if trailer[24..40] != self.0.id {
+            let (sealed, given) = (name(&trailer[24..40]), name(&self.0.id));
             return Err(SealError::WrongKey { sealed, given });
         }
         let mut nonce = [0; 12];
-        nonce.copy_from_slice(&header[40..52]);
+        nonce.copy_from_slice(&trailer[40..52]);
         let mut wrapped = [0; 48];
-        wrapped.copy_from_slice(&header[WRAPPED]);
+        wrapped.copy_from_slice(&trailer[WRAPPED]);
         let nonce = Nonce::assume_unique_for_key(nonce);
         let plain = self
             .0
             .wrap
-            .open_in_place(nonce, Aad::from(&header[..BOUND]), &mut wrapped)
-            .map_err(|_| SealError::Format("its header was damaged"))?;
+            .open_in_place(nonce, Aad::from(&trailer[..BOUND]), &mut wrapped)
+            .map_err(|_| SealError::Format("its trailer was damaged"))?;
         let mut key = [0; 32];
         key.copy_from_slice(plain);
         aead(&key)
@@ -177,20 +178,20 @@ impl SealKey {
     /// The plain blob in a sealed one.
     pub(crate) fn open(&self, inner: Box<dyn BlobRead>) -> Result<Box<dyn BlobRead>, OpenError> {
         let body =
-            inner.len().checked_sub(HEADER as u64).ok_or(SealError::Format("it is too short"))?;
+            inner.len().checked_sub(TRAILER as u64).ok_or(SealError::Format("it is too short"))?;
         let chunks = body.div_ceil((CHUNK + TAG) as u64);
         let len = body.checked_sub(chunks * TAG as u64).filter(|_| chunks > 0);
         let len = len.ok_or(SealError::Format("it is too short"))?;
         if chunks != len.div_ceil(CHUNK as u64).max(1) {
             return Err(SealError::Format("it is cut short").into());
         }
-        let mut header = [0; HEADER];
+        let mut trailer = [0; TRAILER];
         let io = |e| OpenError::io(std::path::Path::new("a sealed blob"), e);
-        inner.read_at(&mut header, 0).map_err(io)?;
-        let key = match self.unwrap(&header) {
-            Err(_) if inner.distrust(0, HEADER as u64) => {
-                inner.read_at(&mut header, 0).map_err(io)?;
-                self.unwrap(&header)?
+        inner.read_at(&mut trailer, body).map_err(io)?;
+        let key = match self.unwrap(&trailer) {
+            Err(_) if inner.distrust(body, TRAILER as u64) => {
+                inner.read_at(&mut trailer, body).map_err(io)?;
+                self.unwrap(&trailer)?
             }
             other => other?,
         };
@@ -211,8 +212,7 @@ pub(crate) struct Sealer {
     next: u64,
     /// Plain bytes of the chunk that is not whole, or may be the last.
     pending: Vec<u8>,
-    /// Until it is written.
-    header: Option<[u8; HEADER]>,
+    trailer: [u8; TRAILER],
 }
 
 impl Sealer {
@@ -230,9 +230,6 @@ impl Sealer {
 
     /// Takes plain bytes, and puts what is to be written to `out`.
     pub(crate) fn push(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), SealError> {
-        if let Some(header) = self.header.take() {
-            out.extend_from_slice(&header);
-        }
         let mut pending = std::mem::take(&mut self.pending);
         pending.extend_from_slice(plain);
         let mut rest = pending.as_slice();
@@ -248,9 +245,10 @@ impl Sealer {
 
     /// Puts the end to `out`.
     pub(crate) fn finish(mut self, out: &mut Vec<u8>) -> Result<(), SealError> {
-        self.push(&[], out)?;
         let pending = std::mem::take(&mut self.pending);
-        self.chunk(&pending, true, out)
+        self.chunk(&pending, true, out)?;
+        out.extend_from_slice(&self.trailer);
+        Ok(())
     }
 }
 
@@ -265,22 +263,58 @@ struct SealedBlob {
 impl SealedBlob {
     /// Where the chunks `first .. end` are in the sealed blob.
     fn place(&self, first: u64, end: u64) -> std::ops::Range<u64> {
-        let at = |chunk: u64| HEADER as u64 + chunk * (CHUNK + TAG) as u64;
-        at(first)..at(end).min(self.inner.len())
+        let at = |chunk: u64| chunk * (CHUNK + TAG) as u64;
+        at(first)..at(end).min(self.inner.len() - TRAILER as u64)
     }
 
-    /// Reads and decrypts the chunks `first .. end` to `bytes`, which holds them with their tags.
+    /// Decrypts, in place, chunks with their tags, the first of which is number `first`.
+    fn decrypt(&self, first: u64, bytes: &mut [u8]) -> Result<(), SealError> {
+        for (number, chunk) in (first..self.chunks).zip(bytes.chunks_mut(CHUNK + TAG)) {
+            let last = number + 1 == self.chunks;
+            self.key
+                .open_in_place(nonce(number, last), Aad::empty(), chunk)
+                .map_err(|_| SealError::Chunk(number))?;
+        }
+        Ok(())
+    }
+
+    /// Reads and decrypts the chunks `first .. end` to `bytes`. Wrong ones are asked for once more where
+    /// that may help.
     fn read_chunks(&self, first: u64, end: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
         let place = self.place(first, end);
         bytes.resize((place.end - place.start) as usize, 0);
         self.inner.read_at(bytes, place.start)?;
-        for (number, chunk) in (first..end).zip(bytes.chunks_mut(CHUNK + TAG)) {
-            let last = number + 1 == self.chunks;
-            self.key
-                .open_in_place(nonce(number, last), Aad::empty(), chunk)
-                .map_err(|_| io::Error::other(SealError::Chunk(number)))?;
+        if let Err(error) = self.decrypt(first, bytes) {
+            if !self.inner.distrust(place.start, place.end - place.start) {
+                return Err(io::Error::other(error));
+            }
+            self.inner.read_at(bytes, place.start)?;
+            self.decrypt(first, bytes).map_err(io::Error::other)?;
         }
         Ok(())
+    }
+
+    /// The chunks that hold `len` bytes from `offset` on, if the blob has them.
+    fn chunks_of(&self, offset: u64, len: usize) -> io::Result<std::ops::Range<u64>> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.len);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        Ok(offset / CHUNK as u64..end.div_ceil(CHUNK as u64))
+    }
+}
+
+/// Copies what `out` needs, from byte `offset` of the blob on, from decrypted chunks with their tags, the
+/// first of which is number `first`.
+fn copy_plain(first: u64, chunks: &[u8], offset: u64, out: &mut [u8]) {
+    let end = offset + out.len() as u64;
+    for (number, chunk) in (first..).zip(chunks.chunks(CHUNK + TAG)) {
+        let start = number * CHUNK as u64;
+        let plain = &chunk[..chunk.len().saturating_sub(TAG)];
+        let from = offset.max(start);
+        let to = end.min(start + plain.len() as u64);
+        if from < to {
+            out[(from - offset) as usize..(to - offset) as usize]
+                .copy_from_slice(&plain[(from - start) as usize..(to - start) as usize]);
+        }
     }
 }
 
@@ -290,29 +324,38 @@ impl BlobRead for SealedBlob {
     }
 
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
-        let end = offset.checked_add(out.len() as u64).filter(|end| *end <= self.len);
-        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        let chunks = self.chunks_of(offset, out.len())?;
         let mut bytes = Vec::new();
-        let mut at = offset;
-        while at < end {
-            let first = at / CHUNK as u64;
-            let behind = end.div_ceil(CHUNK as u64).min(first + BATCH);
-            if let Err(error) = self.read_chunks(first, behind, &mut bytes) {
-                let place = self.place(first, behind);
-                let again = error.get_ref().is_some_and(|e| e.is::<SealError>())
-                    && self.inner.distrust(place.start, place.end - place.start);
-                if !again {
-                    return Err(error);
-                }
-                self.read_chunks(first, behind, &mut bytes)?;
-            }
-            for (number, chunk) in (first..behind).zip(bytes.chunks(CHUNK + TAG)) {
-                let start = number * CHUNK as u64;
-                let plain = &chunk[..chunk.len() - TAG];
-                let to = end.min(start + plain.len() as u64);
-                let part = &plain[(at - start) as usize..(to - start) as usize];
-                out[(at - offset) as usize..][..part.len()].copy_from_slice(part);
-                at = to;
+        for first in chunks.clone().step_by(BATCH as usize) {
+            self.read_chunks(first, chunks.end.min(first + BATCH), &mut bytes)?;
+            copy_plain(first, &bytes, offset, out);
+        }
+        Ok(())
+    }
+
+    fn is_distant(&self) -> bool {
+        self.inner.is_distant()
+    }
+
+    fn read_many(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        if !self.is_distant() {
+            return parts.iter_mut().try_for_each(|(offset, out)| self.read_at(out, *offset));
+        }
+        let mut fetched = Vec::with_capacity(parts.len());
+        for (offset, out) in parts.iter() {
+            let chunks = self.chunks_of(*offset, out.len())?;
+            let place = self.place(chunks.start, chunks.end);
+            fetched.push((place.start, vec![0; (place.end - place.start) as usize]));
+        }
+        let mut wanted: Vec<_> =
+            fetched.iter_mut().map(|(start, bytes)| (*start, bytes.as_mut_slice())).collect();
+        self.inner.read_many(&mut wanted)?;
+        for ((start, mut bytes), (offset, out)) in fetched.into_iter().zip(parts) {
+            let first = start / (CHUNK + TAG) as u64;
+            match self.decrypt(first, &mut bytes) {
+                Ok(()) => copy_plain(first, &bytes, *offset, out),
+                // Asks again, past what may be cached.
+                Err(_) => self.read_at(out, *offset)?,
             }
         }
         Ok(())
