@@ -468,3 +468,19 @@ proptest! {
         prop_assert!(bytes(&archive::open_with(&path, &access).unwrap()) == content);
     }
 }
+
+#[test]
+fn checking_a_sealed_snapshot_covers_the_bytes_as_they_are_stored() {
+    for encoding in [Encoding::Raw, Encoding::Zstd] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = store(dir.path());
+        let key = SealKey::generate().unwrap();
+        let mut save = sealed(&key);
+        save.encoding = encoding;
+        store.save("a", &random_pages(300, 7), &save).unwrap();
+        let snapshot = store.load_with("a", &Access::new().with_key(key.clone())).unwrap();
+        let mut last = (0, 0);
+        snapshot.check(&mut |done, total| last = (done, total)).unwrap();
+        assert_eq!(last.0, last.1);
+    }
+}
