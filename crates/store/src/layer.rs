@@ -1,6 +1,7 @@
 //! An opened page layer: its checked index, and its pages, checked group by group.
 
 mod gather;
+mod verify;
 
 use std::fs::File;
 use std::io;

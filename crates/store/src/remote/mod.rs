@@ -17,6 +17,7 @@ mod backend;
 mod blob;
 mod cache;
 mod error;
+mod list;
 mod load;
 mod objects;
 mod open;
