@@ -13,15 +13,14 @@ use crate::{LayerError, OpenError, Sha256};
 const PIECE: u64 = 1 << 20;
 
 impl Layer {
-    /// Checks every byte of the blob, in order, whatever was checked before: each group against its
-    /// digest, and all of it against the SHA-256 that names it. It is read once, a sealed one twice: its
-    /// name is that of the sealed bytes. `progress` is told the bytes done.
+    /// Checks every byte of the blob, which is read once and in order, whatever was checked before:
+    /// each group against its digest, and all of it against the SHA-256 that names it. `progress` is told
+    /// the bytes done. A sealed blob is read twice, for its digest is that of the sealed bytes.
     ///
     /// # Errors
     /// [`OpenError::Layer`] with the first damage.
     pub fn check(&self, progress: &mut dyn FnMut(u64)) -> Result<(), OpenError> {
         let mut hasher = sha2::Sha256::new();
-        let sealed = self.key().is_some();
         let (mut bytes, mut pages) = (Vec::new(), Vec::new());
         let groups = self.index.groups.len();
         let mut at = 0;
@@ -38,23 +37,19 @@ impl Layer {
                 }
                 other => other?,
             }
-            if !sealed {
+            if self.key.is_none() {
                 hasher.update(&bytes);
+                at = range.end;
+                progress(at);
             }
-            at = range.end;
-            progress(at);
         }
-        // What follows the pages, or the whole as it is stored.
-        let stored = self.blob();
-        if sealed {
-            at = 0;
-        }
-        while at < stored.len() {
-            bytes.resize(PIECE.min(stored.len() - at) as usize, 0);
-            stored.read_at(&mut bytes, at).map_err(|e| self.io(e))?;
+        // What follows the pages.
+        while at < self.size() {
+            bytes.resize(PIECE.min(self.size() - at) as usize, 0);
+            self.blob().read_at(&mut bytes, at).map_err(|e| self.io(e))?;
             hasher.update(&bytes);
             at += bytes.len() as u64;
-            progress(at.min(self.size()));
+            progress(at);
         }
         if Sha256(hasher.finalize().into()) != self.digest {
             return Err(self.bad(LayerError::Name));
