@@ -1,6 +1,7 @@
 //! Options that every command with a guest shares, and opening what they name: a guest, which is warmed,
 //! or a snapshot of a warm one.
 
+use std::io::Read;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -52,6 +53,14 @@ pub(crate) struct GuestArguments {
     /// Where compiled modules are kept between runs. Its files are native code: it must be yours alone.
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
+}
+
+/// Whether the file is a tar archive, as a snapshot in a single file is.
+fn is_archive(path: &str) -> anyhow::Result<bool> {
+    let mut start = Vec::new();
+    let file = std::fs::File::open(path).with_context(|| format!("cannot read {path}"))?;
+    file.take(512).read_to_end(&mut start).with_context(|| format!("cannot read {path}"))?;
+    Ok(start.get(257..262) == Some(b"ustar"))
 }
 
 /// A guest that is ready to be called.
@@ -107,8 +116,8 @@ impl GuestArguments {
             Ready::Sandbox(Box::new(self.sandbox(&bytes)?))
         } else if !bytes.starts_with(b"\0asm") {
             bail!(
-                "{} is neither a Wasm binary nor an ELF executable (text-format Wasm must be assembled \
-                 first)",
+                "{} is neither a Wasm binary nor an ELF executable nor a snapshot (text-format Wasm must \
+                 be assembled first)",
                 self.guest
             )
         } else if bytes.get(6..8) == Some(&[1, 0]) {
@@ -121,16 +130,7 @@ impl GuestArguments {
 
     /// The snapshot that is meant, unless a guest is.
     fn reference(&self) -> anyhow::Result<Option<Reference>> {
-        let path = PathBuf::from(&self.guest);
-        let is_guest = path.is_file()
-            && std::fs::File::open(&path)
-                .and_then(|mut file| {
-                    let mut magic = [0; 4];
-                    std::io::Read::read_exact(&mut file, &mut magic)?;
-                    Ok(matches!(&magic, b"\x7fELF" | b"\0asm"))
-                })
-                .unwrap_or(false);
-        if is_guest {
+        if std::path::Path::new(&self.guest).is_file() && !is_archive(&self.guest)? {
             return Ok(None);
         }
         let reference: Reference =
@@ -138,7 +138,7 @@ impl GuestArguments {
         let there = match &reference.place {
             Place::Remote(_) => true,
             Place::Store(path) => path.is_dir(),
-            Place::File(path) => path.extension().is_some_and(|e| e == "afresh"),
+            Place::File(path) => path.is_file(),
         };
         Ok(there.then_some(reference))
     }

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use afresh_pager::Recorder;
-use afresh_store::{Encoding, Sha256, Snapshot, Store};
+use afresh_store::{Encoding, Sha256, Snapshot, Store, archive};
 use afresh_wasm::{Frozen, Output, SaveWith, Warm};
 use anyhow::{Context, bail};
 use clap::Args;
@@ -67,9 +67,19 @@ impl Drop for Scratch {
     }
 }
 
+/// The name to save under. A file has one snapshot, which needs no other.
+fn target(to: &Reference) -> anyhow::Result<&str> {
+    anyhow::ensure!(
+        to.name.is_none() || !matches!(to.place, Place::File(_)),
+        "{} holds one snapshot: give no name",
+        to.place
+    );
+    to.target(LATEST)
+}
+
 /// Saves a frozen guest where `to` says.
 fn save(frozen: &Frozen, to: &Reference, with: &SaveWith) -> anyhow::Result<(Sha256, Snapshot)> {
-    let name = to.target(LATEST)?;
+    let name = target(to)?;
     match &to.place {
         Place::Store(_) => {
             let store = to.place.create()?;
@@ -84,7 +94,13 @@ fn save(frozen: &Frozen, to: &Reference, with: &SaveWith) -> anyhow::Result<(Sha
             let id = remote.push(&scratch.store, &snapshot, name, with.encoding, &mut |_| {})?;
             Ok((id, snapshot))
         }
-        Place::File(path) => bail!("{} is a single file", path.display()),
+        Place::File(path) => {
+            let scratch = Scratch::new()?;
+            let id = frozen.save(&scratch.store, LATEST, with)?;
+            let snapshot = scratch.store.load_id(id)?;
+            archive::export(&snapshot, path, Some(LATEST))?;
+            Ok((id, snapshot))
+        }
     }
 }
 
@@ -157,7 +173,7 @@ fn report(
 }
 
 pub(crate) fn snapshot(arguments: &SnapshotArguments, format: Format) -> anyhow::Result<ExitCode> {
-    arguments.to.target(LATEST)?;
+    target(&arguments.to)?;
     let frozen = match arguments.guest.open(Output::Inherit)?.ready {
         Ready::Module(warm) => warm.freeze()?,
         Ready::Component(_) => bail!(
@@ -180,7 +196,7 @@ pub(crate) fn snapshot(arguments: &SnapshotArguments, format: Format) -> anyhow:
 }
 
 pub(crate) fn fork(arguments: &ForkArguments, format: Format) -> anyhow::Result<ExitCode> {
-    arguments.to.target(LATEST)?;
+    target(&arguments.to)?;
     let opened = arguments.guest.open(Output::Inherit)?;
     let Ready::Module(warm) = opened.ready else {
         bail!("only core modules can be forked after a call")
