@@ -1,10 +1,10 @@
 //! What can go wrong, per operation.
 
 use afresh_memory::{ImageError, SlotError};
-use afresh_pager::RestoreError;
+use afresh_pager::{RestoreError, SaveMemoryError};
 use afresh_pool::PoolError;
 use afresh_rewrite::{AnalyzeError, PrepareComponentError, PrepareError};
-use afresh_store::{OpenError, SaveError};
+use afresh_store::OpenError;
 
 /// Loading a guest failed.
 #[derive(Debug, thiserror::Error)]
@@ -104,7 +104,7 @@ pub enum FreezeError {
     Image(#[from] ImageError),
     /// The snapshot could not be written.
     #[error(transparent)]
-    Save(#[from] SaveError),
+    Save(#[from] SaveMemoryError),
 }
 
 /// Making a warm guest out of a frozen one failed.

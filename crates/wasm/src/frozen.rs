@@ -9,9 +9,9 @@
 //! against its digest, the state against the module.
 
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
-use afresh_pager::{LazyImage, Options, PageSource, SnapshotSource};
+use afresh_pager::{Options, RestoreError, SaveWith, SnapshotMemory};
 use afresh_rewrite::WarmState;
-use afresh_store::{Encoding, GuestBuild, SaveOptions, Sha256, Snapshot, Store};
+use afresh_store::{GuestBuild, Sha256, Snapshot, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::linear::Shape;
@@ -90,26 +90,7 @@ pub struct Frozen {
     pub(crate) program: Program,
     pub(crate) memories: Vec<WarmMemory>,
     pub(crate) state: WarmState,
-    pages: Image,
-    filling: Option<LazyImage>,
-}
-
-/// How a frozen guest is saved.
-#[derive(Clone, Debug)]
-pub struct SaveWith {
-    /// How pages are stored.
-    pub encoding: Encoding,
-    /// Store only what differs from this snapshot of the same store.
-    pub parent: Option<Snapshot>,
-    /// Pages of the snapshot to keep a compact copy of, which is read first: see
-    /// [`Frozen::touched`].
-    pub working_set: Vec<PageRange>,
-}
-
-impl Default for SaveWith {
-    fn default() -> Self {
-        Self { encoding: Encoding::Raw, parent: None, working_set: Vec::new() }
-    }
+    memory: SnapshotMemory,
 }
 
 impl Frozen {
@@ -120,13 +101,13 @@ impl Frozen {
     ) -> Result<Self, FreezeError> {
         let mut parts: Vec<Image> = memories.iter().map(|m| m.image.clone()).collect();
         parts.push(program.image()?);
-        Ok(Self { program, memories, state, pages: Image::join(&parts), filling: None })
+        Ok(Self { program, memories, state, memory: Image::join(&parts).into() })
     }
 
     /// The pages: memories, then the module.
     #[must_use]
-    pub fn pages(&self) -> &Image {
-        &self.pages
+    pub fn memory(&self) -> &SnapshotMemory {
+        &self.memory
     }
 
     /// Everything else, in a form of this crate's own.
@@ -159,22 +140,15 @@ impl Frozen {
     /// # Errors
     /// [`FreezeError`]; the name means then what it meant before.
     pub fn save(&self, store: &Store, name: &str, with: &SaveWith) -> Result<Sha256, FreezeError> {
-        self.pages.complete()?;
-        let options = SaveOptions {
-            state: self.bytes()?,
-            encoding: with.encoding,
-            parent: with.parent.clone(),
-            working_set: with.working_set.clone(),
-            ..SaveOptions::new(self.build())
-        };
-        Ok(store.save(name, &self.pages, &options)?)
+        Ok(self.memory.save(store, name, self.build(), self.bytes()?, with)?)
     }
 
-    /// Takes a guest out of pages and bytes that [`Frozen::pages`] and [`Frozen::bytes`] gave.
+    /// Takes a guest out of pages and bytes that [`Frozen::memory`] and [`Frozen::bytes`] gave.
     ///
     /// # Errors
     /// [`ThawError::State`] when they do not fit together.
-    pub fn from_parts(pages: &Image, bytes: &[u8]) -> Result<Self, ThawError> {
+    pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
+        let pages = memory.pages();
         let bad = |why: &str| ThawError::State(why.to_owned());
         let (header, rest): (Header, _) =
             postcard::take_from_bytes(bytes).map_err(|e| ThawError::State(e.to_string()))?;
@@ -206,68 +180,38 @@ impl Frozen {
             bytes: header.module_bytes as usize,
             source: Source::Pages(module),
         };
-        let pages = pages.slice(PageRange::new(0, from));
-        Ok(Self { program, memories, state: header.state, pages, filling: None })
+        Ok(Self { program, memories, state: header.state, memory })
     }
 
-    fn from_source(
-        snapshot: Snapshot,
-        fill: impl FnOnce(
-            std::sync::Arc<dyn PageSource>,
-        ) -> Result<LazyImage, afresh_pager::RestoreError>,
-    ) -> Result<Self, ThawError> {
-        let guest = snapshot.guest();
-        let here = GuestBuild { kind: KIND.to_owned(), engine: ENGINE.to_owned(), ..guest.clone() };
-        snapshot.check_guest(&here)?;
-        let state = snapshot.state().to_vec();
-        let module = guest.module.clone();
-        let filling = fill(std::sync::Arc::new(SnapshotSource::new(snapshot)))?;
-        let mut this = Self::from_parts(filling.image(), &state)?;
-        if this.build().module != module {
-            return Err(ThawError::Module);
-        }
-        this.filling = Some(filling);
-        Ok(this)
-    }
-
-    /// Opens a snapshot. Its pages are fetched, and checked, when they are touched and behind the guest's
-    /// back; see [`LazyImage`].
+    /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
     ///
     /// # Errors
     /// [`ThawError`]: a snapshot of another kind of guest, a damaged one, or no memory for it.
     pub fn load(snapshot: Snapshot, options: &Options) -> Result<Self, ThawError> {
-        Self::from_source(snapshot, |source| LazyImage::start(source, options))
+        Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, options))
     }
 
-    /// Opens a snapshot to learn which pages its guest touches: [`Frozen::touched`] lists them.
+    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists them.
     ///
     /// # Errors
     /// As [`Frozen::load`].
     pub fn record(snapshot: Snapshot) -> Result<Self, ThawError> {
-        Self::from_source(snapshot, LazyImage::record)
+        Self::open(snapshot, SnapshotMemory::record)
     }
 
-    /// The pages that were fetched so far, of a guest that was opened from a snapshot.
-    #[must_use]
-    pub fn touched(&self) -> Vec<PageRange> {
-        self.filling.as_ref().map(LazyImage::touched).unwrap_or_default()
-    }
-
-    /// How many faults on pages that were not there yet have been answered.
-    #[must_use]
-    pub fn faults(&self) -> usize {
-        self.filling.as_ref().map_or(0, LazyImage::faults)
-    }
-
-    /// Waits until all pages are in place and nothing of the snapshot is needed any more.
-    ///
-    /// # Errors
-    /// [`ThawError::Restore`] with the cause, or when it takes longer than `timeout`.
-    pub fn wait(&self, timeout: std::time::Duration) -> Result<(), ThawError> {
-        match &self.filling {
-            Some(filling) => Ok(filling.wait(timeout)?),
-            None => Ok(()),
+    fn open(
+        snapshot: Snapshot,
+        load: impl FnOnce(Snapshot) -> Result<SnapshotMemory, RestoreError>,
+    ) -> Result<Self, ThawError> {
+        let guest = snapshot.guest().clone();
+        let here = GuestBuild { kind: KIND.to_owned(), engine: ENGINE.to_owned(), ..guest.clone() };
+        snapshot.check_guest(&here)?;
+        let state = snapshot.state().to_vec();
+        let this = Self::from_parts(load(snapshot)?, &state)?;
+        if this.build().module != guest.module {
+            return Err(ThawError::Module);
         }
+        Ok(this)
     }
 }
 

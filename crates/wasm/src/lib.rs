@@ -52,12 +52,13 @@ mod thaw;
 mod values;
 mod warm;
 
+pub use afresh_pager::SaveWith;
 pub use afresh_pool::{Exhausted, Limits, PoolStats};
 pub use afresh_rewrite::{Analysis, Refusal, Roots};
 pub use component::{ComponentLease, WarmComponent};
 pub use engine::{Engine, EngineConfig};
 pub use error::{CallError, FreezeError, LoadError, ThawError, WarmError};
-pub use frozen::{Frozen, SaveWith};
+pub use frozen::Frozen;
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};
 pub use host::{Host, Output, Wasi};
 pub use lease::{BytesEntry, Entry, Lease};

@@ -107,7 +107,7 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
                     assert_eq!(answers(&thawed), expected, "{mode:?}");
                     assert_eq!(thawed.differences().unwrap(), (0, 0));
                 }
-                frozen.wait(Duration::from_secs(20)).unwrap();
+                frozen.memory().wait(Duration::from_secs(20)).unwrap();
                 // And again through another snapshot, of the thawed guest.
                 let again = tempfile::tempdir().unwrap();
                 let store = save(&thawed.freeze().unwrap(), again.path(), &SaveWith::default());
@@ -163,16 +163,16 @@ fn with_a_cache_only_the_pages_that_calls_touch_are_fetched() {
     let mut lease = thawed.lease().unwrap();
     lease.call("step", &[Val::I32(100)]).unwrap();
     drop(lease);
-    let touched: usize = frozen.touched().iter().map(|run| run.len).sum();
+    let touched: usize = frozen.memory().touched().iter().map(|run| run.len).sum();
     assert!((1..20).contains(&touched), "{touched} of {} pages", snapshot.pages());
     // What was learned is there beforehand next time.
-    let with = SaveWith { working_set: frozen.touched(), ..SaveWith::default() };
+    let with = SaveWith { working_set: frozen.memory().touched(), ..SaveWith::default() };
     let store = save(&warm.freeze().unwrap(), &dir.path().join("store"), &with);
     let options = Options { background: Some(false), ..Options::default() };
     let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
     let thawed = thaw(&engine, Mode::Reset, &frozen).unwrap();
     thawed.lease().unwrap().call("step", &[Val::I32(100)]).unwrap();
-    assert_eq!(frozen.faults(), 0);
+    assert_eq!(frozen.memory().faults(), 0);
 }
 
 /// Flips a bit in the middle of the page layer.
@@ -225,30 +225,30 @@ fn a_damaged_page_ends_the_call_with_its_cause_and_the_pool_stays_whole() {
 fn states_that_do_not_fit_are_refused_by_name() {
     let engine = engine(None);
     let frozen = warm(&engine, Mode::Reset).freeze().unwrap();
-    let (pages, bytes) = (frozen.pages().clone(), frozen.bytes().unwrap());
-    assert!(Frozen::from_parts(&pages, &bytes).is_ok());
+    let (pages, bytes) = (frozen.memory().pages().clone(), frozen.bytes().unwrap());
+    assert!(Frozen::from_parts(pages.clone().into(), &bytes).is_ok());
     let short = pages.slice(afresh_memory::PageRange::new(0, pages.pages() - 1));
     let empty = afresh_memory::Image::zero(pages.pages());
     let mut longer = bytes.clone();
     longer.push(0);
     let parts = [(&short, &bytes[..]), (&pages, &bytes[..40]), (&pages, &longer[..])];
     for (pages, bytes) in parts {
-        let error = Frozen::from_parts(pages, bytes).unwrap_err();
+        let error = Frozen::from_parts(pages.clone().into(), bytes).unwrap_err();
         assert!(matches!(error, ThawError::State(_)), "{error}");
     }
     // Another module in the pages: found when it is read.
-    let other = Frozen::from_parts(&empty, &bytes).unwrap();
+    let other = Frozen::from_parts(empty.into(), &bytes).unwrap();
     let error = thaw(&engine, Mode::Reset, &other).unwrap_err().to_string();
     assert!(error.contains("digest"), "{error}");
     // Every truncation and many bit flips of the state: an error or a state, never a panic.
     for len in 0..bytes.len() {
-        assert!(Frozen::from_parts(&pages, &bytes[..len]).is_err());
+        assert!(Frozen::from_parts(pages.clone().into(), &bytes[..len]).is_err());
     }
     for at in 0..bytes.len() {
         for bit in [0, 3, 7] {
             let mut flipped = bytes.clone();
             flipped[at] ^= 1 << bit;
-            if let Ok(frozen) = Frozen::from_parts(&pages, &flipped) {
+            if let Ok(frozen) = Frozen::from_parts(pages.clone().into(), &flipped) {
                 let _ = thaw(&engine, Mode::Fresh, &frozen);
             }
         }
