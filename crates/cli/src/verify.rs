@@ -16,7 +16,7 @@ use crate::output::{Format, steps};
 use crate::run::read_input;
 
 /// Exit code of a verification that found a difference.
-const DIFFERS: u8 = 3;
+pub(crate) const DIFFERS: u8 = 3;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {

@@ -487,6 +487,23 @@ impl Slot {
         Ok(())
     }
 
+    /// Waits until the bytes are in place, in a slot whose image is filled lazily, so that a system call
+    /// may touch them. Costs next to nothing otherwise. Bytes outside the slot are ignored.
+    ///
+    /// # Errors
+    /// [`SlotError::Image`] when they will never be, or a quarantined slot.
+    pub fn fetch(&self, offset: usize, len: usize) -> Result<(), SlotError> {
+        if self.filling {
+            self.check()?;
+            let pages = self.capacity.saturating_mul(PAGE_SIZE);
+            let end = offset.saturating_add(len).min(pages);
+            if offset < end {
+                self.image.resolve(PageRange::covering(offset, end - offset))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes a range writable without a fault, so that a system call may write it under every tracker.
     /// The next reset restores it.
     ///

@@ -22,6 +22,7 @@ mod coordinator;
 mod detach;
 mod eager;
 mod error;
+mod folios;
 mod image;
 mod lazy;
 mod options;
@@ -33,6 +34,7 @@ mod strategy;
 pub mod vmm;
 
 pub use error::{RestoreError, SourceError};
+pub use folios::{Folios, folios};
 pub use image::LazyImage;
 pub use options::Options;
 pub use recorder::Recorder;

@@ -35,6 +35,9 @@ pub enum LayerError {
     /// The index does not have the digest that the configuration names.
     #[error("page layer index does not match its root digest: the file was damaged or replaced")]
     Root,
+    /// The blob does not have the SHA-256 that names it, though its pages are right.
+    #[error("the layer's bytes do not match the digest that names it: the file was damaged")]
+    Name,
     /// A group of pages does not have its digest.
     #[error("pages {first}..{end} of the layer do not match their digest: the file was damaged")]
     Group {

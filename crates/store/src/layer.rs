@@ -15,6 +15,8 @@ use crate::index::{Encoding, FOOTER_LEN, Footer, Index, Role};
 use crate::seal::SealKey;
 use crate::{LayerError, OpenError, Sha256};
 
+mod verify;
+
 /// Bytes read from the end of a layer to begin with.
 const TAIL: u64 = 64 << 10;
 

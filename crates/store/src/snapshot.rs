@@ -272,6 +272,22 @@ impl Snapshot {
         }
         Ok(())
     }
+
+    /// Checks every byte of every layer, whatever was checked before. `progress` is told the bytes done
+    /// and the bytes in all.
+    ///
+    /// # Errors
+    /// [`OpenError::Layer`] with the first that is damaged.
+    pub fn check(&self, progress: &mut dyn FnMut(u64, u64)) -> Result<(), OpenError> {
+        let layers = || self.layers().iter().chain(self.working_set_layer());
+        let total = layers().map(Layer::size).sum();
+        let mut before = 0;
+        for layer in layers() {
+            layer.check(&mut |done| progress(before + done, total))?;
+            before += layer.size();
+        }
+        Ok(())
+    }
 }
 
 /// Writes a JSON blob as it was. One that another program wrote in its own way is refused.

@@ -14,6 +14,7 @@
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
 //! * [`fork`]: whether this process was forked since.
+//! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
 //! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
@@ -45,6 +46,7 @@ pub use imp::fork;
 pub use imp::futex;
 pub use imp::host;
 pub use imp::pagemap;
+pub use imp::termination;
 pub use imp::usage;
 pub use imp::{
     Advice, HUGE_SIZE, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent,
