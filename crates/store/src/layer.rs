@@ -1,6 +1,7 @@
 //! An opened page layer: its checked index, and its pages, checked group by group.
 
 mod gather;
+mod verify;
 
 use std::fs::File;
 use std::io;
@@ -14,8 +15,6 @@ use crate::blobs::BlobRead;
 use crate::index::{Encoding, FOOTER_LEN, Footer, Index, Role};
 use crate::seal::SealKey;
 use crate::{LayerError, OpenError, Sha256};
-
-mod verify;
 
 /// Bytes read from the end of a layer to begin with.
 const TAIL: u64 = 64 << 10;
