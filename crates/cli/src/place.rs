@@ -149,7 +149,7 @@ impl Reference {
             Place::Remote(_) => {
                 let mut remote = self.place.remote()?;
                 if let Some(dir) = cache {
-                    remote = remote.with_cache(dir)?;
+                    remote = remote.with_cache(dir);
                 }
                 remote.load(self.name()).map_err(anyhow::Error::from)
             }
