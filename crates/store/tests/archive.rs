@@ -74,6 +74,7 @@ fn a_snapshot_in_one_file_opens_as_it_was_saved() {
         let snapshot = archive::open(&path).unwrap();
         snapshot.check_guest(&guest()).unwrap();
         snapshot.verify().unwrap();
+        snapshot.check(&mut |_, _| {}).unwrap();
         assert!(bytes(&snapshot) == content.0);
         assert_eq!((snapshot.layers().len(), snapshot.state()), (2, b"registers".as_slice()));
         assert_eq!(snapshot.working_set(), [PageRange::new(1, 1)]);

@@ -216,6 +216,9 @@ fn nothing_of_a_sealed_snapshot_is_found_in_its_files() {
             assert_eq!(snapshot.working_set(), [PageRange::new(3, 4)]);
             assert_eq!((snapshot.state(), snapshot.guest()), (b"registers".as_slice(), &guest()));
             snapshot.verify().unwrap();
+            let mut last = (0, 1);
+            snapshot.check(&mut |done, all| last = (done, all)).unwrap();
+            assert_eq!(last.0, last.1);
         }
         for name in ["export.afresh", "save.afresh"] {
             let snapshot = archive::open_with(&dir.path().join(name), &access).unwrap();
@@ -370,6 +373,7 @@ fn chunks_that_were_swapped_replayed_or_cut_off_are_refused() {
     swapped[chunk(1)].copy_from_slice(&first[chunk(0)]);
     let error = refused(&swapped).to_string();
     assert!(error.contains("chunk 0"), "{error}");
+    assert!(store.load_with("s0", &access).unwrap().check(&mut |_, _| {}).is_err());
 
     let mut replayed = first.clone();
     replayed[chunk(1)].copy_from_slice(&second[chunk(1)]);

@@ -56,7 +56,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-/// The pages of a file that hold a layer, its index among them.
+/// The pages of the file that hold a layer, its index among them; `start` is the first.
 fn pages_of(layer: &Layer, start: u64) -> PageRange {
     PageRange::new(start as usize, layer.size().div_ceil(PAGE_SIZE as u64) as usize)
 }

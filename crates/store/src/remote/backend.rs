@@ -8,6 +8,7 @@ use std::fmt;
 use std::ops::Range;
 
 use async_trait::async_trait;
+use tokio::runtime::Handle;
 
 use super::RemoteError;
 use crate::{Sha256, Tag};
@@ -17,6 +18,9 @@ pub(super) trait Source {
     /// Fills `out` from `offset` on.
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), RemoteError>;
 }
+
+/// Connections that are opened ahead.
+pub(super) const CONNECTIONS: usize = 4;
 
 /// What a name means.
 pub(super) struct Meaning {
@@ -33,6 +37,9 @@ pub(super) struct Meaning {
 pub(super) trait Backend: fmt::Display + Send + Sync {
     /// Looks up a name: a tag, or a manifest digest in the form `sha256:…`.
     async fn resolve(&self, name: &str) -> Result<Meaning, RemoteError>;
+
+    /// Begins to open connections, as many as opening a snapshot may use, and waits for none of them.
+    fn prepare(&self, tasks: &Handle);
 
     /// Refuses what can not name a snapshot here.
     fn check_name(&self, name: &str) -> Result<(), RemoteError>;

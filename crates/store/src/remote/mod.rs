@@ -100,6 +100,15 @@ impl Remote {
         Self { cache: Some(dir.into()), ..self.clone() }
     }
 
+    /// Begins to open the connections that [`Remote::load`] uses, and returns at once. Whoever has other
+    /// work first, such as compiling the guest, spares the handshakes by this; it costs four small
+    /// requests.
+    pub fn prepare(&self) {
+        if let Some(runtime) = &self.threads.0 {
+            self.backend.prepare(runtime.handle());
+        }
+    }
+
     /// The name that the address itself carries: the tag or digest of an `oci://` address.
     #[must_use]
     pub fn name(&self) -> Option<&str> {

@@ -14,8 +14,9 @@ use object_store::path::Path;
 use object_store::{
     Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion, WriteMultipart,
 };
+use tokio::runtime::Handle;
 
-use super::backend::{Backend, Meaning, Source};
+use super::backend::{Backend, CONNECTIONS, Meaning, Source};
 use super::{Patience, RemoteError};
 use crate::manifest::{
     ARTIFACT_TYPE, Descriptor, INDEX_FILE, IndexJson, LAYOUT_FILE, LAYOUT_TEXT, MANIFEST_TYPE,
@@ -144,6 +145,14 @@ impl Objects {
 
 #[async_trait(?Send)]
 impl Backend for Objects {
+    fn prepare(&self, tasks: &Handle) {
+        for _ in 0..CONNECTIONS {
+            let (objects, path) = (self.objects.clone(), self.path(LAYOUT_FILE));
+            // Whatever it answers, and that it may not, is for the requests that follow.
+            drop(tasks.spawn(async move { objects.head(&path).await.map(drop) }));
+        }
+    }
+
     fn check_name(&self, name: &str) -> Result<(), RemoteError> {
         Ok(check_name(name)?)
     }

@@ -25,13 +25,14 @@ use reqwest::header::{
 use reqwest::redirect::Policy;
 use reqwest::{Client, RequestBuilder, Response, StatusCode};
 use serde::Deserialize;
+use tokio::runtime::Handle;
 use url::Url;
 
 pub(super) use address::Address;
 
 use self::auth::{Access, Session};
 use self::credentials::Credentials;
-use super::backend::{Backend, Meaning, Source};
+use super::backend::{Backend, CONNECTIONS, Meaning, Source};
 use super::{Patience, RemoteError};
 use crate::manifest::{MANIFEST_TYPE, MAX_MANIFEST};
 use crate::{OpenError, Sha256, Tag};
@@ -310,6 +311,15 @@ fn digest_header(headers: &HeaderMap) -> Option<Sha256> {
 
 #[async_trait(?Send)]
 impl Backend for Registry {
+    fn prepare(&self, tasks: &Handle) {
+        let Ok(url) = self.address.base.join("/v2/") else { return };
+        for _ in 0..CONNECTIONS {
+            let request = self.client.get(url.clone()).timeout(self.patience.timeout);
+            // Whatever it answers, and that it may not, is for the requests that follow.
+            drop(tasks.spawn(async move { request.send().await?.bytes().await.map(drop) }));
+        }
+    }
+
     fn check_name(&self, name: &str) -> Result<(), RemoteError> {
         if address::is_tag(name) {
             Ok(())
