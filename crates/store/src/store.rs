@@ -159,16 +159,6 @@ impl Store {
         })
     }
 
-    #[cfg(feature = "remote")]
-    pub(crate) fn read_blob(
-        &self,
-        what: &'static str,
-        digest: Sha256,
-        limit: u64,
-    ) -> Result<Vec<u8>, OpenError> {
-        crate::open::read_small(self, what, digest, limit)
-    }
-
     /// Opens the snapshot that `name` means, a tag or a digest.
     ///
     /// Reads and checks the manifest, the configuration and the index of every layer, and no page.

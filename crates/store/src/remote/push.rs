@@ -1,14 +1,13 @@
 //! Local snapshots to a remote.
 
-use std::fs::File;
-use std::os::unix::fs::FileExt;
-use std::path::PathBuf;
+use std::path::Path;
 
 use super::backend::Source;
 use super::{Remote, RemoteError};
-use crate::blobs::open_file;
+use crate::blobs::BlobRead;
 use crate::index::Encoding;
-use crate::manifest::{Descriptor, MAX_CONFIG, Manifest, print};
+use crate::manifest::{Descriptor, Manifest, print};
+use crate::open::Blobs;
 use crate::save::descriptor;
 use crate::store::BLOB_LOCK;
 use crate::transcode::transcode;
@@ -26,25 +25,14 @@ pub struct Progress {
     pub total: u64,
 }
 
-/// A blob of a local store.
-struct LocalBlob {
-    path: PathBuf,
-    file: File,
-}
+/// A blob of pages, wherever it is.
+struct PageBlob<'a>(&'a dyn BlobRead, Sha256);
 
-impl LocalBlob {
-    fn open(local: &Store, digest: Sha256) -> Result<Self, RemoteError> {
-        let path = local.blob_path(digest);
-        let file = open_file(&path).map_err(|e| SaveError::from(OpenError::io(&path, e)))?;
-        Ok(Self { path, file })
-    }
-}
-
-impl Source for LocalBlob {
+impl Source for PageBlob<'_> {
     fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), RemoteError> {
-        self.file
-            .read_exact_at(out, offset)
-            .map_err(|e| SaveError::from(OpenError::io(&self.path, e)).into())
+        self.0
+            .read_at(out, offset)
+            .map_err(|e| SaveError::from(OpenError::io(Path::new(&self.1.to_string()), e)).into())
     }
 }
 
@@ -61,7 +49,7 @@ impl Source for Vec<u8> {
 }
 
 impl Remote {
-    /// Copies `snapshot`, which lives in `local`, and makes `name` mean it. Layers are stored as
+    /// Copies `snapshot`, of `local` or of an archive, and makes `name` mean it. Layers are stored as
     /// `encoding` says; blobs that the remote has already are not sent again. Returns its id there,
     /// which differs from the local one when layers were compressed on the way.
     ///
@@ -85,15 +73,16 @@ impl Remote {
         let mut done = 0;
         let mut layers: Vec<Descriptor> = Vec::new();
         for (layer, there) in sources.iter().zip(&snapshot.manifest().layers) {
-            let described = if layer.encoding() == encoding {
-                there.clone()
-            } else {
-                descriptor(&transcode(&local.blob_dir(), layer, encoding)?)
-            };
+            let mut described = there.clone();
+            let mut recoded = None;
+            if layer.encoding() != encoding {
+                described = descriptor(&transcode(&local.blob_dir(), layer, encoding)?);
+                recoded = Some(local.open(described.digest("the manifest")?)?);
+            }
             total = total - layer.size() + described.size;
             let digest = described.digest("the manifest")?;
             let before = done;
-            let blob = LocalBlob::open(local, digest)?;
+            let blob = PageBlob(recoded.as_deref().unwrap_or(layer.blob()), digest);
             self.block_on(self.upload(&blob, digest, described.size, &mut |bytes| {
                 progress(Progress { done: before + bytes, total });
             }))?;
@@ -103,7 +92,7 @@ impl Remote {
         }
         let config = snapshot.manifest().config.clone();
         let digest = config.digest("the manifest")?;
-        let bytes = local.read_blob("the configuration", digest, MAX_CONFIG)?;
+        let bytes = snapshot.config_blob()?;
         // Signatures cover the configuration, which stays the same.
         let annotations = snapshot.manifest().annotations.clone();
         let manifest = Manifest { annotations, ..Manifest::new(config, layers) };
