@@ -15,7 +15,9 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use afresh_sys::{Advice, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, host};
+use afresh_sys::{
+    Advice, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, ZeroStock, host,
+};
 
 use crate::frame::Order;
 use crate::{Lease, NewPoolError, TakeError, ZeroSource};
@@ -103,6 +105,11 @@ impl Stage {
     /// When the kernel refuses a mapping; the range is in an unknown state then.
     pub fn extend(&self, memory: &Reservation, range: PageRange) -> Result<usize, TakeError> {
         memory.map_anonymous(range, Protection::ReadWrite)?;
+        Ok(self.move_into(memory, range)?)
+    }
+
+    /// Moves what is ready to the 2 MiB of address space in `range`, in order; returns the pages moved.
+    fn move_into(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         let base = memory.base().as_ptr() as usize / PAGE_SIZE;
         let mut at = (base + range.start).next_multiple_of(CHUNK) - base;
         let mut moved = 0;
@@ -140,6 +147,12 @@ impl ZeroSource for Stage {
     fn fill(&self, memory: &Reservation, range: PageRange) -> Result<Lease, TakeError> {
         self.extend(memory, range)?;
         Ok(Lease::of_kernel(range))
+    }
+}
+
+impl ZeroStock for Stage {
+    fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
+        self.move_into(memory, range)
     }
 }
 

@@ -51,7 +51,7 @@ mod warm;
 pub use afresh_pool::{Exhausted, Limits, PoolStats};
 pub use afresh_rewrite::{Analysis, Refusal, Roots};
 pub use component::{ComponentLease, WarmComponent};
-pub use engine::{Engine, EngineConfig};
+pub use engine::{Engine, EngineConfig, ZeroMemory};
 pub use error::{CallError, LoadError, WarmError};
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};
 pub use host::{Host, Output, Wasi};
