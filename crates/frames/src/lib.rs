@@ -29,6 +29,7 @@ mod buddy;
 mod cache;
 mod error;
 mod frame;
+mod frugal;
 mod handoff;
 #[cfg(test)]
 mod handoff_tests;
@@ -50,6 +51,7 @@ pub use books::{Books, Work};
 pub use cache::FrameCache;
 pub use error::{NewPoolError, TakeError};
 pub use frame::{Clean, CleanFrame, Dirty, DirtyFrame, Frame, Order};
+pub use frugal::Frugal;
 pub use lease::{KernelZero, Lease, ZeroSource};
 pub use options::{Background, PoolOptions};
 pub use pool::Pool;

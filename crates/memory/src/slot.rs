@@ -24,6 +24,7 @@ mod reset;
 mod staged;
 mod switch;
 
+use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -129,6 +130,8 @@ pub struct Slot {
     write_set: WriteSet,
     /// First pages of the blocks that came from the stock since the last reset: see `staged`.
     staged: Vec<usize>,
+    /// Blocks of which is known whether they pay.
+    settled: HashSet<usize>,
     /// Reused by every reset.
     written: Vec<PageRange>,
     adapt: Adapt,
@@ -228,6 +231,7 @@ impl Slot {
             stale: false,
             write_set: WriteSet::default(),
             staged: Vec::new(),
+            settled: HashSet::new(),
             written: Vec::new(),
             adapt: Adapt::default(),
             choice,
@@ -415,6 +419,9 @@ impl Slot {
             }
             _ => range.start,
         };
+        if from > range.start {
+            self.restage(PageRange::new(range.start, range.end().min(from) - range.start))?;
+        }
         let new = PageRange::new(from, range.end().saturating_sub(from));
         if new.is_empty() {
             return Ok(());

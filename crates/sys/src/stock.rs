@@ -15,4 +15,10 @@ pub trait ZeroStock: Send + Sync + std::fmt::Debug {
     /// # Errors
     /// When the kernel refused so that the range is in an unknown state.
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError>;
+
+    /// What became of pages supplied earlier: so many were `used`, and so many given back because nearly
+    /// nothing of their blocks was.
+    fn judged(&self, used: usize, wasted: usize) {
+        let _ = (used, wasted);
+    }
 }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use afresh_frames::ProcessStage;
+use afresh_frames::{Frugal, ProcessStage};
 use afresh_memory::ZeroStock;
 
 use crate::LoadError;
@@ -24,12 +24,14 @@ pub enum ZeroMemory {
 }
 
 impl ZeroMemory {
+    /// The stock for the memories of one guest.
     pub(crate) fn stock(&self) -> Option<Arc<dyn ZeroStock>> {
-        match self {
-            ZeroMemory::Kernel => None,
-            ZeroMemory::Process => Some(Arc::new(ProcessStage)),
-            ZeroMemory::Stock(stock) => Some(stock.clone()),
-        }
+        let stock: Arc<dyn ZeroStock> = match self {
+            ZeroMemory::Kernel => return None,
+            ZeroMemory::Process => Arc::new(ProcessStage),
+            ZeroMemory::Stock(stock) => stock.clone(),
+        };
+        Some(Arc::new(Frugal::new(stock)))
     }
 }
 

@@ -14,9 +14,10 @@
 //! and at most eight times what was written from then on. May break it: nothing that a guest does; the
 //! judgement decides what is kept, never what is restored.
 
-use afresh_sys::{Advice, HUGE_SIZE, PAGE_SIZE, PageRange, SysError};
+use afresh_sys::{HUGE_SIZE, PAGE_SIZE, PageRange, Protection, SysError};
 
 use super::{Method, Slot};
+use crate::tracker::push_run;
 use crate::{ResetError, SlotError};
 
 /// Pages in a block.
@@ -24,7 +25,7 @@ pub(super) const BLOCK: usize = HUGE_SIZE / PAGE_SIZE;
 /// A block is kept when at least one page in so many was written.
 const DENSE: usize = 8;
 /// Pages between two that are looked at when the tracker reports blocks only.
-const STRIDE: usize = 8;
+const STRIDE: usize = 16;
 
 impl Slot {
     /// The blocks that lie wholly in `range`: block boundaries are those of the address space.
@@ -105,46 +106,86 @@ impl Slot {
         }
     }
 
+    /// Blocks of `range`, which a run is growing into again, that proved dense while they consisted of small
+    /// pages, because the stock had none to spare at the time: the stock is asked again.
+    pub(super) fn restage(&mut self, range: PageRange) -> Result<(), SlotError> {
+        if self.config.stock.is_none() || !self.takes_blocks() {
+            return Ok(());
+        }
+        let blocks = self.blocks_in(range);
+        let mut replaced = false;
+        for start in (blocks.start..blocks.end()).step_by(BLOCK) {
+            let block = PageRange::new(start, BLOCK);
+            if self.settled.contains(&start) || self.write_set.count_in(block) * 2 < BLOCK {
+                continue;
+            }
+            let staged = self.stage_growth(block)?;
+            if staged.is_empty() {
+                break;
+            }
+            self.write_set.forget(block);
+            if let Method::WriteSet(tracker) = &mut self.method {
+                tracker.rearm(block)?;
+            }
+            self.watch_blocks(block);
+            replaced = true;
+        }
+        if replaced {
+            self.plan();
+        }
+        Ok(())
+    }
+
     /// Keeps the blocks that the run wrote densely and throws the others away. Must come after what was
     /// written has been learned, and before anything is copied back. Returns how many pages of the
     /// write set lay in staged blocks.
     #[cold]
     pub(super) fn judge_staged(&mut self) -> Result<usize, ResetError> {
-        let (mut forgotten, mut pages) = (false, 0);
+        let (mut learned, mut used) = (0, 0);
+        let mut wasted = Vec::new();
         for start in std::mem::take(&mut self.staged) {
             let block = PageRange::new(start, BLOCK);
-            pages += self.write_set.count_in(block);
-            // While the mappings show another image than the slot's, a page must not be thrown away.
-            let keep = self.stale || self.written_densely(block);
             if let Method::WriteSet(tracker) = &mut self.method {
                 tracker.by_block(block, false);
             }
+            let touched = self.write_set.count_in(block);
+            learned += touched;
+            // While the mappings show another image than the slot's, a page must not be thrown away.
+            let keep = self.stale || self.written_densely(block, touched);
             if keep {
-                continue;
+                used += BLOCK;
+            } else {
+                push_run(&mut wasted, block);
             }
-            let place = self.absolute(block);
-            self.memory.advise(place, Advice::Discard)?;
-            // Refused where the kernel was built without huge pages.
-            let _ = self.memory.advise(place, Advice::NoHugePage);
-            self.write_set.forget(block);
-            if let Method::WriteSet(tracker) = &mut self.method {
-                tracker.rearm(block)?;
+            // A block that was not touched may be tried again once it is.
+            if keep || touched > 0 {
+                self.settled.insert(start);
             }
-            forgotten = true;
         }
-        if forgotten {
+        for range in &wasted {
+            // Mapped anew rather than discarded, so that faults bring small pages and the mapping joins
+            // its neighbours.
+            self.memory.map_anonymous(self.absolute(*range), Protection::ReadWrite)?;
+            self.write_set.forget(*range);
+            if let Method::WriteSet(tracker) = &mut self.method {
+                tracker.rearm(*range)?;
+            }
+        }
+        if !wasted.is_empty() {
             self.plan();
         }
-        Ok(pages)
+        if let Some(stock) = &self.config.stock {
+            stock.judged(used, wasted.iter().map(|range| range.len).sum());
+        }
+        Ok(learned)
     }
 
     /// Whether at least one page in [`DENSE`] of a staged block is not zero any more.
-    fn written_densely(&self, block: PageRange) -> bool {
+    fn written_densely(&self, block: PageRange, learned: usize) -> bool {
         let by_block = match &self.method {
             Method::WriteSet(tracker) => tracker.watches_blocks(),
             _ => return false,
         };
-        let learned = self.write_set.count_in(block);
         if !by_block || learned < BLOCK {
             return learned * DENSE >= BLOCK;
         }
@@ -164,8 +205,9 @@ impl Slot {
         false
     }
 
-    /// Staged blocks have been thrown away with everything else.
+    /// All blocks have been thrown away with everything else.
     pub(super) fn forget_staged(&mut self) {
+        self.settled.clear();
         for start in std::mem::take(&mut self.staged) {
             if let Method::WriteSet(tracker) = &mut self.method {
                 tracker.by_block(PageRange::new(start, BLOCK), false);
