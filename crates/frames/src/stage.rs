@@ -96,6 +96,12 @@ impl Stage {
         self.shared.chunks.iter().filter(ready).count() * CHUNK
     }
 
+    /// Pages it keeps ready when it has had the time.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.shared.chunks.len() * CHUNK
+    }
+
     /// Processor time the thread has used.
     #[must_use]
     pub fn cpu_time(&self) -> Duration {
