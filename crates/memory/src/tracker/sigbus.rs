@@ -76,7 +76,8 @@ impl FaultHandler for Watch {
         }
         let block = self.block_of(page);
         if self.blocks.contains(block) {
-            return self.lift(self.pages_of(block));
+            return self.lift(self.pages_of(block))
+                || self.lift(self.watched.run_around(page, WIDE));
         }
         let window = if self.next.load(Ordering::Relaxed) == page {
             (self.window.load(Ordering::Relaxed) * 2).min(MAX_WINDOW)
