@@ -1,14 +1,19 @@
 //! The `afresh` command: run, verify and measure warm guests, and explain the host.
 //!
-//! Exit codes: 0 success; 1 the guest or a file failed; 2 wrong usage; 3 a verification found a
-//! difference. Results go to standard output, everything else to standard error.
+//! Exit codes: 0 success; 1 the guest or a file failed; 2 wrong usage; 3 a verification or
+//! comparison found a difference. Results go to standard output, everything else to standard error.
 
 mod bench;
 mod demo;
 mod doctor;
 mod guest;
 mod output;
+mod place;
+mod request;
 mod run;
+mod serve;
+mod snapshot;
+mod store;
 mod verify;
 
 use std::process::ExitCode;
@@ -30,8 +35,14 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Warm a guest and call it.
+    /// Warm a guest, or take a warm one out of a snapshot, and call it.
     Run(run::Arguments),
+    /// Answer requests, one a line from standard input, each from the warm state.
+    Serve(serve::Arguments),
+    /// Warm a guest and keep it as a snapshot.
+    Snapshot(snapshot::SnapshotArguments),
+    /// Call a guest and keep the state that the call leaves as a snapshot.
+    Fork(snapshot::ForkArguments),
     /// Call a guest many times and prove that every call starts from the same state.
     Verify(verify::Arguments),
     /// Measure, beside rivals, in one run.
@@ -40,24 +51,71 @@ enum Command {
     Demo(demo::Arguments),
     /// What this host offers, what it costs here, and which strategy is chosen.
     Doctor(doctor::Arguments),
+    /// What a snapshot holds: layers, sizes, working set, and a picture of its pages.
+    Inspect(store::inspect::Arguments),
+    /// Compare two snapshots; exit code 3 if they differ.
+    Diff(store::diff::Arguments),
+    /// Make one layer of a snapshot's stack.
+    Compact(store::compact::Arguments),
+    /// Copy a snapshot from a directory to a remote.
+    Push(store::transfer::PushArguments),
+    /// Copy a snapshot from a remote to a directory.
+    Pull(store::transfer::PullArguments),
+    /// The snapshots in a directory or remote.
+    List(store::list::Arguments),
+    /// Give a snapshot another name.
+    Tag(store::tag::TagArguments),
+    /// Remove a name.
+    Untag(store::tag::UntagArguments),
+    /// Remove what no name reaches any more.
+    Gc(store::gc::Arguments),
+    /// Make a snapshot of a raw memory image.
+    Import(store::import::Arguments),
+    /// Write the memory of a snapshot as a raw image.
+    Export(store::export::Arguments),
+    /// Serve a snapshot's memory to virtual machine monitors by Firecracker's userfaultfd handshake.
+    Pager(store::pager::Arguments),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Run(arguments) => run::run(arguments, cli.output),
+        Command::Serve(arguments) => serve::run(arguments, cli.output),
+        Command::Snapshot(arguments) => snapshot::snapshot(arguments, cli.output),
+        Command::Fork(arguments) => snapshot::fork(arguments, cli.output),
         Command::Verify(arguments) => verify::run(arguments, cli.output),
         Command::Bench(arguments) => bench::run(arguments, cli.output),
         Command::Demo(arguments) => demo::run(arguments, cli.output),
         Command::Doctor(arguments) => doctor::run(arguments, cli.output),
+        Command::Inspect(arguments) => store::inspect::run(arguments, cli.output),
+        Command::Diff(arguments) => store::diff::run(arguments, cli.output),
+        Command::Compact(arguments) => store::compact::run(arguments, cli.output),
+        Command::Push(arguments) => store::transfer::push(arguments, cli.output),
+        Command::Pull(arguments) => store::transfer::pull(arguments, cli.output),
+        Command::List(arguments) => store::list::run(arguments, cli.output),
+        Command::Tag(arguments) => store::tag::tag(arguments, cli.output),
+        Command::Untag(arguments) => store::tag::untag(arguments, cli.output),
+        Command::Gc(arguments) => store::gc::run(arguments, cli.output),
+        Command::Import(arguments) => store::import::run(arguments, cli.output),
+        Command::Export(arguments) => store::export::run(arguments, cli.output),
+        Command::Pager(arguments) => store::pager::run(arguments, cli.output),
     };
     match result {
         Ok(code) => code,
+        // Whoever read the output has seen enough, as `head` does.
+        Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("afresh: {}", describe(&error));
             ExitCode::FAILURE
         }
     }
+}
+
+fn is_broken_pipe(error: &anyhow::Error) -> bool {
+    error
+        .downcast_ref::<std::io::Error>()
+        .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
 /// An error and its causes, without saying twice what a message already repeats of its cause.

@@ -1,5 +1,6 @@
 //! Printing: text for people, one JSON object a line for programs, a spinner for what takes time.
 
+use std::io::Write;
 use std::time::Duration;
 
 use clap::ValueEnum;
@@ -14,10 +15,32 @@ pub(crate) enum Format {
     Json,
 }
 
+/// Prints a line, as `println!` does, but returns what went wrong: a reader that has gone, a full disk.
+macro_rules! say {
+    ($($text:tt)*) => { crate::output::line(format_args!($($text)*)) };
+}
+pub(crate) use say;
+
+/// Prints a line to standard output.
+pub(crate) fn line(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
+    writeln!(std::io::stdout(), "{text}")
+}
+
 /// Shows on standard error, when that is a terminal, that `what` is being done.
 pub(crate) fn spinner(what: &str) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_message(what.to_owned());
     bar.enable_steady_tick(Duration::from_millis(120));
+    bar
+}
+
+/// Shows how many of `total` bytes are done, at which rate.
+pub(crate) fn bytes(what: &str, total: u64) -> ProgressBar {
+    let bar = ProgressBar::new(total).with_message(what.to_owned());
+    if let Ok(style) = ProgressStyle::with_template(
+        "{msg} {bar:30} {binary_bytes}/{binary_total_bytes} {binary_bytes_per_sec} {eta}",
+    ) {
+        bar.set_style(style);
+    }
     bar
 }
 

@@ -119,7 +119,8 @@ impl CostModel {
         .into_iter()
         .find(|(feature, _)| features.has(*feature))?
         .1;
-        let mut tracker: Box<dyn Tracker> = tracker::build(kind, memory, 0, target.len).ok()?;
+        let mut tracker: Box<dyn Tracker> =
+            tracker::build(kind, memory, 0, target.len, None).ok()?;
         tracker.watch(target).ok()?;
         let t = Instant::now();
         // Backwards, so that no window opens more than one page.

@@ -19,6 +19,12 @@ pub enum ImageError {
     /// The source could not be read.
     #[error("reading the image's content failed: {0}")]
     Read(#[source] std::io::Error),
+    /// Content of a lazily filled image will never arrive.
+    #[error("the image's content could not be fetched: {0}")]
+    Filler(String),
+    /// A lazily filled image needs a file of its own, and there are too many.
+    #[error("too many images have files of their own: fill this one at once instead of lazily")]
+    TooManyFiles,
     /// The kernel refused.
     #[error("storing the image failed: {0}")]
     System(#[from] SysError),
@@ -67,6 +73,9 @@ pub enum SlotError {
         /// Which feature is missing, and why.
         reason: String,
     },
+    /// The image's content will never arrive, or could not be stored.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// Write tracking failed.
     #[error(transparent)]
     Track(#[from] TrackError),
@@ -97,6 +106,9 @@ pub enum ResetError {
         /// What happened to it.
         reason: String,
     },
+    /// The image's content will never arrive.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// Write tracking failed.
     #[error(transparent)]
     Track(#[from] TrackError),

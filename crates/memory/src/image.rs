@@ -10,6 +10,8 @@
 mod backing;
 mod build;
 mod diff;
+mod join;
+mod lazy;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -18,6 +20,8 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 pub(crate) use backing::Backing;
 pub use build::ImageBuilder;
+pub use lazy::{Door, Filler};
+pub(crate) use lazy::{Met, Missing};
 
 use crate::ImageError;
 
@@ -122,10 +126,19 @@ impl Image {
     }
 
     /// Content of a stored page, or `None` for a page that is zero (or past the end).
+    ///
+    /// # Panics
+    /// When the page of a lazily filled image will never arrive; [`Image::resolve`] tells beforehand.
     #[must_use]
     pub fn page(&self, page: usize) -> Option<&[u8; PAGE_SIZE]> {
         let at = self.inner.extents.partition_point(|e| e.range.end() <= page);
         let extent = self.inner.extents.get(at).filter(|e| e.range.contains(page))?;
+        if let Err(error) =
+            extent.backing.resolve(PageRange::new(extent.at + page - extent.range.start, 1))
+        {
+            // Any other content would be wrong, and the callers that can fail have asked before.
+            panic!("{error}");
+        }
         // SAFETY: the view maps a file that nothing writes any more, for as long as the backing
         // lives, which the borrow of `self` keeps alive.
         Some(unsafe { &*extent.page_ptr(page).cast::<[u8; PAGE_SIZE]>() })
@@ -218,7 +231,7 @@ impl Image {
                 let after = last.at + last.range.len;
                 if Arc::ptr_eq(&last.backing, &extent.backing)
                     && extent.at == after + gap
-                    && last.backing.is_hole(PageRange::new(after, gap))
+                    && (gap == 0 || last.backing.spans(PageRange::new(after, gap)))
                 {
                     last.range.len = extent.range.end() - last.range.start;
                     continue;
@@ -241,6 +254,7 @@ impl Image {
     /// # Errors
     /// [`ImageError`] when memory or descriptors ran out.
     pub fn compact(&self) -> Result<Image, ImageError> {
+        self.complete()?;
         let mut builder = ImageBuilder::new(self.pages());
         for range in self.stored() {
             for index in range.start..range.end() {

@@ -38,7 +38,7 @@ pub use afresh_sys::{
 };
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};
-pub use image::{Image, ImageBuilder};
+pub use image::{Door, Filler, Image, ImageBuilder};
 pub use slot::{Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};
 pub use tracker::{DirtyPages, Tracker, TrackerKind};

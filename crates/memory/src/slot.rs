@@ -33,6 +33,7 @@ use afresh_sys::{
     page_align_up,
 };
 
+use crate::image::Missing;
 use crate::strategy::{Choice, HostAccess, Strategy};
 use crate::write_set::WriteSet;
 use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
@@ -127,6 +128,8 @@ pub struct Slot {
     image: Image,
     /// The mappings show another image than `image`: see `switch`.
     stale: bool,
+    /// Pages of the placed image may be missing; the tracker answers for them.
+    filling: bool,
     write_set: WriteSet,
     /// First pages of the blocks that came from the stock since the last reset: see `staged`.
     staged: Vec<usize>,
@@ -229,6 +232,7 @@ impl Slot {
             high_water: 0,
             image: Image::zero(0),
             stale: false,
+            filling: false,
             write_set: WriteSet::default(),
             staged: Vec::new(),
             settled: HashSet::new(),
@@ -241,6 +245,9 @@ impl Slot {
             quarantine: None,
         };
         let regions = slot.config.regions.clone();
+        if tracker.is_some() || !slot.answers_for_missing() {
+            image.complete()?;
+        }
         slot.place(image, &regions)?;
         slot.method = match (tracker, slot.choice.strategy) {
             (Some(make), Strategy::Scan) => Method::Scan(make(base, capacity)?),
@@ -253,8 +260,18 @@ impl Slot {
         Ok(slot)
     }
 
+    /// Whether the strategy brings a tracker that answers for pages that are not there yet. Any other
+    /// waits for the whole image first.
+    fn answers_for_missing(&self) -> bool {
+        self.choice.strategy == Strategy::WriteSet(Some(TrackerKind::UffdSigbus))
+    }
+
     fn method_for(&self, strategy: Strategy) -> Result<Method, SlotError> {
-        let tracker = |kind| tracker::build(kind, &self.memory, self.first, self.capacity);
+        let tracker = |kind| {
+            let missing = Missing::of(&self.image, &self.memory, self.first, self.capacity)
+                .filter(|_| self.filling);
+            tracker::build(kind, &self.memory, self.first, self.capacity, missing)
+        };
         Ok(match strategy {
             Strategy::FullCopy => Method::FullCopy,
             Strategy::Discard => Method::Discard,
@@ -279,6 +296,9 @@ impl Slot {
             &self.method,
             Method::WriteSet(t) | Method::Scan(t) if matches!(t.kind(), TrackerKind::Other(_))
         );
+        if external || !self.answers_for_missing() {
+            image.complete()?;
+        }
         let result = (|| {
             self.forget_staged();
             if !external {
@@ -365,9 +385,23 @@ impl Slot {
     }
 
     fn check(&self) -> Result<(), SlotError> {
-        match &self.quarantine {
-            None => Ok(()),
-            Some(reason) => Err(SlotError::Quarantined { reason: reason.clone() }),
+        match (&self.quarantine, self.filling) {
+            (None, false) => Ok(()),
+            (None, true) => match self.failure() {
+                None => Ok(()),
+                Some(cause) => Err(ImageError::Filler(cause).into()),
+            },
+            (Some(reason), _) => Err(SlotError::Quarantined { reason: reason.clone() }),
+        }
+    }
+
+    /// Why the image's content will never arrive, if it is filled lazily and that is so. The memory is
+    /// closed then: touching it raises SIGSEGV.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        match &self.method {
+            Method::WriteSet(tracker) if self.filling => tracker.failure(),
+            _ => None,
         }
     }
 
@@ -437,11 +471,15 @@ impl Slot {
         Ok(())
     }
 
-    /// Rebuilds the write set's copy list.
-    fn plan(&mut self) {
+    /// Rebuilds the write set's copy list, once the content that it copies is there.
+    fn plan(&mut self) -> Result<(), ImageError> {
         let base = self.base();
         let initial_end = self.initial_end();
+        if !self.image.is_complete() {
+            self.write_set.runs().into_iter().try_for_each(|run| self.image.resolve(run))?;
+        }
         self.write_set.plan(&self.image, base, initial_end);
+        Ok(())
     }
 
     /// End of the last region when the slot has not grown.
@@ -485,6 +523,23 @@ impl Slot {
         Ok(())
     }
 
+    /// Waits until the bytes are in place, in a slot whose image is filled lazily, so that a system call
+    /// may touch them. Costs next to nothing otherwise. Bytes outside the slot are ignored.
+    ///
+    /// # Errors
+    /// [`SlotError::Image`] when they will never be, or a quarantined slot.
+    pub fn fetch(&self, offset: usize, len: usize) -> Result<(), SlotError> {
+        if self.filling {
+            self.check()?;
+            let pages = self.capacity.saturating_mul(PAGE_SIZE);
+            let end = offset.saturating_add(len).min(pages);
+            if offset < end {
+                self.image.resolve(PageRange::covering(offset, end - offset))?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes a range writable without a fault, so that a system call may write it under every tracker.
     /// The next reset restores it.
     ///
@@ -519,7 +574,7 @@ impl Slot {
         }
         result?;
         self.write_set.learn(&inside);
-        self.plan();
+        self.plan()?;
         for range in inside {
             // Only saves faults: without it each page faults once.
             let _ = memory
@@ -545,7 +600,7 @@ impl Slot {
                     return Err(broken(error.to_string()));
                 }
                 self.stats.learned += self.write_set.learn(&self.written) as u64;
-                self.plan();
+                self.plan()?;
                 let end = self.end;
                 let mut runs = self.write_set.runs();
                 runs.retain(|r| r.start < end);
@@ -555,6 +610,7 @@ impl Slot {
                 self.changed(&runs)
             }
             _ => {
+                self.image.complete()?;
                 let all: Vec<PageRange> = self.accessible().collect();
                 self.changed(&all)
             }

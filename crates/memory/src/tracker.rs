@@ -7,6 +7,7 @@
 //! * reporting too much is allowed, reporting too little never;
 //! * a reported page stays writable, at no further cost, until it is armed again.
 
+mod descriptor;
 pub(crate) mod dirty;
 mod mprotect;
 mod scan;
@@ -17,10 +18,12 @@ use std::sync::Arc;
 
 use afresh_sys::{PageRange, Reservation};
 
+use descriptor::Descriptor;
 pub use dirty::DirtyPages;
 pub(crate) use dirty::push_run;
 
 use crate::TrackError;
+use crate::image::Missing;
 
 /// The mechanisms this crate has; a guest adapter may bring its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -124,22 +127,30 @@ pub trait Tracker: Send {
         true
     }
 
+    /// Why pages that the tracker also answers for, because the image is filled lazily, will never come.
+    /// The memory is closed then.
+    fn failure(&self) -> Option<String> {
+        None
+    }
+
     /// Whether [`Tracker::drain`] costs next to nothing when nothing was written.
     fn drains_for_free(&self) -> bool {
         true
     }
 }
 
-/// Builds the tracker of `kind` for the pages of `memory` from `first` on, `capacity` of them.
+/// Builds the tracker of `kind` for the pages of `memory` from `first` on, `capacity` of them. Only the
+/// `uffd` tracker answers for pages that are `missing`.
 pub(crate) fn build(
     kind: TrackerKind,
     memory: &Arc<Reservation>,
     first: usize,
     capacity: usize,
+    missing: Option<Missing>,
 ) -> Result<Box<dyn Tracker>, TrackError> {
     let base = memory.page_ptr(first);
     Ok(match kind {
-        TrackerKind::UffdSigbus => Box::new(sigbus::Sigbus::new(base, capacity)?),
+        TrackerKind::UffdSigbus => Box::new(sigbus::Sigbus::new(base, capacity, missing)?),
         TrackerKind::UffdScan => Box::new(scan::Scan::new(base, capacity)?),
         TrackerKind::Mprotect => Box::new(mprotect::Mprotect::new(memory, first, capacity)?),
         TrackerKind::Everything | TrackerKind::Other(_) => Box::new(Everything::default()),

@@ -16,8 +16,8 @@ const DROPPED: u32 = 3;
 /// Shared by the restore, its threads and its fault handler.
 #[derive(Debug)]
 pub(crate) struct Control {
-    target: Arc<Reservation>,
-    range: PageRange,
+    /// What is closed after a failure; `None` where those who use the memory see to that.
+    target: Option<(Arc<Reservation>, PageRange)>,
     /// 0 while all is well, then a cause.
     failed: AtomicU32,
     /// errno of a failure in a signal handler, where nothing can be allocated.
@@ -36,10 +36,9 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn new(target: Arc<Reservation>, range: PageRange, patience: Duration) -> Self {
+    pub(crate) fn new(target: Option<(Arc<Reservation>, PageRange)>, patience: Duration) -> Self {
         Self {
             target,
-            range,
             failed: AtomicU32::new(0),
             errno: AtomicU32::new(0),
             closed: AtomicBool::new(false),
@@ -66,7 +65,10 @@ impl Control {
             self.failed.compare_exchange(0, cause, Ordering::AcqRel, Ordering::Acquire).is_ok();
         // Nobody may see a page that the filler did not finish, so access ends before anything else
         // does. If even that fails, missing pages go on raising SIGBUS, and nobody handles it.
-        if first && self.target.protect(self.range, Protection::None).is_ok() {
+        let protect = |(target, range): &(Arc<Reservation>, PageRange)| {
+            target.protect(*range, Protection::None).is_ok()
+        };
+        if first && self.target.as_ref().is_none_or(protect) {
             self.closed.store(true, Ordering::Release);
         }
         self.stop.store(true, Ordering::Release);

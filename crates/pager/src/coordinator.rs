@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh_sys::{Call, SysError, UffdEvent, UffdMode, futex};
+use afresh_sys::{Call, SysError, Uffd, UffdEvent, UffdMode, futex};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use crate::control::Guard;
@@ -82,10 +82,12 @@ fn run(lazy: &Lazy, streams: usize) {
         || control.stop.load(Ordering::Acquire) || lazy.remaining.load(Ordering::Acquire) == 0;
     let started = Instant::now();
     std::thread::scope(|scope| {
-        if lazy.uffd.mode() == UffdMode::Events {
-            scope.spawn(|| {
+        let events = lazy.uffd.as_ref().filter(|uffd| uffd.mode() == UffdMode::Events);
+        if let Some(uffd) = events {
+            let over = &over;
+            scope.spawn(move || {
                 let guard = Guard(Some(control));
-                if let Err(error) = handle_events(lazy, &over, started) {
+                if let Err(error) = handle_events(lazy, uffd, over, started) {
                     control.fail(&error.into());
                 }
                 guard.disarm();
@@ -133,15 +135,20 @@ fn run(lazy: &Lazy, streams: usize) {
 }
 
 /// Answers events until the work is over.
-fn handle_events(lazy: &Lazy, over: &dyn Fn() -> bool, started: Instant) -> Result<(), SysError> {
+fn handle_events(
+    lazy: &Lazy,
+    uffd: &Uffd,
+    over: &dyn Fn() -> bool,
+    started: Instant,
+) -> Result<(), SysError> {
     let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
     while !over() {
-        let mut fds = [PollFd::new(&lazy.uffd, PollFlags::IN)];
+        let mut fds = [PollFd::new(uffd, PollFlags::IN)];
         match poll(&mut fds, Some(&tick)) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(SysError::new(Call::UffdRead, error.raw_os_error())),
         }
-        while let Some(event) = lazy.uffd.next_event()? {
+        while let Some(event) = uffd.next_event()? {
             if let UffdEvent::Fault { address, .. } = event {
                 lazy.busy.store(started.elapsed().as_millis().max(1) as u64, Ordering::Release);
                 lazy.answer(address);

@@ -2,6 +2,7 @@
 
 use std::io;
 
+use afresh_memory::ImageError;
 use afresh_store::OpenError;
 use afresh_sys::SysError;
 
@@ -41,6 +42,9 @@ pub enum RestoreError {
     /// The source failed.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// The image that was to be filled could not be made.
+    #[error(transparent)]
+    Image(#[from] ImageError),
     /// The strategy can not be used for this source or on this host.
     #[error("strategy `{strategy}` can not be used here: {why}")]
     Unsupported {

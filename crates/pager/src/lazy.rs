@@ -54,6 +54,8 @@ pub(crate) enum Fill {
         /// Keeps the file that both map.
         _file: Memfd,
     },
+    /// Read straight into the target, which nobody sees before: the door of a lazily filled image.
+    Door,
 }
 
 /// Where chunks are read to.
@@ -70,11 +72,14 @@ pub(crate) enum Huge {
 pub(crate) struct Lazy {
     pub(crate) control: Arc<Control>,
     pub(crate) source: Arc<dyn PageSource>,
-    pub(crate) uffd: Uffd,
+    /// Nobody's faults come through the target when it is the door of an image.
+    pub(crate) uffd: Option<Uffd>,
     pub(crate) target: Arc<Reservation>,
     pub(crate) range: PageRange,
     /// Pages filled on a fault.
     pub(crate) window: usize,
+    /// Windows filled together when a server thread is asked for one of them, at most.
+    pub(crate) around: usize,
     pub(crate) fill: Fill,
     /// Slots of one window, for faults.
     pub(crate) small: Option<Staging>,
@@ -135,13 +140,19 @@ impl Lazy {
 
     /// Puts claimed pages in place. Takes no lock and allocates nothing if the source does not.
     fn fill(&self, pages: PageRange) -> Result<(), SourceError> {
+        let Some(uffd) = &self.uffd else {
+            // SAFETY: the pages are claimed, so nobody else writes them through the door, and nobody
+            // reads them in the image before they are published.
+            return unsafe { self.source.read(pages.start, self.address(pages.start), pages.len) };
+        };
         match &self.fill {
-            Fill::Held => self.place(pages, |at, len| self.uffd.resume(at, len)),
+            Fill::Door => Err(SysError::new(Call::UffdFill, EINVAL).into()),
+            Fill::Held => self.place(pages, |at, len| uffd.resume(at, len)),
             Fill::Shared { door, .. } => {
                 // SAFETY: the pages are claimed, so nobody else reads or writes them through the door,
                 // and nobody sees them in the target before `resume`.
                 unsafe { self.source.read(pages.start, door.page_ptr(pages.start), pages.len) }?;
-                self.place(pages, |at, len| self.uffd.resume(at, len))
+                self.place(pages, |at, len| uffd.resume(at, len))
             }
             Fill::CopyView(view) => {
                 let base = self.address(0) as usize;
@@ -149,7 +160,7 @@ impl Lazy {
                     let from = view.page_ptr((at as usize - base) / PAGE_SIZE);
                     // SAFETY: the view maps every page of the source readable; the target range is
                     // registered with this descriptor, which was given to us to fill.
-                    unsafe { self.uffd.copy(at, from, len) }
+                    unsafe { uffd.copy(at, from, len) }
                 })
             }
             Fill::Copy | Fill::Move => {
@@ -176,14 +187,14 @@ impl Lazy {
                     let from = unsafe { staged.add(at as usize - base) };
                     if matches!(self.fill, Fill::Move) {
                         // SAFETY: staged pages are anonymous memory that only we use.
-                        match unsafe { self.uffd.take(at, from, len) } {
+                        match unsafe { uffd.take(at, from, len) } {
                             // A page that something has pinned can be copied.
                             Err(e) if e.errno == EBUSY => {}
                             other => return other,
                         }
                     }
                     // SAFETY: as above.
-                    unsafe { self.uffd.copy(at, from, len) }
+                    unsafe { uffd.copy(at, from, len) }
                 })
             }
         }
@@ -221,16 +232,25 @@ impl Lazy {
 
     /// Fills a window that this thread has claimed, or fails the restore.
     fn fill_claimed(&self, window: usize) -> bool {
-        match self.fill(self.pages_of(window)) {
-            Ok(()) => {
-                self.publish(window);
-                true
-            }
-            Err(error) => {
-                self.control.fail(&error);
-                false
-            }
+        self.fill_from(window, window + 1).is_some()
+    }
+
+    /// Fills window `from`, which this thread has claimed, together with those after it that are
+    /// missing too, as far as `limit`. Returns the first that was left, or `None` after failing the
+    /// restore.
+    fn fill_from(&self, from: usize, limit: usize) -> Option<usize> {
+        let mut until = from + 1;
+        while until < limit && self.claim(until) {
+            until += 1;
         }
+        let first = self.pages_of(from).start;
+        let pages = PageRange::new(first, self.pages_of(until - 1).end() - first);
+        if let Err(error) = self.fill(pages) {
+            self.control.fail(&error);
+            return None;
+        }
+        (from..until).for_each(|window| self.publish(window));
+        Some(until)
     }
 
     /// Fills every missing window of chunk `chunk`, whole if none was there.
@@ -244,18 +264,10 @@ impl Lazy {
                 from += 1;
                 continue;
             }
-            let mut until = from + 1;
-            while until < windows.end && self.claim(until) {
-                until += 1;
+            match self.fill_from(from, windows.end) {
+                Some(until) => from = until,
+                None => return false,
             }
-            let first = self.pages_of(from).start;
-            let pages = PageRange::new(first, self.pages_of(until - 1).end() - first);
-            if let Err(error) = self.fill(pages) {
-                self.control.fail(&error);
-                return false;
-            }
-            (from..until).for_each(|window| self.publish(window));
-            from = until;
         }
         true
     }
@@ -343,7 +355,8 @@ impl Lazy {
                 let window = n * 64 + bits.trailing_zeros() as usize;
                 bits &= bits - 1;
                 any = true;
-                if self.claim(window) && !self.fill_claimed(window) {
+                let limit = ((window / self.around + 1) * self.around).min(self.states.len());
+                if self.claim(window) && self.fill_from(window, limit).is_none() {
                     return true;
                 }
             }
@@ -351,9 +364,10 @@ impl Lazy {
         any
     }
 
-    /// Makes every page of `pages`, relative to the range, present.
-    pub(crate) fn resolve(&self, pages: PageRange) -> bool {
-        self.windows_of(pages).all(|window| self.ensure(window, true))
+    /// Makes every page of `pages`, relative to the range, present. `inline` says whether this thread
+    /// may read the source, and so hang with it.
+    pub(crate) fn resolve(&self, pages: PageRange, inline: bool) -> bool {
+        self.windows_of(pages).all(|window| self.ensure(window, inline))
     }
 
     /// The pages of all present windows.
@@ -372,13 +386,29 @@ impl Lazy {
         ranges
     }
 
+    /// Whether `page` is in place.
+    pub(crate) fn is_present(&self, page: usize) -> bool {
+        self.states[page / self.window].load(Ordering::Acquire) == PRESENT
+    }
+
+    /// Marks windows as present that were filled before anybody could touch them, or need no filling.
+    pub(crate) fn mark_present(&self, pages: PageRange) {
+        let inside = pages.start.div_ceil(self.window)..pages.end() / self.window;
+        for window in inside {
+            if self.claim(window) {
+                self.publish(window);
+            }
+        }
+    }
+
     /// A fault on a present window: somebody filled it just now, or the guest has thrown the page away,
     /// in which case it reads as zero like any memory that was thrown away.
     fn refill(&self, page: usize) -> bool {
+        let Some(uffd) = &self.uffd else { return true };
         let at = self.address(page);
         let result = match self.fill {
-            Fill::Held | Fill::Shared { .. } => self.uffd.resume(at, PAGE_SIZE),
-            _ => self.uffd.zero(at, PAGE_SIZE),
+            Fill::Held | Fill::Shared { .. } => uffd.resume(at, PAGE_SIZE),
+            _ => uffd.zero(at, PAGE_SIZE),
         };
         match result {
             Ok(_) => true,
@@ -392,7 +422,11 @@ impl Lazy {
 
     /// Answers a fault at `address`; `false` once the restore has failed.
     pub(crate) fn answer(&self, address: usize) -> bool {
-        let page = (address - self.address(0) as usize) / PAGE_SIZE;
+        self.answer_page((address - self.address(0) as usize) / PAGE_SIZE)
+    }
+
+    /// Answers a fault on a page of the range; `false` once the restore has failed.
+    pub(crate) fn answer_page(&self, page: usize) -> bool {
         self.control.faults.fetch_add(1, Ordering::Relaxed);
         let window = page / self.window;
         if self.states[window].load(Ordering::Acquire) == PRESENT {
@@ -407,15 +441,19 @@ impl Lazy {
     /// Ends reporting of missing pages and wakes whoever sleeps in the kernel. A second call does
     /// nothing.
     pub(crate) fn release(&self) {
-        // Fails only when the range is not registered any more, which is what is wanted.
-        let _ = self.uffd.unregister(self.address(0), self.range.byte_len());
+        if let Some(uffd) = &self.uffd {
+            // Fails only when the range is not registered any more, which is what is wanted.
+            let _ = uffd.unregister(self.address(0), self.range.byte_len());
+        }
     }
 
     /// Wakes the thread that sleeps for the page at `address`, if it does still.
     pub(crate) fn wake(&self, address: usize) {
         let page = (address & !(PAGE_SIZE - 1)) as *const u8;
-        // Fails only for a range that is no multiple of a page.
-        let _ = self.uffd.wake(page, PAGE_SIZE);
+        if let Some(uffd) = &self.uffd {
+            // Fails only for a range that is no multiple of a page.
+            let _ = uffd.wake(page, PAGE_SIZE);
+        }
     }
 }
 

@@ -4,6 +4,8 @@
 //! a snapshot, or the embedder's own) by one of the [`Strategy`]s. Each can be forced;
 //! [`Strategy::choose`] decides otherwise.
 //!
+//! A [`LazyImage`] is the same for the engine's own images: any number of slots use it while it is filled.
+//!
 //! What it promises:
 //! * A page is seen whole or not at all. If its filler dies, hangs or gets wrong bytes, the memory is
 //!   closed: touching it raises SIGSEGV, and [`Restore::wait`] names the cause. It never reads as zero
@@ -20,7 +22,10 @@ mod coordinator;
 mod detach;
 mod eager;
 mod error;
+mod folios;
+mod image;
 mod lazy;
+mod memory;
 mod options;
 mod recorder;
 mod restore;
@@ -30,6 +35,9 @@ mod strategy;
 pub mod vmm;
 
 pub use error::{RestoreError, SourceError};
+pub use folios::{Folios, folios};
+pub use image::LazyImage;
+pub use memory::{SaveMemoryError, SaveWith, SnapshotMemory};
 pub use options::Options;
 pub use recorder::Recorder;
 pub use restore::{Restore, Status};

@@ -120,7 +120,7 @@ impl Restore {
         }
         let strategy =
             options.strategy.unwrap_or_else(|| Strategy::choose(&*source, options.mostly_written));
-        let control = Arc::new(Control::new(target.clone(), range, options.patience));
+        let control = Arc::new(Control::new(Some((target.clone(), range)), options.patience));
         let this = |engine| Self {
             control: control.clone(),
             strategy,
@@ -232,7 +232,7 @@ impl Restore {
         match self.work() {
             None => {}
             Some(Work::Lazy(lazy)) => {
-                lazy.resolve(pages);
+                lazy.resolve(pages, true);
             }
             Some(Work::Detach(detach)) => detach.resolve(pages)?,
         }
@@ -375,10 +375,11 @@ fn lazy(
             || matches!(fill, Fill::Held | Fill::CopyView(_)),
         control,
         source,
-        uffd,
+        uffd: Some(uffd),
         target,
         range,
         window,
+        around: 1,
         fill,
         small,
         huge,

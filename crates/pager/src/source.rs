@@ -4,7 +4,7 @@ use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 
-use afresh_store::{Origin, Snapshot};
+use afresh_store::{Origin, Pages, Snapshot};
 use afresh_sys::{Memfd, PAGE_SIZE, PageRange, file};
 
 use crate::SourceError;
@@ -31,6 +31,11 @@ pub struct Piece<'a> {
 pub trait PageSource: Send + Sync {
     /// Number of pages.
     fn pages(&self) -> usize;
+
+    /// The pages that may hold something other than zeros, in order and without overlap.
+    fn occupied(&self) -> Vec<PageRange> {
+        vec![PageRange::new(0, self.pages())]
+    }
 
     /// Writes `pages` pages from `first` on to `to`. May block, for as long as it takes.
     ///
@@ -217,6 +222,10 @@ impl PageSource for SnapshotSource {
         self.snapshot.pages()
     }
 
+    fn occupied(&self) -> Vec<PageRange> {
+        Pages::occupied(&self.snapshot)
+    }
+
     unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {
         // SAFETY: the caller vouches for the memory, and that nobody else uses it meanwhile; any
         // byte pattern is a valid `u8`, and fresh mappings are initialised to zero.
@@ -233,8 +242,8 @@ impl PageSource for SnapshotSource {
             let backing = match run.origin {
                 Origin::Zero => Backing::Zero,
                 Origin::Layer { layer, stored } => {
-                    let file = self.snapshot.layers()[layer].file()?;
-                    Backing::File(file.as_fd(), stored as usize)
+                    let (file, start) = self.snapshot.layers()[layer].file()?;
+                    Backing::File(file.as_fd(), (start + stored) as usize)
                 }
             };
             pieces.push(Piece { pages: run.pages, backing });

@@ -15,6 +15,7 @@
 //! it as above.
 
 mod handshake;
+mod listener;
 mod serve;
 
 use std::io;
@@ -26,6 +27,7 @@ use afresh_sys::SysError;
 use crate::SourceError;
 
 pub use handshake::{Mapping, parse_mappings};
+pub use listener::{ListenError, Listener};
 pub use serve::{Served, serve};
 
 /// How a VMM is served.
@@ -37,7 +39,7 @@ pub struct VmmOptions<'a> {
     pub stream: bool,
     /// How long the handshake may take.
     pub handshake: Duration,
-    /// Ends the service when set.
+    /// Ends the service when set. Pages that are missing then are closed as after a failure.
     pub stop: &'a AtomicBool,
     /// Whether a VMM whose memory can not be filled nor poisoned is ended by SIGBUS. Otherwise it waits
     /// for ever, as it would for any dead pager.
@@ -74,4 +76,9 @@ pub enum VmmError {
     /// Pages could not be read.
     #[error(transparent)]
     Source(#[from] SourceError),
+    /// The service was ended while pages were missing; they raise SIGBUS now.
+    #[error(
+        "the pager was ended before {0} pages of the VMM were filled; touching them raises SIGBUS"
+    )]
+    Stopped(usize),
 }

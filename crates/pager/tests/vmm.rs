@@ -80,6 +80,13 @@ impl Vmm {
         )
     }
 
+    /// Leaves no page missing, so that the service can end without closing any.
+    fn touch_all(&self) {
+        for page in [FIRST, SECOND].into_iter().flat_map(|range| range.start..range.end()) {
+            self.peek(page);
+        }
+    }
+
     fn peek(&self, page: usize) -> u8 {
         // SAFETY: the tests touch only the two mappings.
         unsafe { self.memory.page_ptr(page).add(77).read_volatile() }
@@ -161,6 +168,7 @@ fn a_discarded_page_reads_as_zero_and_its_neighbours_as_before() {
                 let seen: Vec<u8> = (8..13).map(|page| vmm.peek(page)).collect();
                 assert_eq!(seen, [9, 0, 0, 0, 13]);
                 assert_eq!([89, 90, 91, 92].map(|page| vmm.peek(page)), [90, 0, 0, 93]);
+                vmm.touch_all();
             },
         );
         let served = served.unwrap();
@@ -182,9 +190,29 @@ fn a_message_may_come_in_pieces() {
             std::thread::sleep(Duration::from_millis(20));
             send(socket, tail, &[vmm.uffd.as_fd()]);
             assert_eq!(vmm.peek(99), 100);
+            vmm.touch_all();
         },
     );
     served.unwrap();
+}
+
+#[test]
+fn a_service_that_is_ended_closes_what_is_missing() {
+    let source = Numbered { fails_at: usize::MAX };
+    let Some(vmm) = vmm() else { return };
+    let (bytes, served) = with_server(
+        &source,
+        |options| (options.stream, options.window) = (false, 1),
+        |socket| {
+            send(socket, vmm.message().as_bytes(), &[vmm.uffd.as_fd()]);
+            let bytes = (vmm.peek(5), vmm.peek(6));
+            // Waits until the service has read of it.
+            vmm.memory.advise(PageRange::new(5, 1), Advice::Discard).unwrap();
+            bytes
+        },
+    );
+    assert_eq!(bytes, (6, 7));
+    assert!(matches!(served, Err(VmmError::Stopped(299))), "{served:?}");
 }
 
 #[test]

@@ -8,6 +8,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use serde::{Deserialize, Serialize};
 use wasm_encoder::{
     ConstExpr, DataSection, ElementSection, Elements, ExportKind, GlobalSection, GlobalType,
     Ieee32, Ieee64, MemorySection, MemoryType, RefType, SectionId, TableSection, TableType,
@@ -23,7 +24,7 @@ use crate::names;
 use crate::prepare::{Prepared, Visible};
 
 /// The value of a global or of a table's element.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WarmValue {
     /// An `i32`.
     I32(i32),
@@ -45,7 +46,7 @@ pub enum WarmValue {
 }
 
 /// The state of a warm instance, as its host read it; see [`Prepared::visible`].
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct WarmState {
     /// The size of every memory, in its Wasm pages, by index.
     pub memories: Vec<u64>,

@@ -9,6 +9,7 @@
 
 use std::collections::BTreeMap;
 
+use serde::{Deserialize, Serialize};
 use wasm_encoder::{
     CodeSection, ConstExpr, DataSection, ExportKind, Function, InstructionSink, RefType, SectionId,
     TableType, ValType,
@@ -110,7 +111,7 @@ impl Restorable {
 }
 
 /// What a warm instance shows of itself, for [`crate::bake`].
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Visible {
     /// Mutable globals, exported as [`names::global`].
     pub globals: Vec<u32>,

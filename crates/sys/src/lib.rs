@@ -15,6 +15,7 @@
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
 //! * [`fork`]: whether this process was forked since.
 //! * [`ZeroStock`]: where zero memory may come from, other than the kernel's faults.
+//! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
 //! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
@@ -47,6 +48,7 @@ pub use imp::fork;
 pub use imp::futex;
 pub use imp::host;
 pub use imp::pagemap;
+pub use imp::termination;
 pub use imp::usage;
 pub use imp::{
     Advice, HUGE_SIZE, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent,

@@ -8,6 +8,7 @@ use afresh_frames::{Frugal, ProcessStage};
 use afresh_memory::ZeroStock;
 
 use crate::LoadError;
+use crate::cache::Cache;
 use crate::linear::SlotMemories;
 
 /// Where memories that grow by whole 2 MiB get them from: what is ready there is touched without faults.
@@ -125,29 +126,30 @@ impl Engine {
 
     /// Compiles a core module, or takes it from the cache.
     pub(crate) fn compile(&self, wasm: &[u8]) -> Result<wasmtime::Module, LoadError> {
-        let Some(directory) = &self.inner.config.cache else {
-            return wasmtime::Module::new(self.wasmtime(), wasm).map_err(LoadError::Compile);
-        };
-        let key = blake3::Hasher::new()
-            .update(wasm)
-            .update(&[u8::from(self.inner.config.timeouts), u8::from(self.inner.config.fuel)])
-            .finalize();
-        let path = directory.join(format!("{}.cwasm", key.to_hex()));
-        // SAFETY: the cache directory is the caller's own; a file in it is native code, trusted as
-        // much as this program's, which `EngineConfig::cache` documents by being off by default. A file
-        // of another wasmtime version or configuration is refused by wasmtime.
-        if let Ok(module) = unsafe { wasmtime::Module::deserialize_file(self.wasmtime(), &path) } {
+        let compile = || wasmtime::Module::new(self.wasmtime(), wasm).map_err(LoadError::Compile);
+        let Some(cache) = self.cache() else { return compile() };
+        let key = self.cache_key(&[wasm]);
+        if let Some(module) = cache.module(self.wasmtime(), &key) {
             return Ok(module);
         }
-        let module = wasmtime::Module::new(self.wasmtime(), wasm).map_err(LoadError::Compile)?;
-        if let Ok(code) = module.serialize() {
-            // A cache that cannot be written makes the next start slower, nothing else.
-            let temporary = directory.join(format!("{}.{}", key.to_hex(), std::process::id()));
-            let _ = std::fs::create_dir_all(directory)
-                .and_then(|()| std::fs::write(&temporary, code))
-                .and_then(|()| std::fs::rename(&temporary, &path));
-        }
+        let module = compile()?;
+        cache.keep_module(&key, &module);
         Ok(module)
+    }
+
+    /// The cache of compiled guests, if there is one.
+    pub(crate) fn cache(&self) -> Option<Cache<'_>> {
+        self.inner.config.cache.as_deref().map(Cache::new)
+    }
+
+    /// The name in the cache of what is made from `parts` by an engine like this one.
+    pub(crate) fn cache_key(&self, parts: &[&[u8]]) -> blake3::Hash {
+        let mut hasher = blake3::Hasher::new();
+        for part in parts {
+            hasher.update(part).update(&(part.len() as u64).to_le_bytes());
+        }
+        let config = &self.inner.config;
+        hasher.update(&[u8::from(config.timeouts), u8::from(config.fuel)]).finalize()
     }
 
     /// Starts the thread that advances the epoch, which timeouts are counted in. It ends with the engine.

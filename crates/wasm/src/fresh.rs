@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use afresh_memory::ResetError;
 use afresh_pool::Recycle;
+use afresh_rewrite::WarmState;
 use wasmtime::{Instance, Store};
 
 use crate::WarmError;
@@ -18,6 +19,8 @@ use crate::reset::{Blueprint, WarmMemory};
 pub(crate) struct FreshState {
     pub(crate) blueprint: Blueprint,
     pub(crate) memories: Vec<WarmMemory>,
+    /// What was baked into the module; `None` for a guest whose warm state cannot be kept.
+    pub(crate) state: Option<WarmState>,
 }
 
 impl FreshState {

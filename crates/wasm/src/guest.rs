@@ -6,6 +6,7 @@ use std::time::Duration;
 use afresh_memory::{HostAccess, Strategy};
 use afresh_pool::Limits;
 use afresh_rewrite::{Analysis, Roots, analyze};
+use serde::{Deserialize, Serialize};
 use wasmtime::{Linker, Val};
 
 use crate::host::{Host, Wasi};
@@ -13,7 +14,7 @@ use crate::linear::MemoryPolicy;
 use crate::{Engine, LoadError, Warm, WarmComponent, WarmError};
 
 /// Which wall stands between two calls.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Mode {
     /// Reset where the module allows it, fresh otherwise.
     #[default]

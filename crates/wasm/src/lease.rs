@@ -5,6 +5,7 @@ use std::marker::PhantomData;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
+use afresh_rewrite::WarmState;
 use wasmtime::{
     AsContextMut, Extern, Instance, Memory, ModuleExport, Store, Trap, TypedFunc, Val, WasmParams,
     WasmResults,
@@ -12,10 +13,10 @@ use wasmtime::{
 
 use crate::fresh::FreshMemories;
 use crate::host::Host;
-use crate::reset::ResetInstance;
+use crate::reset::{ResetInstance, WarmMemory};
 use crate::stores::CallLimits;
 use crate::warm::{Inner, next_generation};
-use crate::{CallError, WarmError};
+use crate::{CallError, FreezeError, WarmError};
 
 /// A typed export, resolved once by [`crate::Warm::entry`].
 pub struct Entry<P, R> {
@@ -58,7 +59,7 @@ pub(crate) enum Kind<'a> {
 /// undoes them all.
 pub struct Lease<'a> {
     kind: Kind<'a>,
-    warm: &'a Inner,
+    pub(crate) warm: &'a Inner,
 }
 
 impl std::fmt::Debug for Lease<'_> {
@@ -245,7 +246,34 @@ impl<'a> Lease<'a> {
                 typed.call(store, params)
             }
         };
-        result.map_err(|error| call_error(error, warm.limits))
+        result.map_err(|error| self.explain(call_error(error, warm.limits)))
+    }
+
+    /// A call that met a page which could not be fetched looks like one that went out of bounds.
+    #[cold]
+    fn explain(&self, error: CallError) -> CallError {
+        self.incomplete().map_or(error, CallError::Memory)
+    }
+
+    /// Why pages of the memories will never be there, if that is so.
+    fn incomplete(&self) -> Option<String> {
+        match &self.kind {
+            Kind::Reset(lease) => lease.memories.iter().find_map(|(m, _)| m.slot().failure()),
+            Kind::Fresh { memories, .. } => {
+                memories.memories.iter().find_map(|m| m.slot().failure())
+            }
+        }
+    }
+
+    /// The present state: memories, and everything else.
+    pub(crate) fn state(&mut self) -> Result<(Vec<WarmMemory>, WarmState), FreezeError> {
+        match &mut self.kind {
+            Kind::Reset(lease) => Ok(lease.freeze()?),
+            Kind::Fresh { .. } => Err(FreezeError::State(
+                "the globals of an instance in fresh mode cannot be read; run it in reset mode"
+                    .to_owned(),
+            )),
+        }
     }
 
     /// Looks an entry up in an instance that sees it for the first time.
@@ -273,7 +301,8 @@ impl<'a> Lease<'a> {
         let warm = self.warm;
         let (store, instance) = self.store();
         warm.limits.apply(store);
-        call_dynamic(store, instance, name, arguments, warm.limits)
+        let result = call_dynamic(store, instance, name, arguments, warm.limits);
+        result.map_err(|error| self.explain(error))
     }
 
     /// Calls a handler that takes and gives bytes.
@@ -289,7 +318,7 @@ impl<'a> Lease<'a> {
                 "the guest has no room for {len} bytes of input"
             )));
         }
-        let memory = self.memory()?;
+        let memory = self.memory_at(address, input.len())?;
         let (store, _) = self.store();
         memory.write(&mut *store, address, input).map_err(|_| {
             CallError::Interface(format!(
@@ -298,6 +327,7 @@ impl<'a> Lease<'a> {
         })?;
         let packed = self.invoke(&entry.handler, len)? as u64;
         let (address, len) = ((packed >> 32) as usize, (packed & 0xffff_ffff) as usize);
+        let memory = self.memory_at(address, len)?;
         let (store, _) = self.store();
         let data = memory.data(&*store);
         let answer = address.checked_add(len).and_then(|end| data.get(address..end));
@@ -306,6 +336,19 @@ impl<'a> Lease<'a> {
                 "the handler's answer, {len} bytes at {address:#x}, lies outside its memory"
             ))
         })
+    }
+
+    /// The guest's first memory, once the bytes that the host is about to touch are there: a page that
+    /// never comes ends a call of the guest's with an error, but would end the host.
+    fn memory_at(&mut self, address: usize, len: usize) -> Result<Memory, CallError> {
+        let first = match &self.kind {
+            Kind::Reset(lease) => lease.memories.first().map(|(memory, _)| memory),
+            Kind::Fresh { memories, .. } => memories.memories.first(),
+        };
+        if let Some(memory) = first {
+            memory.slot().fetch(address, len).map_err(|e| CallError::Memory(e.to_string()))?;
+        }
+        self.memory()
     }
 
     /// The guest's first memory.
@@ -327,7 +370,7 @@ impl<'a> Lease<'a> {
     /// # Errors
     /// [`CallError::Interface`] outside the memory.
     pub fn read_memory(&mut self, address: usize, out: &mut [u8]) -> Result<(), CallError> {
-        let memory = self.memory()?;
+        let memory = self.memory_at(address, out.len())?;
         let (store, _) = self.store();
         memory
             .read(&*store, address, out)
@@ -339,7 +382,7 @@ impl<'a> Lease<'a> {
     /// # Errors
     /// [`CallError::Interface`] outside the memory.
     pub fn write_memory(&mut self, address: usize, bytes: &[u8]) -> Result<(), CallError> {
-        let memory = self.memory()?;
+        let memory = self.memory_at(address, bytes.len())?;
         let (store, _) = self.store();
         memory
             .write(store, address, bytes)

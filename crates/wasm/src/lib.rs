@@ -33,26 +33,32 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod cache;
 mod component;
 mod engine;
 mod error;
 mod exclusive;
 mod fresh;
+mod frozen;
 mod guest;
 mod host;
 mod lease;
 mod linear;
+mod plan;
 mod reset;
 mod state;
 mod stores;
+mod thaw;
 mod values;
 mod warm;
 
+pub use afresh_pager::SaveWith;
 pub use afresh_pool::{Exhausted, Limits, PoolStats};
 pub use afresh_rewrite::{Analysis, Refusal, Roots};
 pub use component::{ComponentLease, WarmComponent};
 pub use engine::{Engine, EngineConfig, ZeroMemory};
-pub use error::{CallError, LoadError, WarmError};
+pub use error::{CallError, FreezeError, LoadError, ThawError, WarmError};
+pub use frozen::Frozen;
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};
 pub use host::{Host, Output, Wasi};
 pub use lease::{BytesEntry, Entry, Lease};

@@ -18,13 +18,14 @@ use afresh_memory::{
     page_align_up,
 };
 use afresh_rewrite::Memory;
+use serde::{Deserialize, Serialize};
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
 use crate::engine::{GUARD, RESERVATION};
 use crate::exclusive::{Exclusive, Guard};
 
 /// What a memory is declared as, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Shape {
     pub(crate) minimum: usize,
     maximum: Option<usize>,

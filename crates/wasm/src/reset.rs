@@ -10,13 +10,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_pool::Recycle;
 use afresh_rewrite::{Visible, WarmState, names};
-use wasmtime::{Instance, InstancePre, Memory, Store, TypedFunc};
+use wasmtime::{Instance, InstancePre, Memory, Module, Store, TypedFunc};
 
-use crate::WarmError;
+use crate::guest::GuestOptions;
 use crate::host::Host;
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, with_memories};
+use crate::plan::Plan;
 use crate::state;
 use crate::stores::Stores;
+use crate::{Engine, LoadError, WarmError};
 
 /// A warm memory: what it is declared as, its content, and its size in bytes.
 #[derive(Clone, Debug)]
@@ -32,6 +34,7 @@ pub(crate) struct Blueprint {
     pub(crate) stores: Stores,
     pub(crate) policy: MemoryPolicy,
     pub(crate) visible: Visible,
+    pub(crate) page_log2: Vec<u32>,
     /// Whether a restore has anything to do beside memory.
     pub(crate) restores: bool,
     /// Whether calls may leave garbage on the store's GC heap.
@@ -40,6 +43,28 @@ pub(crate) struct Blueprint {
     pub(crate) replaced: AtomicU64,
     /// Resets after which a memory had to be shrunk.
     pub(crate) shrunk: AtomicU64,
+}
+
+impl Blueprint {
+    pub(crate) fn new(
+        engine: &Engine,
+        options: &GuestOptions,
+        module: &Module,
+        plan: &Plan,
+    ) -> Result<Self, LoadError> {
+        let linker = options.linker(engine)?;
+        Ok(Self {
+            pre: linker.instantiate_pre(module).map_err(LoadError::Link)?,
+            stores: Stores::new(engine, options),
+            policy: options.policy(engine),
+            visible: plan.visible.clone().unwrap_or_default(),
+            page_log2: plan.page_log2.clone(),
+            restores: plan.restored_items > 0,
+            collects: plan.collects,
+            replaced: AtomicU64::new(0),
+            shrunk: AtomicU64::new(0),
+        })
+    }
 }
 
 /// What a warm guest in reset mode consists of.
@@ -157,6 +182,21 @@ impl ResetInstance {
             }
         }
         Ok(true)
+    }
+
+    /// The present state, as one that later instances could start from.
+    pub(crate) fn freeze(&mut self) -> Result<(Vec<WarmMemory>, WarmState), WarmError> {
+        let (mut memories, mut sizes) = (Vec::new(), Vec::new());
+        let logs = &self.of.blueprint.page_log2;
+        for (((memory, _), warm), log2) in self.memories.iter().zip(&self.of.memories).zip(logs) {
+            let bytes = memory.bytes();
+            let image = memory.slot().freeze()?;
+            sizes.push((bytes >> log2) as u64);
+            memories.push(WarmMemory { shape: warm.shape, image, bytes });
+        }
+        let visible = &self.of.blueprint.visible;
+        let state = state::read(&mut self.store, self.instance, visible, sizes)?;
+        Ok((memories, state))
     }
 
     /// Counts what differs from the warm state now: bytes of memory, and globals and tables.

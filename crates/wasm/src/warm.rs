@@ -7,20 +7,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
-use afresh_pool::{Pool, PoolStats};
-use afresh_rewrite::{
-    PrepareError, PrepareOptions, Prepared, Roots, WarmState, bake, names, prepare,
-};
-use wasmtime::{FuncType, Instance, Module, ModuleExport, Store, WasmParams, WasmResults};
+use afresh_pool::{Limits, Pool, PoolStats};
+use afresh_rewrite::{Prepared, WarmState, bake, names};
+use wasmtime::{FuncType, Instance, ModuleExport, Store, WasmParams, WasmResults};
 
 use crate::fresh::{FreshMemories, FreshState};
-use crate::guest::{Arguments, Guest, Mode, WarmUp};
+use crate::frozen::Program;
+use crate::guest::{Arguments, Guest, GuestOptions, Mode, WarmUp};
 use crate::host::Host;
 use crate::lease::{self, BytesEntry, Entry, Kind, Lease};
 use crate::linear::{GuestMemory, Shape, with_memories};
+use crate::plan::Plan;
 use crate::reset::{Blueprint, ResetInstance, ResetState, WarmMemory};
-use crate::stores::{CallLimits, Stores};
-use crate::{CallError, Engine, LoadError, WarmError, parse_arguments, state};
+use crate::stores::CallLimits;
+use crate::{CallError, WarmError, parse_arguments, state};
 
 /// The WASI reactor initialiser, which is run before the warm-up.
 const INITIALIZE: &str = "_initialize";
@@ -62,6 +62,41 @@ pub(crate) enum Pools {
     Fresh { state: Box<FreshState>, pool: Pool<FreshMemories> },
 }
 
+impl Pools {
+    /// A pool whose first instance is there already.
+    pub(crate) fn reset(
+        state: Arc<ResetState>,
+        first: ResetInstance,
+        limits: Limits,
+    ) -> Result<Self, WarmError> {
+        let pool = Pool::new(limits);
+        let mut first = Some(first);
+        // Through the pool's own door, so that its books include the first instance.
+        drop(pool.get(0, |_| first.take().map_or_else(|| state.make(), Ok))?);
+        Ok(Self::Reset { state, pool })
+    }
+
+    pub(crate) fn memories(&self) -> &[WarmMemory] {
+        match self {
+            Pools::Reset { state, .. } => &state.memories,
+            Pools::Fresh { state, .. } => &state.memories,
+        }
+    }
+
+    fn blueprint(&self) -> &Blueprint {
+        match self {
+            Pools::Reset { state, .. } => &state.blueprint,
+            Pools::Fresh { state, .. } => &state.blueprint,
+        }
+    }
+}
+
+/// What making a guest took.
+pub(crate) struct Times {
+    pub(crate) compile: Duration,
+    pub(crate) warm_up: Duration,
+}
+
 pub(crate) struct Inner {
     pub(crate) exports: HashMap<String, Callable>,
     pub(crate) memory: Option<ModuleExport>,
@@ -72,6 +107,7 @@ pub(crate) struct Inner {
     pub(crate) reseed: Option<Entry<(i64, i64), ()>>,
     entries: Mutex<HashMap<(String, TypeId), usize>>,
     report: WarmReport,
+    pub(crate) program: Program,
 }
 
 /// A guest in its warm state; cheap to clone, usable from any thread.
@@ -119,29 +155,15 @@ fn cold_memories(prepared: &Prepared) -> Result<Vec<WarmMemory>, WarmError> {
 
 struct Warmer<'a> {
     guest: &'a Guest,
-    engine: &'a Engine,
     compile: Duration,
 }
 
 impl Warmer<'_> {
-    fn blueprint(&mut self, wasm: &[u8], prepared: &Prepared) -> Result<Blueprint, WarmError> {
-        let options = &self.guest.options;
+    fn blueprint(&mut self, wasm: &[u8], plan: &Plan) -> Result<Blueprint, WarmError> {
         let started = Instant::now();
-        let module = self.engine.compile(wasm)?;
+        let module = self.guest.engine.compile(wasm)?;
         self.compile += started.elapsed();
-        let linker = options.linker(self.engine)?;
-        let pre = linker.instantiate_pre(&module).map_err(LoadError::Link)?;
-        Ok(Blueprint {
-            pre,
-            stores: Stores::new(self.engine, options),
-            policy: options.policy(self.engine),
-            visible: prepared.visible.clone().unwrap_or_default(),
-            restores: prepared.restorable.as_ref().is_some_and(|r| !r.is_empty()),
-            collects: module.resources_required().num_tables > 0
-                && prepared.analysis.tables.iter().any(|t| t.changeable),
-            replaced: AtomicU64::new(0),
-            shrunk: AtomicU64::new(0),
-        })
+        Ok(Blueprint::new(&self.guest.engine, &self.guest.options, &module, plan)?)
     }
 
     /// Runs what brings a new instance to its warm state.
@@ -231,75 +253,68 @@ impl Warm {
             engine.start_ticker()?;
         }
         let started = Instant::now();
-        let (mode, prepared, why_fresh) = Self::prepare(guest, warm_up)?;
-        let mut warmer = Warmer { guest, engine, compile: started.elapsed() };
-        let mut blueprint = warmer.blueprint(&prepared.module, &prepared)?;
+        let (plan, prepared) = Plan::make(&guest.wasm, options, !warm_up.calls.is_empty())?;
+        let mut warmer = Warmer { guest, compile: started.elapsed() };
+        let mut blueprint = warmer.blueprint(&prepared.module, &plan)?;
         let started = Instant::now();
-        let keeps_state = prepared.visible.is_some();
-        let (module, pools, memories) = if !keeps_state {
+        let (pools, cold) = if plan.visible.is_none() {
             let memories = cold_memories(&prepared)?;
-            let module = blueprint.pre.module().clone();
-            let state = Box::new(FreshState { blueprint, memories: memories.clone() });
-            (module, Pools::Fresh { state, pool: Pool::new(options.limits) }, memories)
+            let state = Box::new(FreshState { blueprint, memories, state: None });
+            (Pools::Fresh { state, pool: Pool::new(options.limits) }, true)
         } else {
             let warmed = warmer.warm(&blueprint, &prepared, warm_up)?;
-            let memories = warmed.warm.clone();
-            if mode == Mode::Reset {
-                let module = blueprint.pre.module().clone();
+            if plan.mode == Mode::Reset {
                 let state =
                     Arc::new(ResetState { blueprint, memories: warmed.warm, state: warmed.state });
                 for (memory, warm) in warmed.memories.iter().zip(&state.memories) {
                     memory.adopt(&warm.image)?;
                 }
-                let mut first = Some(ResetInstance::adopt(
-                    &state,
-                    warmed.store,
-                    warmed.instance,
-                    warmed.memories,
-                )?);
-                let pool = Pool::new(options.limits);
-                // Through the pool's own door, so that its books include the first instance.
-                drop(pool.get(0, |_| first.take().map_or_else(|| state.make(), Ok))?);
-                (module, Pools::Reset { state, pool }, memories)
+                let first =
+                    ResetInstance::adopt(&state, warmed.store, warmed.instance, warmed.memories)?;
+                (Pools::reset(state, first, options.limits)?, false)
             } else {
                 let baked =
                     bake(&prepared, &warmed.state).map_err(|e| WarmError::State(e.to_string()))?;
                 drop(warmed.store);
-                blueprint = warmer.blueprint(&baked, &prepared)?;
-                let module = blueprint.pre.module().clone();
-                let state = Box::new(FreshState { blueprint, memories: warmed.warm });
-                (module, Pools::Fresh { state, pool: Pool::new(options.limits) }, memories)
+                blueprint = warmer.blueprint(&baked, &plan)?;
+                let state = Box::new(FreshState {
+                    blueprint,
+                    memories: warmed.warm,
+                    state: Some(warmed.state),
+                });
+                (Pools::Fresh { state, pool: Pool::new(options.limits) }, false)
             }
         };
+        let times = Times { compile: warmer.compile, warm_up: started.elapsed() };
+        Self::finish(options, pools, cold, plan, times, Program::new(guest.wasm.clone()))
+    }
+
+    /// Puts a warm guest together.
+    pub(crate) fn finish(
+        options: &GuestOptions,
+        pools: Pools,
+        cold: bool,
+        plan: Plan,
+        times: Times,
+        program: Program,
+    ) -> Result<Self, WarmError> {
         let strategy = options
             .strategy
             .choose(afresh_memory::Features::host(), options.host_access)
             .map_err(WarmError::Slot)?;
-        let restorable = prepared.restorable.unwrap_or_default();
+        let memories = pools.memories();
         let report = WarmReport {
-            mode,
-            why_fresh,
+            mode: plan.mode,
+            why_fresh: plan.why_fresh,
             memory_bytes: memories.iter().map(|m| m.bytes).sum(),
             image_bytes: memories.iter().map(|m| m.image.stored_pages() * PAGE_SIZE).sum(),
-            restored_items: restorable.globals.len()
-                + restorable.tables.len()
-                + restorable.data.len()
-                + restorable.elements.len(),
-            compile: warmer.compile,
-            warm_up: started.elapsed(),
+            restored_items: plan.restored_items,
+            compile: times.compile,
+            warm_up: times.warm_up,
             strategy: format!("{} ({})", strategy.strategy, strategy.reason),
             reseeds: false,
         };
-        Self::finish(guest, &module, pools, !keeps_state, report)
-    }
-
-    fn finish(
-        guest: &Guest,
-        module: &Module,
-        pools: Pools,
-        cold: bool,
-        report: WarmReport,
-    ) -> Result<Self, WarmError> {
+        let module = pools.blueprint().pre.module();
         let mut exports = HashMap::new();
         for export in module.exports() {
             let name = export.name();
@@ -318,10 +333,11 @@ impl Warm {
             memory,
             pools,
             initialize,
-            limits: CallLimits::of(&guest.options),
+            limits: CallLimits::of(options),
             reseed: None,
             entries: Mutex::default(),
             report,
+            program,
         };
         if inner.exports.contains_key(RESEED) {
             let hook = inner
@@ -331,46 +347,6 @@ impl Warm {
             inner.report.reseeds = true;
         }
         Ok(Self { inner: Arc::new(inner) })
-    }
-
-    /// Decides the mode and prepares the module for it.
-    fn prepare(
-        guest: &Guest,
-        warm_up: &WarmUp,
-    ) -> Result<(Mode, Prepared, Option<String>), WarmError> {
-        let options = &guest.options;
-        let try_as = |restorable, bakeable| {
-            let roots = if restorable { options.roots.clone() } else { Roots::AllExports };
-            prepare(&guest.wasm, &PrepareOptions { roots, restorable, bakeable })
-        };
-        let refused = |mode: Mode, error: &PrepareError| WarmError::Refused {
-            mode: mode.name(),
-            reason: error.to_string(),
-        };
-        let mut why_fresh = None;
-        if options.mode != Mode::Fresh {
-            match try_as(true, true) {
-                Ok(prepared) => return Ok((Mode::Reset, prepared, None)),
-                Err(error @ (PrepareError::NotRestorable(_) | PrepareError::NotBakeable(_))) => {
-                    if options.mode == Mode::Reset {
-                        return Err(refused(Mode::Reset, &error));
-                    }
-                    why_fresh = Some(error.to_string());
-                }
-                Err(error) => return Err(LoadError::from(error).into()),
-            }
-        }
-        match try_as(false, true) {
-            Ok(prepared) => Ok((Mode::Fresh, prepared, why_fresh)),
-            Err(error @ PrepareError::NotBakeable(_)) => {
-                if !warm_up.calls.is_empty() {
-                    return Err(refused(Mode::Fresh, &error));
-                }
-                let prepared = try_as(false, false).map_err(LoadError::from)?;
-                Ok((Mode::Fresh, prepared, why_fresh.or_else(|| Some(error.to_string()))))
-            }
-            Err(error) => Err(LoadError::from(error).into()),
-        }
     }
 
     /// An instance in the warm state, for one call or several that belong together. Dropping the lease
@@ -473,10 +449,7 @@ impl Warm {
     /// grown a table or memory.
     #[must_use]
     pub fn growth_stats(&self) -> (u64, u64) {
-        let blueprint = match &self.inner.pools {
-            Pools::Reset { state, .. } => &state.blueprint,
-            Pools::Fresh { state, .. } => &state.blueprint,
-        };
+        let blueprint = self.inner.pools.blueprint();
         (blueprint.replaced.load(Ordering::Relaxed), blueprint.shrunk.load(Ordering::Relaxed))
     }
 

@@ -5,10 +5,13 @@
 //! file that only this module writes, each range of it exactly once, before anybody maps it.
 
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use afresh_sys::{Memfd, PageRange, Protection, Reservation, SysError};
+
+use super::{Filler, Met};
+use crate::ImageError;
 
 /// Backings alive that own their file. With packs of [`PACK_IMAGES`] each, ten thousand images need
 /// about 140 descriptors, well under the usual limit of 1024.
@@ -38,6 +41,10 @@ pub(crate) struct Backing {
     pages: usize,
     /// Pages that hold content, sorted; between them the file has holes, which read as zero.
     stored: Vec<PageRange>,
+    /// Puts content in place that is not there yet, in these runs of pages.
+    filler: Option<(Arc<dyn Filler>, Vec<PageRange>)>,
+    /// Whether all content is in place: saves asking the filler.
+    complete: AtomicBool,
 }
 
 impl fmt::Debug for Backing {
@@ -69,11 +76,105 @@ impl Backing {
             },
             false => Self::packed(pages, write)?,
         };
+        Ok(Arc::new(Self::viewed(store, view, pages, stored)?))
+    }
+
+    /// A backing without content, for a filler; `None` when there are too many files already.
+    pub(super) fn unfilled(pages: usize) -> Result<Option<Self>, SysError> {
+        let view = Reservation::new(pages)?;
+        if !claim_own() {
+            return Ok(None);
+        }
+        let file = Memfd::new(c"afresh-image").and_then(|file| {
+            file.set_len(PageRange::new(0, pages).byte_len())?;
+            Ok(file)
+        });
+        match file {
+            Ok(file) => Self::viewed(Store::Own(file), view, pages, Vec::new()).map(Some),
+            Err(error) => {
+                OWNED.fetch_sub(1, Ordering::Relaxed);
+                Err(error)
+            }
+        }
+    }
+
+    /// The backing, once it is known who fills which pages.
+    pub(super) fn filled_by(
+        mut self,
+        stored: Vec<PageRange>,
+        filled: Vec<PageRange>,
+        filler: Arc<dyn Filler>,
+    ) -> Self {
+        self.stored = stored;
+        self.filler = Some((filler, filled));
+        self.complete = AtomicBool::new(false);
+        self
+    }
+
+    fn viewed(
+        store: Store,
+        view: Reservation,
+        pages: usize,
+        stored: Vec<PageRange>,
+    ) -> Result<Self, SysError> {
         // From here on dropping `this` gives file and space back.
-        let this = Self { store, view, pages, stored };
+        let this =
+            Self { store, view, pages, stored, filler: None, complete: AtomicBool::new(true) };
         let (file, start) = this.file();
         this.view.map_shared(PageRange::new(0, pages), Protection::Read, file, start)?;
-        Ok(Arc::new(this))
+        Ok(this)
+    }
+
+    /// Whether all content is in place.
+    pub(super) fn is_complete(&self) -> bool {
+        if self.complete.load(Ordering::Acquire) {
+            return true;
+        }
+        let complete = self.filler.as_ref().is_none_or(|(filler, _)| filler.is_complete());
+        if complete {
+            self.complete.store(true, Ordering::Release);
+        }
+        complete
+    }
+
+    /// Waits for pages of the backing.
+    #[inline]
+    pub(super) fn resolve(&self, pages: PageRange) -> Result<(), ImageError> {
+        if self.complete.load(Ordering::Acquire) { Ok(()) } else { self.fill(pages) }
+    }
+
+    #[cold]
+    fn fill(&self, pages: PageRange) -> Result<(), ImageError> {
+        match &self.filler {
+            Some((filler, _)) if !self.is_complete() && !filler.fill(pages) => {
+                Err(ImageError::Filler(filler.failure().unwrap_or_default()))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Waits for everything.
+    pub(super) fn finish(&self) -> Result<(), ImageError> {
+        match &self.filler {
+            Some((_, filled)) if !self.is_complete() => {
+                filled.iter().try_for_each(|run| self.fill(*run))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Answers a fault on a page of the backing. Safe in a signal handler.
+    pub(super) fn answer(&self, page: usize) -> Met {
+        match &self.filler {
+            Some((filler, _)) if !self.is_complete() && !filler.is_present(page) => {
+                if filler.fill_in_handler(page) { Met::Filled } else { Met::Closed }
+            }
+            _ => Met::Present,
+        }
+    }
+
+    pub(super) fn failure(&self) -> Option<String> {
+        if self.complete.load(Ordering::Acquire) { None } else { self.filler.as_ref()?.0.failure() }
     }
 
     fn own(
@@ -128,10 +229,18 @@ impl Backing {
         }
     }
 
-    /// Whether `range` of the file holds no content.
-    pub(crate) fn is_hole(&self, range: PageRange) -> bool {
+    /// Whether a mapping may span `range` of the file, because it holds no content and, where the rest
+    /// is filled lazily, will read as zero.
+    pub(crate) fn spans(&self, range: PageRange) -> bool {
         let at = self.stored.partition_point(|run| run.end() <= range.start);
-        self.stored.get(at).is_none_or(|run| run.start >= range.end())
+        let hole = self.stored.get(at).is_none_or(|run| run.start >= range.end());
+        hole && match &self.filler {
+            None => true,
+            Some((_, filled)) => {
+                let at = filled.partition_point(|run| run.end() <= range.start);
+                filled.get(at).is_some_and(|run| run.intersect(range) == Some(range))
+            }
+        }
     }
 
     /// Address of page `page` in the read-only view.

@@ -185,7 +185,7 @@ const SMALL_GAP: usize = 16;
 /// The smallest gap limit that leaves at most [`MAX_CHUNKS`] chunks: gaps up to it become holes in the
 /// backing, so that the runs on both sides can be mapped as one. A hole takes no memory until a guest
 /// reads it through such a mapping.
-fn gap_limit(runs: &[PageRange]) -> usize {
+pub(super) fn gap_limit(runs: &[PageRange]) -> usize {
     let mut gaps: Vec<usize> = runs.windows(2).map(|w| w[1].start - w[0].end()).collect();
     gaps.sort_unstable();
     let kept_apart = (MAX_CHUNKS - 1).min(gaps.len());

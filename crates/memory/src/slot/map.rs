@@ -3,7 +3,7 @@
 use afresh_sys::{PAGE_SIZE, PageRange, Protection};
 
 use super::{Adapt, Method, Slot};
-use crate::{Image, SlotError};
+use crate::{Image, ImageError, SlotError};
 
 /// Mappings above which an image is compacted before it is placed; the kernel allows a process 65,530
 /// by default.
@@ -46,15 +46,12 @@ impl Slot {
     /// Maps `image` into the empty (inaccessible) capacity.
     pub(super) fn place(&mut self, image: &Image, regions: &[PageRange]) -> Result<(), SlotError> {
         let regions = self.checked_regions(image, regions)?;
+        if let Some(cause) = image.failure() {
+            return Err(ImageError::Filler(cause).into());
+        }
         let mut chunks = image.chunks();
         if chunks.len() > MAX_MAPPINGS {
-            let compacted = image.compact().map_err(|e| match e {
-                crate::ImageError::System(e) => SlotError::System(e),
-                other => SlotError::Unavailable {
-                    strategy: "compacting a fragmented image".to_owned(),
-                    reason: other.to_string(),
-                },
-            })?;
+            let compacted = image.compact()?;
             chunks = compacted.chunks();
             self.image = compacted;
         } else {
@@ -80,6 +77,7 @@ impl Slot {
         self.high_water = self.end;
         self.regions = regions;
         self.stale = false;
+        self.filling = !self.image.is_complete();
         self.write_set.clear();
         self.adapt = Adapt::default();
         Ok(())

@@ -41,6 +41,9 @@ impl Slot {
         if fork::generation() != self.generation {
             self.forked();
         }
+        if self.filling {
+            self.look_for_failure();
+        }
         if self.quarantine.is_some() {
             return Err(self.refusal());
         }
@@ -66,6 +69,15 @@ impl Slot {
             self.quarantine(
                 "made before a fork: a child's writes to it go unnoticed; make slots after",
             );
+        }
+    }
+
+    /// Closed memory cannot be restored; and once the image is complete there is nothing to look for.
+    #[cold]
+    fn look_for_failure(&mut self) {
+        match self.failure() {
+            Some(cause) => self.quarantine(crate::ImageError::Filler(cause).to_string()),
+            None => self.filling = !self.image.is_complete(),
         }
     }
 
@@ -117,7 +129,7 @@ impl Slot {
     fn learn(&mut self) -> Result<usize, ResetError> {
         let learned = self.write_set.learn(&self.written);
         if learned > 0 {
-            self.plan();
+            self.plan()?;
             self.stats.learned += learned as u64;
         }
         Ok(learned)
@@ -235,7 +247,7 @@ impl Slot {
             Method::WriteSet(tracker) => {
                 tracker.hide(grown);
                 self.write_set.forget(grown);
-                self.plan();
+                self.plan()?;
                 self.memory.advise(self.absolute(grown), Advice::Discard)?;
             }
             Method::Discard => self.memory.advise(self.absolute(grown), Advice::Discard)?,
@@ -319,6 +331,7 @@ impl Slot {
         if self.quarantine.is_some() {
             return Err(self.refusal());
         }
+        self.image.complete()?;
         let hidden = PageRange::new(self.end, self.high_water - self.end);
         if !hidden.is_empty() {
             self.memory.protect(self.absolute(hidden), Protection::Read)?;

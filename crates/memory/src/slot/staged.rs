@@ -131,7 +131,7 @@ impl Slot {
             replaced = true;
         }
         if replaced {
-            self.plan();
+            self.plan()?;
         }
         Ok(())
     }
@@ -172,7 +172,7 @@ impl Slot {
             }
         }
         if !wasted.is_empty() {
-            self.plan();
+            self.plan()?;
         }
         if let Some(stock) = &self.config.stock {
             stock.judged(used, wasted.iter().map(|range| range.len).sum());

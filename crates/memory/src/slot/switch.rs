@@ -51,7 +51,7 @@ impl Slot {
             self.write_set.learn(&inside);
             self.image = image.clone();
             self.stale = true;
-            self.plan();
+            self.plan()?;
             // SAFETY: every page of the set is accessible and was opened for writing when it was
             // learned; the caller promises that no guest runs.
             unsafe { self.write_set.copy_back() };
@@ -75,11 +75,12 @@ impl Slot {
         if tracked && self.end == self.initial_end() {
             self.image = image.clone();
             self.stale = true;
-            self.plan();
+            self.plan()?;
         } else {
             let regions = self.regions.clone();
             self.set_image(&image, &regions).map_err(|error| match error {
                 SlotError::System(error) => ImageError::System(error),
+                SlotError::Image(error) => error,
                 other => ImageError::Read(std::io::Error::other(other.to_string())),
             })?;
         }
@@ -95,6 +96,7 @@ impl Slot {
         outcome.map_err(|error| match error {
             SlotError::System(error) => ResetError::System(error),
             SlotError::Track(error) => ResetError::Track(error),
+            SlotError::Image(error) => ResetError::Image(error),
             other => ResetError::Quarantined { reason: other.to_string() },
         })
     }

@@ -4,19 +4,13 @@
 //! too. In exchange every drain is a system call that walks the page tables of the watched ranges, and
 //! pages left writable show up in it again each time.
 
-use std::sync::OnceLock;
-
-use afresh_sys::{Interest, PAGE_SIZE, PageRange, SysError, Uffd, UffdMode, pagemap};
+use afresh_sys::{Interest, PAGE_SIZE, PageRange, Uffd, UffdMode, pagemap};
 
 use super::dirty::push_run;
-use super::{Tracker, TrackerKind};
+use super::{Descriptor, Tracker, TrackerKind};
 use crate::TrackError;
 
-/// The process's descriptor in asynchronous mode.
-fn shared_uffd() -> Result<&'static Uffd, SysError> {
-    static UFFD: OnceLock<Result<Uffd, SysError>> = OnceLock::new();
-    UFFD.get_or_init(|| Uffd::open(UffdMode::Async)).as_ref().map_err(|e| *e)
-}
+static UFFD: Descriptor = Descriptor::new(UffdMode::Async);
 
 /// Notices writes by scanning page tables.
 pub(super) struct Scan {
@@ -28,7 +22,7 @@ pub(super) struct Scan {
 
 impl Scan {
     pub(super) fn new(base: *mut u8, _capacity: usize) -> Result<Self, TrackError> {
-        Ok(Self { uffd: shared_uffd()?, base: base as usize, watched: Vec::new() })
+        Ok(Self { uffd: UFFD.get()?, base: base as usize, watched: Vec::new() })
     }
 
     fn address(&self, page: usize) -> *const u8 {

@@ -4,18 +4,22 @@
 //! page is open and costs nothing. Works without privilege. One descriptor serves every slot of the
 //! process.
 //!
+//! It also answers for pages of a lazily filled image that are not there yet. Such a fault and one on a
+//! protected page look alike; a page that is in place is taken for protected.
+//!
 //! What may break it: a *system call* that writes a protected page fails with `EFAULT`, because the
 //! kernel, not a thread, takes the fault. Slots whose memory system calls write use the scan tracker
 //! instead ([`crate::HostAccess::Syscalls`]), or open the range first ([`crate::Slot::open_range`]).
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, OnceLock};
 
 use afresh_sys::fault::{self, FaultHandler, FaultSignal, Registration};
-use afresh_sys::{HUGE_SIZE, Interest, PAGE_SIZE, PageRange, SysError, Uffd, UffdMode};
+use afresh_sys::{HUGE_SIZE, Interest, PAGE_SIZE, PageRange, Uffd, UffdMode};
 
-use super::{DirtyPages, Tracker, TrackerKind};
+use super::{Descriptor, DirtyPages, Tracker, TrackerKind};
 use crate::TrackError;
+use crate::image::{Met, Missing};
 
 /// Largest number of pages opened for one fault when writes run forward. What is opened too much is
 /// copied back needlessly until the write set sheds it, so the window stays small.
@@ -25,11 +29,7 @@ const MAX_WINDOW: usize = 16;
 /// too many dirty pages are only slow.
 const WIDE: usize = 256;
 
-/// The process's descriptor in SIGBUS mode.
-fn shared_uffd() -> Result<&'static Uffd, SysError> {
-    static UFFD: OnceLock<Result<Uffd, SysError>> = OnceLock::new();
-    UFFD.get_or_init(|| Uffd::open(UffdMode::Sigbus)).as_ref().map_err(|e| *e)
-}
+static UFFD: Descriptor = Descriptor::new(UffdMode::Sigbus);
 
 /// The part that the fault handler reads.
 struct Watch {
@@ -43,6 +43,7 @@ struct Watch {
     next: AtomicUsize,
     window: AtomicUsize,
     dirty: DirtyPages,
+    missing: Option<Missing>,
 }
 
 /// Pages in a block.
@@ -74,6 +75,9 @@ impl FaultHandler for Watch {
         if signal != FaultSignal::Bus || !self.watched.contains(page) {
             return false;
         }
+        if self.missing.as_ref().is_some_and(|missing| missing.answer(page) != Met::Present) {
+            return true;
+        }
         let block = self.block_of(page);
         if self.blocks.contains(block) {
             return self.lift(self.pages_of(block))
@@ -101,15 +105,20 @@ pub(super) struct Sigbus {
 }
 
 impl Sigbus {
-    pub(super) fn new(base: *mut u8, capacity: usize) -> Result<Self, TrackError> {
+    pub(super) fn new(
+        base: *mut u8,
+        capacity: usize,
+        missing: Option<Missing>,
+    ) -> Result<Self, TrackError> {
         let watch = Arc::new(Watch {
-            uffd: shared_uffd()?,
+            uffd: UFFD.get()?,
             base: base as usize,
             watched: DirtyPages::new(capacity),
             blocks: DirtyPages::new(capacity / BLOCK + 2),
             next: AtomicUsize::new(usize::MAX),
             window: AtomicUsize::new(1),
             dirty: DirtyPages::new(capacity),
+            missing,
         });
         let registration = fault::register(base, capacity * PAGE_SIZE, watch.clone())?;
         Ok(Self { watch, _registration: registration })
@@ -129,9 +138,18 @@ impl Tracker for Sigbus {
         TrackerKind::UffdSigbus
     }
 
+    fn failure(&self) -> Option<String> {
+        self.watch.missing.as_ref()?.failure()
+    }
+
     fn watch(&mut self, range: PageRange) -> Result<(), TrackError> {
         let start = (self.watch.base + range.byte_start()) as *const u8;
         self.watch.uffd.register(start, range.byte_len(), Interest::WRITES)?;
+        for part in self.watch.missing.iter().flat_map(|missing| missing.within(range)) {
+            let start = (self.watch.base + part.byte_start()) as *const u8;
+            let interest = Interest { missing: true, ..Interest::WRITES };
+            self.watch.uffd.register(start, part.byte_len(), interest)?;
+        }
         self.protect(range, true)?;
         self.watch.watched.mark(range);
         Ok(())

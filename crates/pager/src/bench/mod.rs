@@ -6,14 +6,11 @@
 //! ratios are taken within a round. `afresh bench restore` is this module.
 
 mod corpus;
-mod folios;
 mod report;
 mod run;
 mod save;
 
 use std::path::PathBuf;
-
-pub use folios::{Folios, folios};
 
 use crate::{RestoreError, Strategy};
 

@@ -12,8 +12,10 @@ use serde_json::json;
 
 use super::corpus::{Scratch, evict, held, shuffled, word, write_file, write_set};
 use super::report::{Delays, Line, Sample, quantile};
-use super::{BenchError, BenchOptions, folios};
-use crate::{FileSource, MemfdSource, Options, PageSource, Restore, RestoreError, Strategy};
+use super::{BenchError, BenchOptions};
+use crate::{
+    FileSource, MemfdSource, Options, PageSource, Restore, RestoreError, Strategy, folios,
+};
 
 /// What is touched, and how.
 struct Case {
@@ -231,7 +233,11 @@ pub(super) fn run(options: &BenchOptions, out: &mut dyn Write) -> Result<(), Ben
                 }
             }
         }
-        let cached = if case.cold { None } else { folios(corpus.file(case)?, corpus.pages) };
+        let cached = if case.cold {
+            None
+        } else {
+            folios(corpus.file(case)?, PageRange::new(0, corpus.pages))
+        };
         for (strategy, these) in strategies.iter().zip(&samples) {
             let mut extra = vec![("mib", json!(options.mib))];
             if let Some(cached) = &cached {

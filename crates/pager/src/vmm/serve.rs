@@ -71,7 +71,7 @@ struct Service<'a> {
 /// Takes the handshake from `stream` and serves the VMM until it exits or `options.stop` is set.
 ///
 /// # Errors
-/// [`VmmError`] by cause. Except for a refused handshake, the VMM has been told by SIGBUS.
+/// [`VmmError`] by cause. Except for a refused handshake, pages that are missing are closed.
 pub fn serve(
     stream: &UnixStream,
     source: &dyn PageSource,
@@ -101,7 +101,11 @@ impl Service<'_> {
         let process = pidfd_open(peer, PidfdFlags::empty()).map_err(io::Error::from)?;
         let mut waiting: VecDeque<usize> = VecDeque::new();
         let mut postponed: Option<Instant> = None;
-        while !options.stop.load(Ordering::Acquire) {
+        loop {
+            if options.stop.load(Ordering::Acquire) {
+                let missing = self.pages.iter().flatten().filter(|p| **p != Page::Present).count();
+                return if missing > 0 { Err(VmmError::Stopped(missing)) } else { Ok(()) };
+            }
             let streaming = options.stream && self.next.0 < self.mappings.len();
             let busy = streaming || !waiting.is_empty();
             let tick = Timespec { tv_sec: 0, tv_nsec: if busy { 0 } else { 20_000_000 } };
@@ -145,7 +149,6 @@ impl Service<'_> {
                 Fill::Done => postponed = None,
             }
         }
-        Ok(())
     }
 
     fn remove(&mut self, start: usize, end: usize) {
@@ -279,7 +282,8 @@ impl Service<'_> {
         let mut closed = true;
         for (mapping, pages) in self.mappings.iter().zip(&self.pages) {
             for (page, state) in pages.iter().enumerate().step_by(mapping.unit) {
-                if *state == Page::Missing {
+                // A discarded page has no filler any more either.
+                if *state != Page::Present {
                     let at = (mapping.base + page * PAGE_SIZE) as *const u8;
                     let poisoned = self.uffd.poison(at, mapping.unit * PAGE_SIZE);
                     closed &= poisoned.is_ok_and(|n| n > 0)

@@ -1,5 +1,6 @@
 //! No files in the interpreter but vectors.
 
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 
 use crate::{Call, PageRange, Protection, Reservation, SysError};
@@ -36,6 +37,14 @@ impl Reservation {
 /// # Errors
 /// `ENOSYS`.
 pub unsafe fn read_into(_: BorrowedFd<'_>, _: *mut u8, _: usize, _: usize) -> Result<(), SysError> {
+    Err(SysError::new(Call::Read, libc::ENOSYS))
+}
+
+/// Always fails.
+///
+/// # Errors
+/// `ENOSYS`.
+pub fn next_data(_: BorrowedFd<'_>, _: u64) -> Result<Option<Range<u64>>, SysError> {
     Err(SysError::new(Call::Read, libc::ENOSYS))
 }
 

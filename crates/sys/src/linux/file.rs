@@ -2,6 +2,7 @@
 //! object. Also moving whole mappings, which is how memory that was filled elsewhere takes the place
 //! of such a view.
 
+use std::ops::Range;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 use crate::{Call, PAGE_SIZE, PageRange, Protection, Reservation, SysError, inject};
@@ -96,6 +97,27 @@ pub unsafe fn read_into(
         }
     }
     Ok(())
+}
+
+/// The first bytes of `file` at or behind `from` that are no hole, or `None` when only a hole follows. A
+/// file system that does not know calls everything data. Moves the file's position.
+///
+/// # Errors
+/// Whatever `lseek` says.
+pub fn next_data(file: BorrowedFd<'_>, from: u64) -> Result<Option<Range<u64>>, SysError> {
+    inject::gate(Call::Read)?;
+    let seek = |to: u64, whence| {
+        // SAFETY: plain call on a borrowed descriptor.
+        match unsafe { libc::lseek(file.as_raw_fd(), to as libc::off_t, whence) } {
+            at if at >= 0 => Ok(at as u64),
+            _ => Err(SysError::last(Call::Read)),
+        }
+    };
+    match seek(from, libc::SEEK_DATA) {
+        Ok(start) => Ok(Some(start..seek(start, libc::SEEK_HOLE)?)),
+        Err(error) if error.errno == libc::ENXIO => Ok(None),
+        Err(error) => Err(error),
+    }
 }
 
 /// Tells the kernel to drop the clean cached pages of `file`; they are read from disk again.

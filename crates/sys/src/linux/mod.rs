@@ -10,6 +10,7 @@ mod memfd;
 pub mod pagemap;
 mod perf;
 mod reservation;
+pub mod termination;
 mod uffd;
 pub mod usage;
 mod vmm;

@@ -1,0 +1,64 @@
+//! `afresh compact`: a stack of layers becomes one.
+
+use std::process::ExitCode;
+
+use afresh_store::CompactOptions;
+use clap::Args;
+use indicatif::BinaryBytes;
+use serde_json::json;
+
+use super::EncodingArgument;
+use crate::output::{Format, say, spinner};
+use crate::place::Reference;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The snapshot: DIR[@NAME].
+    snapshot: Reference,
+    /// The name of the result, instead of the same one.
+    #[arg(long, value_name = "NAME")]
+    to: Option<String>,
+    /// How the pages of the one layer are stored.
+    #[arg(long, value_enum, default_value = "raw")]
+    encoding: EncodingArgument,
+    /// Leave the recorded working set out.
+    #[arg(long)]
+    drop_working_set: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+    let reference = &arguments.snapshot;
+    let store = reference.place.store()?;
+    let to = match &arguments.to {
+        Some(name) => name,
+        None => reference.target(reference.name())?,
+    };
+    let snapshot = reference.load(None)?;
+    let options = CompactOptions {
+        encoding: arguments.encoding.into(),
+        working_set: !arguments.drop_working_set,
+    };
+    let bar = spinner("compacting");
+    let id = store.compact(to, &snapshot, &options)?;
+    bar.finish_and_clear();
+    let bytes = |layers: &[afresh_store::LayerInspection]| layers.iter().map(|l| l.bytes).sum();
+    let (before, after) = (snapshot.inspect().layers, store.load_id(id)?.inspect().layers);
+    let sizes: (u64, u64) = (bytes(&before), bytes(&after));
+    match format {
+        Format::Json => say!(
+            "{}",
+            json!({
+                "id": id.to_string(), "name": to, "layers_before": before.len(),
+                "layers": after.len(), "bytes_before": sizes.0, "bytes": sizes.1,
+            })
+        )?,
+        Format::Text => say!(
+            "{to} is {id}: {} layers of {} became {} of {}; `afresh gc` removes what nothing names any more",
+            before.len(),
+            BinaryBytes(sizes.0),
+            after.len(),
+            BinaryBytes(sizes.1),
+        )?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

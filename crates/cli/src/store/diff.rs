@@ -1,0 +1,73 @@
+//! `afresh diff`: which pages differ between two snapshots.
+
+use std::process::ExitCode;
+
+use afresh_sys::PAGE_SIZE;
+use clap::Args;
+use indicatif::BinaryBytes;
+use serde_json::json;
+
+use crate::output::{Format, say, spinner};
+use crate::place::Reference;
+use crate::verify::DIFFERS;
+
+/// Ranges that text shows unless all are asked for.
+const SHOWN: usize = 20;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// A snapshot: PLACE[@NAME].
+    a: Reference,
+    /// Another one, here or elsewhere.
+    b: Reference,
+    /// Show every range, not only the first twenty.
+    #[arg(long)]
+    pages: bool,
+}
+
+pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+    let a = arguments.a.load(None)?;
+    let b = arguments.b.load(None)?;
+    let bar = spinner("comparing");
+    let found = afresh_store::diff(&a, &b)?;
+    bar.finish_and_clear();
+    let pages = found.page_count();
+    let sizes = (a.pages(), b.pages());
+    let equal = pages == 0 && !found.state && !found.guest && sizes.0 == sizes.1;
+    match format {
+        Format::Json => {
+            let ranges: Vec<_> = found.pages.iter().map(|range| [range.start, range.len]).collect();
+            say!(
+                "{}",
+                json!({
+                    "a": a.id().to_string(), "b": b.id().to_string(), "equal": equal,
+                    "a_pages": sizes.0, "b_pages": sizes.1,
+                    "pages_differ": pages, "bytes": pages * PAGE_SIZE, "ranges": ranges,
+                    "state_differs": found.state, "guest_differs": found.guest,
+                })
+            )?;
+        }
+        Format::Text if equal => say!("equal: {} pages, state and guest", sizes.0)?,
+        Format::Text => {
+            if sizes.0 != sizes.1 {
+                say!("sizes differ: {} pages and {}", sizes.0, sizes.1)?;
+            }
+            let bytes = BinaryBytes((pages * PAGE_SIZE) as u64);
+            say!("{pages} pages differ ({bytes}) in {} ranges", found.pages.len())?;
+            let shown = if arguments.pages { found.pages.len() } else { SHOWN };
+            for range in found.pages.iter().take(shown) {
+                say!("  {}..{}  {} pages", range.start, range.end(), range.len)?;
+            }
+            if found.pages.len() > shown {
+                say!("  … {} more; --pages shows them all", found.pages.len() - shown)?;
+            }
+            if found.state {
+                say!("guest state differs: {} and {} bytes", a.state().len(), b.state().len())?;
+            }
+            if found.guest {
+                say!("guest build differs: {:?}\n                 and {:?}", a.guest(), b.guest())?;
+            }
+        }
+    }
+    Ok(if equal { ExitCode::SUCCESS } else { ExitCode::from(DIFFERS) })
+}

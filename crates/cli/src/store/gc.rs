@@ -1,0 +1,35 @@
+//! `afresh gc`: removes what no name reaches.
+
+use std::process::ExitCode;
+
+use clap::Args;
+use indicatif::BinaryBytes;
+use serde_json::json;
+
+use crate::output::{Format, say};
+use crate::place::Place;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The directory.
+    place: Place,
+}
+
+pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+    let collected = arguments.place.store()?.gc()?;
+    match format {
+        Format::Json => say!(
+            "{}",
+            json!({
+                "removed": collected.files, "bytes": collected.bytes, "kept": collected.kept,
+            })
+        )?,
+        Format::Text => say!(
+            "removed {} blobs and unfinished files, {}; kept {} blobs",
+            collected.files,
+            BinaryBytes(collected.bytes),
+            collected.kept
+        )?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,130 @@
+//! `afresh import`: a raw memory image becomes a snapshot.
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use afresh_store::{FilePages, GuestBuild, Pages, SaveOptions};
+use afresh_sys::{PAGE_SIZE, PageRange};
+use anyhow::Context;
+use clap::Args;
+use indicatif::{BinaryBytes, ProgressBar};
+use serde_json::json;
+
+use super::EncodingArgument;
+use crate::output::{Format, bytes, say};
+use crate::place::{LATEST, Reference};
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The raw memory: byte N of the file is byte N of the memory. Holes are zeros.
+    file: PathBuf,
+    /// Where to: DIR[@NAME]; made if it is missing.
+    to: Reference,
+    /// Store only what differs from this snapshot of the same directory.
+    #[arg(long, value_name = "NAME")]
+    parent: Option<String>,
+    /// A file with the guest's own state (registers, devices), kept with the memory.
+    #[arg(long, value_name = "FILE")]
+    state: Option<PathBuf>,
+    /// What kind of guest the memory belongs to [default: the parent's, or `raw`].
+    #[arg(long)]
+    kind: Option<String>,
+    /// What gives the memory its meaning, such as the hash of a kernel [default: the parent's, or `none`].
+    #[arg(long)]
+    module: Option<String>,
+    /// Name and version of what runs the guest [default: the parent's, or `none`].
+    #[arg(long)]
+    engine: Option<String>,
+    /// How pages are stored.
+    #[arg(long, value_enum, default_value = "raw")]
+    encoding: EncodingArgument,
+}
+
+/// Moves a bar along with what is read.
+struct Watched<'a> {
+    pages: FilePages,
+    bar: &'a ProgressBar,
+}
+
+impl Pages for Watched<'_> {
+    fn pages(&self) -> usize {
+        self.pages.pages()
+    }
+
+    fn occupied(&self) -> Vec<PageRange> {
+        self.pages.occupied()
+    }
+
+    fn read(&self, first: usize, out: &mut [u8]) -> io::Result<()> {
+        self.pages.read(first, out)?;
+        // Duplicates are read again; the bar does not go back for them.
+        let at = (first * PAGE_SIZE + out.len()) as u64;
+        self.bar.set_position(self.bar.position().max(at));
+        Ok(())
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+    let name = arguments.to.target(LATEST)?;
+    let pages = FilePages::open(&arguments.file)?;
+    let store = arguments.to.place.create()?;
+    let parent = match &arguments.parent {
+        Some(name) => Some(store.load(name).with_context(|| format!("the parent {name}"))?),
+        None => None,
+    };
+    let mut guest = parent.as_ref().map_or_else(
+        || GuestBuild {
+            kind: "raw".to_owned(),
+            module: "none".to_owned(),
+            engine: "none".to_owned(),
+            cpu: Vec::new(),
+        },
+        |parent| parent.guest().clone(),
+    );
+    let overrides = [
+        (&mut guest.kind, &arguments.kind),
+        (&mut guest.module, &arguments.module),
+        (&mut guest.engine, &arguments.engine),
+    ];
+    for (field, given) in overrides {
+        if let Some(given) = given {
+            field.clone_from(given);
+        }
+    }
+    let mut options = SaveOptions::new(guest);
+    options.encoding = arguments.encoding.into();
+    options.parent = parent;
+    if let Some(path) = &arguments.state {
+        options.state =
+            std::fs::read(path).with_context(|| format!("cannot read {}", path.display()))?;
+    }
+    let memory = (pages.pages() * PAGE_SIZE) as u64;
+    let bar = bytes("importing", memory);
+    let started = Instant::now();
+    let id = store.save(name, &Watched { pages, bar: &bar }, &options)?;
+    let seconds = started.elapsed().as_secs_f64();
+    bar.finish_and_clear();
+    let snapshot = store.load_id(id)?;
+    // The part that was written: the layer on top.
+    let written = snapshot.layers().last().map_or(0, |layer| layer.size());
+    let rate = memory as f64 / seconds / f64::from(1 << 20);
+    match format {
+        Format::Json => say!(
+            "{}",
+            json!({
+                "id": id.to_string(), "name": name, "memory_bytes": memory,
+                "written_bytes": written, "seconds": seconds, "mib_per_s": rate,
+            })
+        )?,
+        Format::Text => say!(
+            "imported {} as {}@{name}: {} of memory, {} written, in {seconds:.2} s, {rate:.1} MiB/s\n{id}",
+            arguments.file.display(),
+            arguments.to.place,
+            BinaryBytes(memory),
+            BinaryBytes(written),
+        )?,
+    }
+    Ok(ExitCode::SUCCESS)
+}

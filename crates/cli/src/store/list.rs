@@ -1,0 +1,54 @@
+//! `afresh list`: what a place holds.
+
+use std::fmt::Display;
+use std::process::ExitCode;
+
+use afresh_store::Listed;
+use clap::Args;
+use indicatif::BinaryBytes;
+use serde_json::json;
+
+use crate::output::{Format, say};
+use crate::place::Place;
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    /// The directory or URL.
+    place: Place,
+}
+
+pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+    let place = &arguments.place;
+    let whole = match place {
+        Place::Remote(_) => print(place, &place.remote()?.list()?, format)?,
+        Place::Store(_) | Place::File(_) => print(place, &place.store()?.list()?, format)?,
+    };
+    Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Prints every entry; returns whether all could be read.
+fn print<E: Display>(place: &Place, list: &[Listed<E>], format: Format) -> anyhow::Result<bool> {
+    if list.is_empty() {
+        eprintln!("afresh: no snapshots in {place}");
+    }
+    let width = list.iter().map(|entry| entry.tag.name.len()).max().unwrap_or(0);
+    for Listed { tag, extent } in list {
+        let (name, id) = (&tag.name, tag.id.to_string());
+        match (extent, format) {
+            (Ok(extent), Format::Json) => say!(
+                "{}",
+                json!({"name": name, "id": id, "layers": extent.layers, "bytes": extent.bytes})
+            )?,
+            (Ok(extent), Format::Text) => say!(
+                "{name:<width$}  {id}  {:>3} layers  {:>11}",
+                extent.layers,
+                BinaryBytes(extent.bytes).to_string()
+            )?,
+            (Err(error), Format::Json) => {
+                say!("{}", json!({"name": name, "id": id, "error": error.to_string()}))?;
+            }
+            (Err(error), Format::Text) => eprintln!("afresh: {name}: {error}"),
+        }
+    }
+    Ok(list.iter().all(|entry| entry.extent.is_ok()))
+}

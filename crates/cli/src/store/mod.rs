@@ -1,0 +1,42 @@
+//! The verbs that work on snapshots which exist. What they do is in `afresh-store` and `afresh-pager`; here
+//! it is asked for and printed.
+
+pub(crate) mod compact;
+pub(crate) mod diff;
+pub(crate) mod export;
+pub(crate) mod gc;
+pub(crate) mod import;
+pub(crate) mod inspect;
+pub(crate) mod list;
+pub(crate) mod pager;
+mod picture;
+pub(crate) mod tag;
+pub(crate) mod transfer;
+
+use afresh_store::Encoding;
+use clap::ValueEnum;
+
+/// How pages are stored.
+#[derive(Clone, Copy, Debug, ValueEnum)]
+pub(crate) enum EncodingArgument {
+    /// As they are: can be mapped.
+    Raw,
+    /// Compressed: travels well.
+    Zstd,
+}
+
+impl From<EncodingArgument> for Encoding {
+    fn from(argument: EncodingArgument) -> Self {
+        match argument {
+            EncodingArgument::Raw => Encoding::Raw,
+            EncodingArgument::Zstd => Encoding::Zstd,
+        }
+    }
+}
+
+fn encoding_name(encoding: Encoding) -> &'static str {
+    match encoding {
+        Encoding::Raw => "raw",
+        Encoding::Zstd => "zstd",
+    }
+}

@@ -1,0 +1,50 @@
+//! `afresh tag` and `afresh untag`: names of snapshots.
+
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::Args;
+use serde_json::json;
+
+use crate::output::{Format, say};
+use crate::place::Reference;
+
+#[derive(Debug, Args)]
+pub(crate) struct TagArguments {
+    /// The snapshot: DIR[@NAME].
+    snapshot: Reference,
+    /// Another name for it. A name in use changes its meaning.
+    name: String,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UntagArguments {
+    /// The name to remove: DIR@NAME.
+    snapshot: Reference,
+}
+
+pub(crate) fn tag(arguments: &TagArguments, format: Format) -> anyhow::Result<ExitCode> {
+    let store = arguments.snapshot.place.store()?;
+    // Opened first: a name must mean something that can be opened.
+    let id = arguments.snapshot.load(None)?.id();
+    store.tag(&arguments.name, Some(id))?;
+    match format {
+        Format::Json => say!("{}", json!({"name": arguments.name, "id": id.to_string()}))?,
+        Format::Text => say!("{} is {id}", arguments.name)?,
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn untag(arguments: &UntagArguments, format: Format) -> anyhow::Result<ExitCode> {
+    let place = &arguments.snapshot.place;
+    let name = arguments.snapshot.name.as_deref();
+    let name = name.with_context(|| format!("which name? Write {place}@NAME"))?;
+    let id = place.store()?.untag(name)?;
+    match format {
+        Format::Json => say!("{}", json!({"removed": name, "id": id.to_string()}))?,
+        Format::Text => {
+            say!("{name} was {id}; `afresh gc {place}` removes what nothing names any more")?
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

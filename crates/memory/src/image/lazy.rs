@@ -1,0 +1,186 @@
+//! Images whose content arrives while slots use them already.
+//!
+//! The file behind such an image starts empty, and a [`Filler`] puts pages into it: when a guest touches
+//! one that is missing, when the engine is about to read one, and ahead of both. Every slot of the image
+//! shares what has arrived, and once all has, the image is like any other.
+//!
+//! What it promises: nobody reads a page before its content is in place. When the filler fails, the
+//! image has failed for good: slots close their memory and refuse use, and every error names the cause.
+
+use std::sync::Arc;
+
+use afresh_sys::{PageRange, Protection, Reservation};
+
+use super::{Backing, Extent, Image, build};
+use crate::ImageError;
+
+/// Puts the content of a lazily filled image in place, through the door it was made with.
+///
+/// Pages are counted as in the image.
+pub trait Filler: Send + Sync {
+    /// Whether `page` is in place.
+    fn is_present(&self, page: usize) -> bool;
+
+    /// Returns once `page` is in place, or `false` once it is certain that it will never be. Called in a
+    /// signal handler of the thread that needs it: nothing may be locked that the thread could hold.
+    fn fill_in_handler(&self, page: usize) -> bool;
+
+    /// Returns once all of `pages` is in place, or `false` once it is certain that it will never be.
+    fn fill(&self, pages: PageRange) -> bool;
+
+    /// Whether every page is in place, for good.
+    fn is_complete(&self) -> bool;
+
+    /// Why pages will never come, once that is certain.
+    fn failure(&self) -> Option<String>;
+}
+
+/// What a [`Filler`] is made from.
+#[derive(Debug)]
+pub struct Door {
+    /// Writable memory of the image's length. What is written here is the image's content.
+    pub memory: Arc<Reservation>,
+    /// The pages that the filler answers for, in order. No other page will be asked for.
+    pub pages: Vec<PageRange>,
+}
+
+impl Image {
+    /// An image of `pages` pages, of which those in `stored` (in order, disjoint) will be filled in by
+    /// the filler that `make` returns. All others are zero.
+    ///
+    /// # Errors
+    /// [`ImageError`] when memory or descriptors ran out ([`ImageError::TooManyFiles`] asks for an image
+    /// that is filled at once), or what `make` returns.
+    pub fn lazy<E: From<ImageError>>(
+        pages: usize,
+        stored: &[PageRange],
+        make: impl FnOnce(Door) -> Result<Arc<dyn Filler>, E>,
+    ) -> Result<Image, E> {
+        build::check_sorted(stored, pages)?;
+        let stored: Vec<PageRange> = stored.iter().copied().filter(|run| !run.is_empty()).collect();
+        let limit = build::gap_limit(&stored);
+        // What slots map as one: small gaps are filled with zeros rather than split a mapping.
+        let mut joined: Vec<PageRange> = Vec::new();
+        for run in &stored {
+            match joined.last_mut() {
+                Some(last) if run.start - last.end() <= limit => last.len = run.end() - last.start,
+                _ => joined.push(*run),
+            }
+        }
+        let Some(end) = joined.last().map(|run| run.end()) else {
+            return Ok(Image::zero(pages));
+        };
+        let (backing, memory) = Backing::empty(end)?;
+        let door = Door { memory: Arc::new(memory), pages: joined.clone() };
+        let backing = Arc::new(backing.filled_by(stored.clone(), joined, make(door)?));
+        let extents = stored
+            .into_iter()
+            .map(|range| Extent { range, backing: backing.clone(), at: range.start })
+            .collect();
+        Ok(Image::from_extents(pages, extents))
+    }
+
+    /// Whether all content is in place. Only a lazily filled image may be incomplete.
+    #[must_use]
+    pub fn is_complete(&self) -> bool {
+        self.inner.extents.iter().all(|extent| extent.backing.is_complete())
+    }
+
+    /// Why some of the content will never arrive, if that is so.
+    #[must_use]
+    pub fn failure(&self) -> Option<String> {
+        self.inner.extents.iter().find_map(|extent| extent.backing.failure())
+    }
+
+    /// Waits until `pages` are in place.
+    ///
+    /// # Errors
+    /// [`ImageError::Filler`] with the cause when they will never be.
+    pub fn resolve(&self, pages: PageRange) -> Result<(), ImageError> {
+        self.extents_in(pages).try_for_each(|extent| {
+            extent.backing.resolve(PageRange::new(extent.at, extent.range.len))
+        })
+    }
+
+    /// Waits until everything is in place.
+    ///
+    /// # Errors
+    /// As [`Image::resolve`].
+    pub fn complete(&self) -> Result<(), ImageError> {
+        self.inner.extents.iter().try_for_each(|extent| extent.backing.finish())
+    }
+}
+
+impl Backing {
+    /// A file of `pages` pages without content, and a writable view of it.
+    fn empty(pages: usize) -> Result<(Self, Reservation), ImageError> {
+        let door = Reservation::new(pages)?;
+        let backing = Self::unfilled(pages)?.ok_or(ImageError::TooManyFiles)?;
+        let all = PageRange::new(0, pages);
+        door.map_shared(all, Protection::ReadWrite, backing.file().0, 0)?;
+        Ok((backing, door))
+    }
+}
+
+/// The lazily filled parts of what a slot maps, for the handler of faults on missing pages.
+#[derive(Debug)]
+pub(crate) struct Missing {
+    chunks: Vec<Extent>,
+    memory: Arc<Reservation>,
+    /// Pages of `memory` before the slot's page 0.
+    first: usize,
+    capacity: usize,
+}
+
+/// What a fault on a page met.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Met {
+    /// The page is in place: something else caused the fault.
+    Present,
+    /// It is in place now.
+    Filled,
+    /// It will never be; the slot's memory is closed.
+    Closed,
+}
+
+impl Missing {
+    /// The incomplete parts of `image` in a slot, if there are any.
+    pub(crate) fn of(
+        image: &Image,
+        memory: &Arc<Reservation>,
+        first: usize,
+        capacity: usize,
+    ) -> Option<Self> {
+        let mut chunks = image.chunks();
+        chunks.retain(|chunk| !chunk.backing.is_complete());
+        (!chunks.is_empty()).then(|| Self { chunks, memory: memory.clone(), first, capacity })
+    }
+
+    /// The parts of `range` whose pages may be missing.
+    pub(crate) fn within(&self, range: PageRange) -> impl Iterator<Item = PageRange> + '_ {
+        self.chunks.iter().filter_map(move |chunk| chunk.range.intersect(range))
+    }
+
+    /// Answers a fault on `page` of the slot. Safe in a signal handler.
+    pub(crate) fn answer(&self, page: usize) -> Met {
+        let at = self.chunks.partition_point(|chunk| chunk.range.end() <= page);
+        let Some(chunk) = self.chunks.get(at).filter(|chunk| chunk.range.contains(page)) else {
+            return Met::Present;
+        };
+        match chunk.backing.answer(chunk.at + page - chunk.range.start) {
+            // Nothing may be read as if it were content, so access ends; the retry raises SIGSEGV.
+            Met::Closed => {
+                let all = PageRange::new(self.first, self.capacity);
+                // Where even that is refused, the missing pages go on raising SIGBUS.
+                let _ = self.memory.protect(all, Protection::None);
+                Met::Closed
+            }
+            met => met,
+        }
+    }
+
+    /// Why pages will never come, once that is certain.
+    pub(crate) fn failure(&self) -> Option<String> {
+        self.chunks.iter().find_map(|chunk| chunk.backing.failure())
+    }
+}

@@ -1,0 +1,209 @@
+//! Images that are filled while slots use them: never wrong content, and a clear end when content does
+//! not come.
+#![cfg(not(miri))]
+
+mod common;
+
+use std::os::unix::process::ExitStatusExt;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use afresh_memory::{
+    Feature, Features, HostAccess, Image, PAGE_SIZE, PageRange, Slot, SlotConfig, Strategy,
+};
+use common::{lazy_image, occupied};
+
+const PAGES: usize = 400;
+
+/// Some runs of content, small gaps between some of them, large ones between others.
+fn content() -> Vec<u8> {
+    let mut bytes = vec![0u8; PAGES * PAGE_SIZE];
+    for page in (3..60).chain(70..75).chain(200..260).chain(390..400) {
+        let fill = page as u8 | 1;
+        bytes[page * PAGE_SIZE..(page + 1) * PAGE_SIZE].fill(fill);
+    }
+    bytes
+}
+
+fn uffd_missing() -> bool {
+    let missing = !Features::host().has(Feature::UffdSigbus);
+    if missing {
+        println!("SKIPPED: userfaultfd in SIGBUS mode is not to be had here");
+    }
+    missing
+}
+
+#[test]
+fn only_what_is_touched_is_fetched_and_it_is_right() {
+    if uffd_missing() {
+        return;
+    }
+    let content = content();
+    let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let filler = filler.unwrap();
+    let mut slot = Slot::new(&image, SlotConfig::default()).unwrap();
+    assert_eq!(filler.present(), 0);
+    let mut byte = [0];
+    for page in [5, 72, 250, 0, 150, 399] {
+        slot.read(page * PAGE_SIZE + 9, &mut byte).unwrap();
+        assert_eq!(byte[0], content[page * PAGE_SIZE + 9], "page {page}");
+    }
+    assert!(filler.present() <= 6, "{} pages were fetched for 6 touches", filler.present());
+    for run in 0..3 {
+        slot.write(210 * PAGE_SIZE, &[run, 1, 2]).unwrap();
+        slot.write(150 * PAGE_SIZE, &[3; 8]).unwrap();
+        slot.reset().unwrap();
+        for page in [210, 150] {
+            slot.read(page * PAGE_SIZE, &mut byte).unwrap();
+            assert_eq!(byte[0], content[page * PAGE_SIZE]);
+        }
+    }
+    assert!(!image.is_complete());
+    assert_eq!(slot.verify().unwrap(), []);
+    assert!(image.is_complete(), "a comparison needs everything");
+}
+
+#[test]
+fn slots_of_one_image_share_what_has_arrived() {
+    if uffd_missing() {
+        return;
+    }
+    let content = content();
+    let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let filler = filler.unwrap();
+    let slots: Vec<_> = (0..3).map(|_| Slot::new(&image, SlotConfig::default()).unwrap()).collect();
+    for slot in &slots {
+        let mut byte = [0];
+        slot.read(30 * PAGE_SIZE, &mut byte).unwrap();
+        assert_eq!(byte[0], content[30 * PAGE_SIZE]);
+    }
+    assert_eq!(filler.faults.load(Ordering::Relaxed), 1);
+}
+
+#[test]
+fn threads_that_touch_and_a_stream_agree_on_every_byte() {
+    if uffd_missing() {
+        return;
+    }
+    let content = content();
+    let (image, filler) = lazy_image(&content, &occupied(&content), Duration::from_micros(20));
+    let filler = filler.unwrap();
+    let mut slot = Slot::new(&image, SlotConfig::default()).unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| filler.stream());
+        for seed in 1..4usize {
+            let (base, content) = (slot.base() as usize, &content);
+            scope.spawn(move || {
+                for step in 0..PAGES {
+                    let page = (step * 37 * seed + seed) % PAGES;
+                    let mut bytes = vec![0; PAGE_SIZE];
+                    let from = (base + page * PAGE_SIZE) as *const u8;
+                    // SAFETY: the page is inside the slot, which outlives the scope; nobody writes it.
+                    unsafe { from.copy_to_nonoverlapping(bytes.as_mut_ptr(), PAGE_SIZE) };
+                    assert!(bytes == content[page * PAGE_SIZE..][..PAGE_SIZE], "page {page}");
+                }
+            });
+        }
+    });
+    assert!(image.is_complete());
+    slot.reset().unwrap();
+    assert_eq!(slot.verify().unwrap(), []);
+}
+
+#[test]
+fn a_strategy_that_cannot_wait_for_pages_has_them_all_first() {
+    let content = content();
+    let poorer = Features::host().without(Feature::UffdSigbus);
+    for strategy in [Strategy::FullCopy, Strategy::Discard, Strategy::Auto] {
+        let (image, _) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+        let config =
+            SlotConfig { strategy, features: Some(poorer.clone()), ..SlotConfig::default() };
+        let mut slot = Slot::new(&image, config).unwrap();
+        assert!(image.is_complete(), "{strategy}");
+        slot.write(5 * PAGE_SIZE, b"dirt").unwrap();
+        slot.reset().unwrap();
+        assert_eq!(slot.verify().unwrap(), []);
+    }
+    let (image, _) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let config = SlotConfig { host_access: HostAccess::Syscalls, ..SlotConfig::default() };
+    if Slot::new(&image, config).is_ok() {
+        assert!(image.is_complete(), "the kernel cannot wait either");
+    }
+}
+
+#[test]
+fn a_dead_source_is_an_error_with_its_cause_and_never_zeros() {
+    if uffd_missing() {
+        return;
+    }
+    let content = content();
+    let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let filler = filler.unwrap();
+    let mut slot = Slot::new(&image, SlotConfig::default()).unwrap();
+    let mut byte = [0];
+    slot.read(30 * PAGE_SIZE, &mut byte).unwrap();
+    filler.dead.store(true, Ordering::Release);
+    let refusals = [
+        slot.read(31 * PAGE_SIZE, &mut byte).unwrap_err().to_string(),
+        slot.write(31 * PAGE_SIZE, b"x").unwrap_err().to_string(),
+        image.resolve(PageRange::new(31, 1)).unwrap_err().to_string(),
+        slot.freeze().unwrap_err().to_string(),
+        slot.reset().unwrap_err().to_string(),
+        Slot::new(&image, SlotConfig { strategy: Strategy::Discard, ..SlotConfig::default() })
+            .unwrap_err()
+            .to_string(),
+    ];
+    for refusal in refusals {
+        assert!(refusal.contains("the source is dead"), "{refusal}");
+    }
+    assert!(slot.quarantined().is_some());
+}
+
+/// Run in a process of its own, which the fault ends.
+#[test]
+fn touching_a_page_that_never_comes_raises_sigsegv() {
+    const CHILD: &str = "AFRESH_TEST_TOUCH";
+    if uffd_missing() {
+        return;
+    }
+    if std::env::var_os(CHILD).is_none() {
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["touching_a_page_that_never_comes_raises_sigsegv", "--exact"])
+            .env(CHILD, "1")
+            .status()
+            .unwrap();
+        assert_eq!(status.signal(), Some(libc::SIGSEGV), "{status}");
+        return;
+    }
+    let content = content();
+    let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let slot = Slot::new(&image, SlotConfig::default()).unwrap();
+    filler.unwrap().dead.store(true, Ordering::Release);
+    // SAFETY: the page is inside the slot; that reading it faults is the point.
+    let read = unsafe { slot.base().add(31 * PAGE_SIZE).read_volatile() };
+    println!("read {read} where nothing must be read");
+}
+
+#[test]
+fn joined_and_sliced_images_read_like_their_parts() {
+    let content = content();
+    let (lazy, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let joined = Image::join(&[Image::zero(7), lazy.clone(), lazy]);
+    assert_eq!(joined.pages(), 7 + 2 * PAGES);
+    let part = joined.slice(PageRange::new(7 + PAGES - 10, 20));
+    for page in 0..20 {
+        let expected = (PAGES - 10 + page) % PAGES;
+        let mut bytes = vec![1; PAGE_SIZE];
+        part.read(page * PAGE_SIZE, &mut bytes);
+        assert!(bytes == content[expected * PAGE_SIZE..][..PAGE_SIZE], "page {page}");
+    }
+    assert!(filler.unwrap().present() <= 20);
+    let mut slot = Slot::new(&part, SlotConfig::default()).unwrap();
+    slot.write(3 * PAGE_SIZE, b"dirt").unwrap();
+    let frozen = slot.freeze().unwrap();
+    slot.reset().unwrap();
+    assert_eq!(slot.verify().unwrap(), []);
+    let mut bytes = [0; 5];
+    frozen.read(3 * PAGE_SIZE, &mut bytes);
+    assert_eq!(&bytes, &[b'd', b'i', b'r', b't', content[(PAGES - 7) * PAGE_SIZE]]);
+}

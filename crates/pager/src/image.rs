@@ -1,0 +1,246 @@
+//! Images of the engine that are filled from a page source while slots use them.
+//!
+//! Every slot of the image shares what has arrived: the second guest finds the pages of the first. The
+//! working set, where one was recorded, is in place before the first slot is made; the rest is streamed
+//! behind the guests' backs.
+//!
+//! What it promises: a page is used only whole. When the source fails, the image has failed for good, and
+//! slots refuse use with the cause. When it is complete, nothing of the source is held.
+//!
+//! What may break it: dropping the last slot and image early ends the filling, as it should.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use afresh_memory::{Door, Filler, Image};
+use afresh_sys::{PAGE_SIZE, PageRange};
+
+use crate::control::Control;
+use crate::lazy::{Fill, Lazy};
+use crate::restore::{Engine, Work};
+use crate::{Options, PageSource, RestoreError, coordinator};
+
+/// Pages fetched for a fault: what the digests of a snapshot cover at once.
+const WINDOW: usize = 16;
+
+/// An image that is being filled, and the handle to wait for it. The image lives on without the handle.
+#[derive(Clone, Debug)]
+pub struct LazyImage {
+    image: Image,
+    filling: Option<Arc<Filling>>,
+}
+
+impl LazyImage {
+    /// Begins an image with the content of `source`. Of the options it heeds the window, the background
+    /// (on, unless it is turned off), the streams and the patience.
+    ///
+    /// # Errors
+    /// [`RestoreError`] when the image cannot be made or the working set cannot be read.
+    pub fn start(source: Arc<dyn PageSource>, options: &Options) -> Result<Self, RestoreError> {
+        let set = source.working_set();
+        // With a working set in place page by page, faults are few, and fetch around themselves.
+        let (window, around) = match (options.window, set.is_empty()) {
+            (Some(window), _) => (window.clamp(1, 512), 1),
+            (None, true) => (WINDOW, 1),
+            (None, false) => (1, WINDOW),
+        };
+        let streams = if options.background == Some(false) { 0 } else { options.streams.max(1) };
+        Self::fill(source, window, around, streams, options.patience, &set)
+    }
+
+    /// Begins an image that fetches exactly the pages that are touched, to learn the working set:
+    /// [`LazyImage::touched`] lists them.
+    ///
+    /// # Errors
+    /// As [`LazyImage::start`].
+    pub fn record(source: Arc<dyn PageSource>) -> Result<Self, RestoreError> {
+        Self::fill(source, 1, 1, 0, Options::default().patience, &[])
+    }
+
+    fn fill(
+        source: Arc<dyn PageSource>,
+        window: usize,
+        around: usize,
+        streams: usize,
+        patience: Duration,
+        set: &[PageRange],
+    ) -> Result<Self, RestoreError> {
+        let mut filling = None;
+        let image = Image::lazy(source.pages(), &source.occupied(), |door: Door| {
+            let control = Arc::new(Control::new(None, patience));
+            let lazy = Arc::new(door_lazy(&control, &door, source.clone(), window, around));
+            let mut from = 0;
+            for run in door.pages.iter().copied().chain([PageRange::new(lazy.range.len, 0)]) {
+                lazy.mark_present(PageRange::new(from, run.start - from));
+                from = run.end();
+            }
+            if !set.is_empty() {
+                read_working_set(&lazy, &*source, set)?;
+            }
+            let engine = Arc::new(Mutex::new(Some(Engine {
+                work: Work::Lazy(lazy.clone()),
+                registration: None,
+                coordinated: true,
+            })));
+            coordinator::spawn(engine.clone(), Work::Lazy(lazy), None, streams)?;
+            let made = Arc::new(Filling { control, engine });
+            filling = Some(made.clone());
+            Ok::<Arc<dyn Filler>, RestoreError>(made)
+        })?;
+        Ok(Self { image, filling })
+    }
+
+    /// The image. Slots may use it at once.
+    #[must_use]
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// The pages that are in place: of an image that is recorded, those that were touched. Empty once
+    /// everything is.
+    #[must_use]
+    pub fn touched(&self) -> Vec<PageRange> {
+        let Some(lazy) = self.filling.as_ref().and_then(|filling| filling.lazy()) else {
+            return Vec::new();
+        };
+        let stored: Vec<PageRange> = self.image.stored().collect();
+        let mut touched: Vec<PageRange> = Vec::new();
+        for range in lazy.present() {
+            touched.extend(stored.iter().filter_map(|run| run.intersect(range)));
+        }
+        touched
+    }
+
+    /// How many faults were answered so far.
+    #[must_use]
+    pub fn faults(&self) -> usize {
+        self.filling.as_ref().map_or(0, |f| f.control.faults.load(Ordering::Relaxed))
+    }
+
+    /// Waits until everything is in place and the source is let go.
+    ///
+    /// # Errors
+    /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it goes on.
+    pub fn wait(&self, timeout: Duration) -> Result<(), RestoreError> {
+        let Some(filling) = &self.filling else { return Ok(()) };
+        if let Some(lazy) = filling.lazy() {
+            lazy.rush.store(true, Ordering::Release);
+        }
+        filling.control.wait(timeout)
+    }
+}
+
+/// Windows over the door of an image, all missing.
+fn door_lazy(
+    control: &Arc<Control>,
+    door: &Door,
+    source: Arc<dyn PageSource>,
+    window: usize,
+    around: usize,
+) -> Lazy {
+    let range = PageRange::new(0, door.memory.pages());
+    let windows = range.len.div_ceil(window);
+    Lazy {
+        inline: source.signal_safe(),
+        control: control.clone(),
+        source,
+        uffd: None,
+        target: door.memory.clone(),
+        range,
+        window,
+        around,
+        fill: Fill::Door,
+        small: None,
+        huge: None,
+        states: (0..windows).map(|_| AtomicU32::new(0)).collect(),
+        remaining: AtomicUsize::new(windows),
+        next_chunk: AtomicUsize::new(usize::MAX / 2),
+        wanted: (0..windows.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+        bell: AtomicU32::new(0),
+        busy: AtomicU64::new(0),
+        rush: AtomicBool::new(false),
+    }
+}
+
+/// Puts the working set in place before anybody can touch it.
+fn read_working_set(
+    lazy: &Lazy,
+    source: &dyn PageSource,
+    set: &[PageRange],
+) -> Result<(), RestoreError> {
+    let longest = set.iter().map(|run| run.len).max().unwrap_or(0);
+    // For runs past the stored pages, which are zero and have no place.
+    let mut nowhere = vec![0u8; longest * PAGE_SIZE];
+    let nowhere = nowhere.as_mut_ptr();
+    let place = |run: PageRange| {
+        if run.end() <= lazy.range.len { lazy.target.page_ptr(run.start) } else { nowhere }
+    };
+    // SAFETY: the door is writable for all its pages and nobody else uses it yet; the other place is as
+    // long as the longest run, of which `place` is asked for parts.
+    unsafe { source.read_working_set(&place) }?;
+    set.iter().for_each(|run| {
+        if let Some(inside) = run.intersect(lazy.range) {
+            lazy.mark_present(inside);
+        }
+    });
+    Ok(())
+}
+
+/// The filler of an image.
+#[derive(Debug)]
+struct Filling {
+    control: Arc<Control>,
+    /// Empty once everything is in place.
+    engine: Arc<Mutex<Option<Engine>>>,
+}
+
+impl Filling {
+    fn lazy(&self) -> Option<Arc<Lazy>> {
+        // Never held where a guest's memory is touched, so a fault handler may take it.
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        match engine.as_ref()?.work.clone() {
+            Work::Lazy(lazy) => Some(lazy),
+            Work::Detach(_) => None,
+        }
+    }
+
+    /// What `ask` says, or whether all went well once everything is over.
+    fn ask(&self, ask: impl FnOnce(&Lazy) -> bool) -> bool {
+        match self.lazy() {
+            Some(lazy) => ask(&lazy),
+            None => !self.control.has_failed(),
+        }
+    }
+}
+
+impl Filler for Filling {
+    fn is_present(&self, page: usize) -> bool {
+        self.ask(|lazy| lazy.is_present(page))
+    }
+
+    fn fill_in_handler(&self, page: usize) -> bool {
+        self.ask(|lazy| lazy.answer_page(page))
+    }
+
+    fn fill(&self, pages: PageRange) -> bool {
+        self.ask(|lazy| lazy.resolve(pages, lazy.inline))
+    }
+
+    fn is_complete(&self) -> bool {
+        self.control.is_done()
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.control.check().err().map(|error| error.to_string())
+    }
+}
+
+impl Drop for Filling {
+    fn drop(&mut self) {
+        if !self.control.is_done() {
+            self.control.abandon();
+            coordinator::end(&self.engine);
+        }
+    }
+}

@@ -1,0 +1,138 @@
+//! The memory of a guest on its way into a snapshot or out of one: what is common to all guests.
+//!
+//! A guest adapter brings an image of its pages, its own bytes and its build; it gets them back, with an
+//! image that fills itself while guests run on it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use afresh_memory::{Image, ImageError};
+use afresh_store::{Encoding, GuestBuild, SaveError, SaveOptions, Sha256, Snapshot, Store};
+use afresh_sys::PageRange;
+
+use crate::{LazyImage, Options, PageSource, RestoreError, SnapshotSource};
+
+/// How a frozen guest is saved.
+#[derive(Clone, Debug)]
+pub struct SaveWith {
+    /// How pages are stored.
+    pub encoding: Encoding,
+    /// Store only what differs from this snapshot of the same store.
+    pub parent: Option<Snapshot>,
+    /// Pages to keep a compact copy of, which is read first: see [`SnapshotMemory::touched`].
+    pub working_set: Vec<PageRange>,
+}
+
+impl Default for SaveWith {
+    fn default() -> Self {
+        Self { encoding: Encoding::Raw, parent: None, working_set: Vec::new() }
+    }
+}
+
+/// Saving a frozen guest failed; the name means what it meant before.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveMemoryError {
+    /// Its pages are not all there.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The snapshot could not be written.
+    #[error(transparent)]
+    Save(#[from] SaveError),
+}
+
+/// The pages of a frozen guest. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct SnapshotMemory {
+    pages: Image,
+    filling: Option<LazyImage>,
+}
+
+impl From<Image> for SnapshotMemory {
+    fn from(pages: Image) -> Self {
+        Self { pages, filling: None }
+    }
+}
+
+impl SnapshotMemory {
+    /// The pages.
+    #[must_use]
+    pub fn pages(&self) -> &Image {
+        &self.pages
+    }
+
+    /// Saves the pages, and the guest's own `state`, under `name`.
+    ///
+    /// # Errors
+    /// [`SaveMemoryError`]; the name means then what it meant before.
+    pub fn save(
+        &self,
+        store: &Store,
+        name: &str,
+        build: GuestBuild,
+        state: Vec<u8>,
+        with: &SaveWith,
+    ) -> Result<Sha256, SaveMemoryError> {
+        self.pages.complete()?;
+        let options = SaveOptions {
+            state,
+            encoding: with.encoding,
+            parent: with.parent.clone(),
+            working_set: with.working_set.clone(),
+            ..SaveOptions::new(build)
+        };
+        Ok(store.save(name, &self.pages, &options)?)
+    }
+
+    /// Opens the pages of a snapshot; they are fetched, and checked, when they are touched and behind the
+    /// guest's back (see [`LazyImage`]). Where too many images are open already, or the host lacks what
+    /// it takes, they are read at once.
+    ///
+    /// # Errors
+    /// [`RestoreError`] when the working set is damaged or memory runs out.
+    pub fn load(snapshot: Snapshot, options: &Options) -> Result<Self, RestoreError> {
+        Self::open(snapshot, |source| LazyImage::start(source, options))
+    }
+
+    /// Opens a snapshot to learn which pages its guest touches.
+    ///
+    /// # Errors
+    /// As [`SnapshotMemory::load`].
+    pub fn record(snapshot: Snapshot) -> Result<Self, RestoreError> {
+        Self::open(snapshot, LazyImage::record)
+    }
+
+    fn open(
+        snapshot: Snapshot,
+        start: impl FnOnce(Arc<dyn PageSource>) -> Result<LazyImage, RestoreError>,
+    ) -> Result<Self, RestoreError> {
+        match start(Arc::new(SnapshotSource::new(snapshot.clone()))) {
+            Ok(filling) => Ok(Self { pages: filling.image().clone(), filling: Some(filling) }),
+            Err(RestoreError::Image(ImageError::TooManyFiles)) => {
+                let image = snapshot.to_image().map_err(crate::SourceError::from)?;
+                Ok(image.into())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// The pages that are in place: of a snapshot that is recorded, those that were touched.
+    #[must_use]
+    pub fn touched(&self) -> Vec<PageRange> {
+        self.filling.as_ref().map(LazyImage::touched).unwrap_or_default()
+    }
+
+    /// How many faults on pages that were not there yet have been answered.
+    #[must_use]
+    pub fn faults(&self) -> usize {
+        self.filling.as_ref().map_or(0, LazyImage::faults)
+    }
+
+    /// Waits until all pages are in place and nothing of the snapshot is needed any more.
+    ///
+    /// # Errors
+    /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it goes on.
+    pub fn wait(&self, timeout: Duration) -> Result<(), RestoreError> {
+        self.filling.as_ref().map_or(Ok(()), |filling| filling.wait(timeout))
+    }
+}

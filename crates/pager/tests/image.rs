@@ -1,0 +1,197 @@
+//! Slots of the engine that run on images which a snapshot fills meanwhile.
+#![cfg(not(miri))]
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use afresh_memory::{Feature, Features, Slot, SlotConfig};
+use afresh_pager::{LazyImage, Options, PageSource, Recorder, SnapshotSource, SourceError};
+use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Snapshot, Store};
+use afresh_sys::{PAGE_SIZE, PageRange};
+
+const PAGES: usize = 3000;
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// Runs of noise, with zero pages in between.
+fn content() -> Vec<u8> {
+    let mut bytes = vec![0u8; PAGES * PAGE_SIZE];
+    let mut state = 9u64;
+    for (page, bytes) in bytes.chunks_exact_mut(PAGE_SIZE).enumerate() {
+        if page % 50 > 40 || (800..1200).contains(&page) {
+            continue;
+        }
+        for byte in bytes {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            *byte = (state >> 56) as u8;
+        }
+    }
+    bytes
+}
+
+fn build() -> GuestBuild {
+    GuestBuild { kind: "arena".into(), module: "m".into(), engine: "e".into(), cpu: Vec::new() }
+}
+
+fn save(dir: &Path, encoding: Encoding, set: Vec<PageRange>) -> Snapshot {
+    let store = Store::create(dir).unwrap();
+    let mut options = SaveOptions::new(build());
+    options.encoding = encoding;
+    options.working_set = set;
+    store.save("a", &MemoryPages(content()), &options).unwrap();
+    store.load("a").unwrap()
+}
+
+fn slot(image: &LazyImage) -> Option<Slot> {
+    if !Features::host().has(Feature::UffdSigbus) {
+        println!("SKIPPED: userfaultfd in SIGBUS mode is not to be had here");
+        return None;
+    }
+    Some(Slot::new(image.image(), SlotConfig::default()).unwrap())
+}
+
+fn check(slot: &Slot, page: usize, content: &[u8]) {
+    let mut bytes = vec![0; PAGE_SIZE];
+    slot.read(page * PAGE_SIZE, &mut bytes).unwrap();
+    assert!(bytes == content[page * PAGE_SIZE..][..PAGE_SIZE], "page {page}");
+}
+
+#[test]
+fn guests_run_on_a_snapshot_that_is_still_being_read() {
+    let content = content();
+    let sets =
+        [vec![], vec![PageRange::new(3, 5), PageRange::new(1000, 3), PageRange::new(2990, 10)]];
+    for encoding in [Encoding::Raw, Encoding::Zstd] {
+        for set in &sets {
+            let dir = tempfile::tempdir().unwrap();
+            let snapshot = save(dir.path(), encoding, set.clone());
+            let source: Arc<dyn PageSource> = Arc::new(SnapshotSource::new(snapshot));
+            let image = LazyImage::start(source.clone(), &Options::default()).unwrap();
+            let Some(mut one) = slot(&image) else { return };
+            let mut two = slot(&image).unwrap();
+            for step in 0..400 {
+                let page = step * 7919 % PAGES;
+                check(&one, page, &content);
+                two.write(page * PAGE_SIZE, b"dirt").unwrap();
+                check(&two, (page + 1) % PAGES, &content);
+                two.reset().unwrap();
+                check(&two, page, &content);
+            }
+            image.wait(PATIENCE).unwrap();
+            assert!(image.image().is_complete());
+            one.reset().unwrap();
+            assert_eq!((one.verify().unwrap(), two.verify().unwrap()), (vec![], vec![]));
+            // The threads end a moment after they have declared the end.
+            let end = Instant::now() + PATIENCE;
+            while Arc::strong_count(&source) > 1 && Instant::now() < end {
+                std::thread::yield_now();
+            }
+            assert_eq!(Arc::strong_count(&source), 1, "the source is let go");
+        }
+    }
+}
+
+#[test]
+fn a_recorded_working_set_is_there_before_the_guest_starts() {
+    let dir = tempfile::tempdir().unwrap();
+    let content = content();
+    let snapshot = save(dir.path(), Encoding::Raw, vec![]);
+    let touched = [PageRange::new(7, 3), PageRange::new(1500, 1), PageRange::new(2999, 1)];
+    let mut recorder = Recorder::new();
+    for _ in 0..2 {
+        let source = Arc::new(SnapshotSource::new(snapshot.clone()));
+        let image = LazyImage::record(source).unwrap();
+        let Some(slot) = slot(&image) else { return };
+        touched.iter().flat_map(|run| run.start..run.end()).for_each(|p| check(&slot, p, &content));
+        recorder.add(&image.touched());
+    }
+    assert_eq!(
+        recorder.pages(1.0),
+        [touched[0], touched[1]],
+        "page 2999 is zero, and so in no set"
+    );
+    let snapshot = save(dir.path(), Encoding::Raw, recorder.pages(1.0));
+    let options = Options { background: Some(false), ..Options::default() };
+    let image = LazyImage::start(Arc::new(SnapshotSource::new(snapshot)), &options).unwrap();
+    let slot = slot(&image).unwrap();
+    touched.iter().flat_map(|run| run.start..run.end()).for_each(|p| check(&slot, p, &content));
+    assert_eq!(image.faults(), 0);
+    check(&slot, 500, &content);
+    assert_eq!(image.faults(), 1);
+}
+
+/// The largest file below `dir`, which is the page layer.
+fn layer(dir: &Path) -> PathBuf {
+    let blobs = std::fs::read_dir(dir.join("blobs/sha256")).unwrap();
+    blobs.map(|e| e.unwrap().path()).max_by_key(|p| p.metadata().unwrap().len()).unwrap()
+}
+
+#[test]
+fn damage_in_the_file_is_an_error_and_no_guest_sees_it() {
+    use std::os::unix::fs::{FileExt, PermissionsExt};
+    let dir = tempfile::tempdir().unwrap();
+    let content = content();
+    let snapshot = save(dir.path(), Encoding::Raw, vec![]);
+    let path = layer(dir.path());
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
+    let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
+    let middle = file.metadata().unwrap().len() / 2;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, middle).unwrap();
+    file.write_all_at(&[byte[0] ^ 4], middle).unwrap();
+    let image =
+        LazyImage::start(Arc::new(SnapshotSource::new(snapshot)), &Options::default()).unwrap();
+    let Some(mut slot) = slot(&image) else { return };
+    let error = image.wait(PATIENCE).unwrap_err().to_string();
+    assert!(error.contains("digest"), "{error}");
+    let mut bytes = vec![0; PAGE_SIZE];
+    let refused = slot.read(0, &mut bytes).unwrap_err().to_string();
+    assert!(refused.contains("digest"), "{refused}");
+    assert!(slot.reset().is_err());
+    let again = Slot::new(image.image(), SlotConfig::default());
+    let untouched = bytes.iter().all(|b| *b == 0) || bytes == content[..PAGE_SIZE];
+    assert!(untouched && again.is_err_and(|e| e.to_string().contains("digest")));
+}
+
+/// Delivers nothing until it is told to.
+struct Stuck(AtomicBool);
+
+impl PageSource for Stuck {
+    fn pages(&self) -> usize {
+        64
+    }
+
+    unsafe fn read(&self, _: usize, _: *mut u8, _: usize) -> Result<(), SourceError> {
+        while !self.0.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Err(SourceError::TooShort { pages: 0, wanted: 1 })
+    }
+}
+
+#[test]
+fn a_source_that_hangs_ends_in_an_error_within_its_patience() {
+    let source = Arc::new(Stuck(AtomicBool::new(false)));
+    let options = Options { patience: Duration::from_millis(300), ..Options::default() };
+    let image = LazyImage::start(source.clone(), &options).unwrap();
+    let started = Instant::now();
+    let error = image.image().resolve(PageRange::new(5, 1)).unwrap_err().to_string();
+    assert!(error.contains("stuck"), "{error}");
+    assert!(started.elapsed() < PATIENCE);
+    source.0.store(true, Ordering::Release);
+}
+
+#[test]
+fn dropping_the_image_early_ends_the_filling() {
+    let dir = tempfile::tempdir().unwrap();
+    let source: Arc<dyn PageSource> =
+        Arc::new(SnapshotSource::new(save(dir.path(), Encoding::Raw, vec![])));
+    let options = Options { background: Some(false), ..Options::default() };
+    drop(LazyImage::start(source.clone(), &options).unwrap());
+    let end = Instant::now() + PATIENCE;
+    while Arc::strong_count(&source) > 1 && Instant::now() < end {
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(Arc::strong_count(&source), 1);
+}

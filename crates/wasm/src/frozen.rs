@@ -1,0 +1,248 @@
+//! A warm guest as pages and bytes: what a snapshot holds of it.
+//!
+//! The pages are those of its module, so that a snapshot is all another machine needs, and then those of
+//! its memories, one after the other; the last can grow without moving anything. The bytes say how long
+//! each is, and hold globals, tables and dropped segments.
+//!
+//! What it promises: what was frozen is what a guest made from it starts with, bit for bit. What is read
+//! from elsewhere is checked before it is used: sizes against the pages that are there, the module
+//! against its digest, the state against the module.
+
+use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
+use afresh_pager::{Options, RestoreError, SaveWith, SnapshotMemory};
+use afresh_rewrite::WarmState;
+use afresh_store::{GuestBuild, Sha256, Snapshot, Store};
+use serde::{Deserialize, Serialize};
+
+use crate::linear::Shape;
+use crate::reset::WarmMemory;
+use crate::warm::Pools;
+use crate::{FreezeError, Lease, ThawError, Warm};
+
+/// Kind of guest, in snapshots.
+const KIND: &str = "wasm";
+/// What gives the state its meaning.
+const ENGINE: &str = concat!("afresh-wasm ", env!("CARGO_PKG_VERSION"));
+
+/// A guest's own binary.
+#[derive(Clone, Debug)]
+pub(crate) struct Program {
+    pub(crate) digest: [u8; 32],
+    bytes: usize,
+    source: Source,
+}
+
+#[derive(Clone, Debug)]
+enum Source {
+    Bytes(std::sync::Arc<[u8]>),
+    Pages(Image),
+}
+
+impl Program {
+    pub(crate) fn new(wasm: Vec<u8>) -> Self {
+        Self {
+            digest: *blake3::hash(&wasm).as_bytes(),
+            bytes: wasm.len(),
+            source: Source::Bytes(wasm.into()),
+        }
+    }
+
+    /// The binary, checked against its digest.
+    pub(crate) fn read(&self) -> Result<Vec<u8>, ThawError> {
+        match &self.source {
+            Source::Bytes(bytes) => Ok(bytes.to_vec()),
+            Source::Pages(image) => {
+                image.complete().map_err(ThawError::Image)?;
+                let mut wasm = vec![0; self.bytes];
+                image.read(0, &mut wasm);
+                if blake3::hash(&wasm) != blake3::Hash::from(self.digest) {
+                    return Err(ThawError::Module);
+                }
+                Ok(wasm)
+            }
+        }
+    }
+
+    fn image(&self) -> Result<Image, FreezeError> {
+        match &self.source {
+            Source::Pages(image) => Ok(image.clone()),
+            Source::Bytes(bytes) => {
+                let mut image = ImageBuilder::new(page_align_up(bytes.len()) / PAGE_SIZE);
+                image.segment(0, bytes)?;
+                Ok(image.build()?)
+            }
+        }
+    }
+}
+
+/// The bytes of a frozen guest.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Header {
+    module: [u8; 32],
+    module_bytes: u64,
+    memories: Vec<(Shape, u64)>,
+    state: WarmState,
+}
+
+/// A frozen warm guest. Cheap to clone; it shares the memory of the guest it came from.
+#[derive(Clone, Debug)]
+pub struct Frozen {
+    pub(crate) program: Program,
+    pub(crate) memories: Vec<WarmMemory>,
+    pub(crate) state: WarmState,
+    memory: SnapshotMemory,
+}
+
+impl Frozen {
+    fn new(
+        program: Program,
+        memories: Vec<WarmMemory>,
+        state: WarmState,
+    ) -> Result<Self, FreezeError> {
+        let mut parts = vec![program.image()?];
+        parts.extend(memories.iter().map(|m| m.image.clone()));
+        Ok(Self { program, memories, state, memory: Image::join(&parts).into() })
+    }
+
+    /// The pages: the module, then the memories.
+    #[must_use]
+    pub fn memory(&self) -> &SnapshotMemory {
+        &self.memory
+    }
+
+    /// Everything else, in a form of this crate's own.
+    ///
+    /// # Errors
+    /// [`FreezeError::State`] when it cannot be encoded.
+    pub fn bytes(&self) -> Result<Vec<u8>, FreezeError> {
+        let header = Header {
+            module: self.program.digest,
+            module_bytes: self.program.bytes as u64,
+            memories: self.memories.iter().map(|m| (m.shape, m.bytes as u64)).collect(),
+            state: self.state.clone(),
+        };
+        postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))
+    }
+
+    /// The guest build that a snapshot of it belongs to.
+    #[must_use]
+    pub fn build(&self) -> GuestBuild {
+        GuestBuild {
+            kind: KIND.to_owned(),
+            module: format!("blake3:{}", blake3::Hash::from(self.program.digest).to_hex()),
+            engine: ENGINE.to_owned(),
+            cpu: Vec::new(),
+        }
+    }
+
+    /// Saves it under `name`.
+    ///
+    /// # Errors
+    /// [`FreezeError`]; the name means then what it meant before.
+    pub fn save(&self, store: &Store, name: &str, with: &SaveWith) -> Result<Sha256, FreezeError> {
+        Ok(self.memory.save(store, name, self.build(), self.bytes()?, with)?)
+    }
+
+    /// Takes a guest out of pages and bytes that [`Frozen::memory`] and [`Frozen::bytes`] gave.
+    ///
+    /// # Errors
+    /// [`ThawError::State`] when they do not fit together.
+    pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
+        let pages = memory.pages();
+        let bad = |why: &str| ThawError::State(why.to_owned());
+        let (header, rest): (Header, _) =
+            postcard::take_from_bytes(bytes).map_err(|e| ThawError::State(e.to_string()))?;
+        if !rest.is_empty() {
+            return Err(bad("there are bytes after its end"));
+        }
+        let mut from = 0;
+        let mut part = |bytes: u64| {
+            let len = usize::try_from(bytes)
+                .ok()
+                .filter(|len| *len <= pages.pages().saturating_mul(PAGE_SIZE))
+                .map(|len| page_align_up(len) / PAGE_SIZE)
+                .filter(|len| *len <= pages.pages() - from)?;
+            from += len;
+            Some(pages.slice(PageRange::new(from - len, len)))
+        };
+        let module =
+            part(header.module_bytes).ok_or_else(|| bad("the module lies outside its pages"))?;
+        let program = Program {
+            digest: header.module,
+            bytes: header.module_bytes as usize,
+            source: Source::Pages(module),
+        };
+        let mut memories = Vec::new();
+        for (shape, bytes) in &header.memories {
+            let image = part(*bytes).ok_or_else(|| bad("a memory lies outside its pages"))?;
+            memories.push(WarmMemory { shape: *shape, image, bytes: *bytes as usize });
+        }
+        if header.state.memories.len() != memories.len() {
+            return Err(bad("it has another number of memories than sizes"));
+        }
+        Ok(Self { program, memories, state: header.state, memory })
+    }
+
+    /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
+    ///
+    /// # Errors
+    /// [`ThawError`]: a snapshot of another kind of guest, a damaged one, or no memory for it.
+    pub fn load(snapshot: Snapshot, options: &Options) -> Result<Self, ThawError> {
+        Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, options))
+    }
+
+    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists them.
+    ///
+    /// # Errors
+    /// As [`Frozen::load`].
+    pub fn record(snapshot: Snapshot) -> Result<Self, ThawError> {
+        Self::open(snapshot, SnapshotMemory::record)
+    }
+
+    fn open(
+        snapshot: Snapshot,
+        load: impl FnOnce(Snapshot) -> Result<SnapshotMemory, RestoreError>,
+    ) -> Result<Self, ThawError> {
+        let guest = snapshot.guest().clone();
+        let here = GuestBuild { kind: KIND.to_owned(), engine: ENGINE.to_owned(), ..guest.clone() };
+        snapshot.check_guest(&here)?;
+        let state = snapshot.state().to_vec();
+        let this = Self::from_parts(load(snapshot)?, &state)?;
+        if this.build().module != guest.module {
+            return Err(ThawError::Module);
+        }
+        Ok(this)
+    }
+}
+
+impl Warm {
+    /// The warm state, to be saved or thawed elsewhere. Shares the memory.
+    ///
+    /// # Errors
+    /// [`FreezeError::State`] for a guest whose warm state cannot be kept.
+    pub fn freeze(&self) -> Result<Frozen, FreezeError> {
+        let state = match &self.inner.pools {
+            Pools::Reset { state, .. } => Some(&state.state),
+            Pools::Fresh { state, .. } => state.state.as_ref(),
+        };
+        let state = state.ok_or_else(|| {
+            FreezeError::State(
+                "this guest starts from its module each time, for its warm state cannot be kept"
+                    .to_owned(),
+            )
+        })?;
+        Frozen::new(self.inner.program.clone(), self.inner.pools.memories().to_vec(), state.clone())
+    }
+}
+
+impl Lease<'_> {
+    /// The present state, calls of this lease included, to be saved or thawed: a fork of a guest that
+    /// has run. Costs what was written since the warm state.
+    ///
+    /// # Errors
+    /// [`FreezeError::State`] in fresh mode, and for references that no other instance can hold.
+    pub fn freeze(&mut self) -> Result<Frozen, FreezeError> {
+        let (memories, state) = self.state()?;
+        Frozen::new(self.warm.program.clone(), memories, state)
+    }
+}

@@ -1,0 +1,142 @@
+//! What analysis and preparation found out about a guest: all it takes to make instances, beside the
+//! compiled module and the warm state. Small, so that it is kept beside the compiled module.
+
+use afresh_rewrite::{
+    PrepareError, PrepareOptions, Prepared, Roots, Visible, WarmState, bake, prepare,
+};
+use serde::{Deserialize, Serialize};
+use wasmtime::Module;
+
+use crate::guest::GuestOptions;
+use crate::linear::Shape;
+use crate::{Engine, LoadError, Mode, WarmError};
+
+/// How a guest is run.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Plan {
+    /// Reset or fresh, never auto.
+    pub(crate) mode: Mode,
+    /// Why not reset, when it was not possible.
+    pub(crate) why_fresh: Option<String>,
+    /// What its memories are declared as.
+    pub(crate) shapes: Vec<Shape>,
+    /// The size of one page of each memory, as a power of two.
+    pub(crate) page_log2: Vec<u32>,
+    /// What a warm instance shows; `None` when its state cannot be kept.
+    pub(crate) visible: Option<Visible>,
+    /// Globals, tables and segments that a reset restores.
+    pub(crate) restored_items: usize,
+    /// Whether calls may leave garbage on the store's GC heap.
+    pub(crate) collects: bool,
+}
+
+/// Kind of file in the cache.
+const KIND: &str = "plan";
+
+impl Plan {
+    /// Decides the mode of a module and prepares it. `warms` says whether a warm-up has to be kept.
+    pub(crate) fn make(
+        wasm: &[u8],
+        options: &GuestOptions,
+        warms: bool,
+    ) -> Result<(Self, Prepared), WarmError> {
+        let (mode, prepared, why_fresh) = decide(wasm, options, warms)?;
+        let items = prepared
+            .restorable
+            .as_ref()
+            .map_or(0, |r| r.globals.len() + r.tables.len() + r.data.len() + r.elements.len());
+        let plan = Self {
+            mode,
+            why_fresh,
+            shapes: prepared.analysis.memories.iter().map(Shape::of).collect(),
+            page_log2: prepared.analysis.memories.iter().map(|m| m.page_size_log2).collect(),
+            visible: prepared.visible.clone(),
+            restored_items: items,
+            collects: prepared.analysis.tables.iter().any(|t| t.changeable),
+        };
+        Ok((plan, prepared))
+    }
+
+    /// The plan and compiled module for a guest whose warm state is known: from the cache, or made from
+    /// the guest's bytes, which `wasm` fetches.
+    pub(crate) fn of_warm(
+        engine: &Engine,
+        digest: &[u8; 32],
+        options: &GuestOptions,
+        state: &WarmState,
+        state_bytes: &[u8],
+        wasm: impl FnOnce() -> Result<Vec<u8>, WarmError>,
+    ) -> Result<(Self, Module), WarmError> {
+        let how = format!("{} {:?} {:?}", env!("CARGO_PKG_VERSION"), options.mode, options.roots);
+        let plan_key = engine.cache_key(&[digest, how.as_bytes()]);
+        // In fresh mode the state is part of the module.
+        let module_key = |plan: &Plan| match plan.mode {
+            Mode::Fresh => engine.cache_key(&[digest, how.as_bytes(), state_bytes]),
+            Mode::Auto | Mode::Reset => plan_key,
+        };
+        if let Some(cache) = engine.cache()
+            && let Some(plan) = cache.bytes(&plan_key, KIND)
+            && let Ok(plan) = postcard::from_bytes::<Plan>(&plan)
+            && let Some(module) = cache.module(engine.wasmtime(), &module_key(&plan))
+        {
+            return Ok((plan, module));
+        }
+        let (plan, prepared) = Self::make(&wasm()?, options, true)?;
+        let compile =
+            |wasm: &[u8]| Module::new(engine.wasmtime(), wasm).map_err(LoadError::Compile);
+        let module = match plan.mode {
+            Mode::Fresh => {
+                let baked = bake(&prepared, state).map_err(|e| WarmError::State(e.to_string()))?;
+                compile(&baked)?
+            }
+            Mode::Auto | Mode::Reset => compile(&prepared.module)?,
+        };
+        if let Some(cache) = engine.cache() {
+            cache.keep_module(&module_key(&plan), &module);
+            if let Ok(bytes) = postcard::to_allocvec(&plan) {
+                cache.keep(&plan_key, KIND, &bytes);
+            }
+        }
+        Ok((plan, module))
+    }
+}
+
+/// Decides the mode and prepares the module for it.
+fn decide(
+    wasm: &[u8],
+    options: &GuestOptions,
+    warms: bool,
+) -> Result<(Mode, Prepared, Option<String>), WarmError> {
+    let try_as = |restorable, bakeable| {
+        let roots = if restorable { options.roots.clone() } else { Roots::AllExports };
+        prepare(wasm, &PrepareOptions { roots, restorable, bakeable })
+    };
+    let refused = |mode: Mode, error: &PrepareError| WarmError::Refused {
+        mode: mode.name(),
+        reason: error.to_string(),
+    };
+    let mut why_fresh = None;
+    if options.mode != Mode::Fresh {
+        match try_as(true, true) {
+            Ok(prepared) => return Ok((Mode::Reset, prepared, None)),
+            Err(error @ (PrepareError::NotRestorable(_) | PrepareError::NotBakeable(_))) => {
+                if options.mode == Mode::Reset {
+                    return Err(refused(Mode::Reset, &error));
+                }
+                why_fresh = Some(error.to_string());
+            }
+            Err(error) => return Err(LoadError::from(error).into()),
+        }
+    }
+    match try_as(false, true) {
+        Ok(prepared) => Ok((Mode::Fresh, prepared, why_fresh)),
+        Err(error @ PrepareError::NotBakeable(_)) => {
+            if warms {
+                return Err(refused(Mode::Fresh, &error));
+            }
+            let prepared = try_as(false, false).map_err(LoadError::from)?;
+            Ok((Mode::Fresh, prepared, why_fresh.or_else(|| Some(error.to_string()))))
+        }
+        Err(error) => Err(LoadError::from(error).into()),
+    }
+}

@@ -1,0 +1,96 @@
+//! Thawing: a warm guest out of a frozen one, without running its warm-up.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use afresh_pool::Pool;
+
+use crate::fresh::FreshState;
+use crate::frozen::Frozen;
+use crate::guest::GuestOptions;
+use crate::plan::Plan;
+use crate::reset::{Blueprint, ResetState};
+use crate::warm::{Pools, Times};
+use crate::{Engine, Mode, ThawError, Warm, WarmError};
+
+impl Warm {
+    /// A warm guest in the state of `frozen`. With a cache of compiled guests
+    /// ([`crate::EngineConfig::cache`]) that has this one, nothing is analysed or compiled, and nothing
+    /// but the pages that calls touch is needed of a snapshot.
+    ///
+    /// `options` must provide the same imports as when it was frozen.
+    ///
+    /// # Errors
+    /// [`ThawError`] when state and module do not fit together, or as [`crate::Guest::warm`].
+    pub fn thaw(
+        engine: &Engine,
+        options: &GuestOptions,
+        frozen: &Frozen,
+    ) -> Result<Self, ThawError> {
+        if options.timeout.is_some() {
+            engine.start_ticker().map_err(WarmError::from)?;
+        }
+        let started = Instant::now();
+        let state_bytes =
+            postcard::to_allocvec(&frozen.state).map_err(|e| ThawError::State(e.to_string()))?;
+        let (plan, module) = Plan::of_warm(
+            engine,
+            &frozen.program.digest,
+            options,
+            &frozen.state,
+            &state_bytes,
+            || frozen.program.read().map_err(|e| WarmError::State(e.to_string())),
+        )?;
+        check(&plan, frozen)?;
+        let blueprint = Blueprint::new(engine, options, &module, &plan).map_err(WarmError::from)?;
+        let compile = started.elapsed();
+        let memories = frozen.memories.clone();
+        let state = frozen.state.clone();
+        let pools = match plan.mode {
+            Mode::Fresh => {
+                let state = Box::new(FreshState { blueprint, memories, state: Some(state) });
+                Pools::Fresh { state, pool: Pool::new(options.limits) }
+            }
+            Mode::Auto | Mode::Reset => {
+                let state = Arc::new(ResetState { blueprint, memories, state });
+                let first = state.make()?;
+                Pools::reset(state, first, options.limits)?
+            }
+        };
+        let times = Times { compile, warm_up: Duration::ZERO };
+        Ok(Self::finish(options, pools, false, plan, times, frozen.program.clone())?)
+    }
+}
+
+/// Refuses a state that is none of this module's: what it has must be what the module shows.
+fn check(plan: &Plan, frozen: &Frozen) -> Result<(), ThawError> {
+    let bad = |why: &str| Err(ThawError::State(why.to_owned()));
+    let Some(visible) = &plan.visible else {
+        return bad("the warm state of this module cannot be kept");
+    };
+    let shapes = frozen.memories.iter().map(|m| &m.shape);
+    if !shapes.eq(&plan.shapes) {
+        return bad("its memories are not those of the module");
+    }
+    if frozen.memories.iter().any(|m| m.bytes < m.shape.minimum) {
+        return bad("a memory is smaller than the module declares it");
+    }
+    let state = &frozen.state;
+    let pages =
+        frozen.memories.iter().zip(&plan.page_log2).map(|(m, log2)| (m.bytes >> log2) as u64);
+    if !pages.eq(state.memories.iter().copied()) {
+        return bad("its memories have other sizes than it says");
+    }
+    if !state.globals.keys().eq(&visible.globals) || !state.tables.keys().eq(&visible.tables) {
+        return bad("its globals and tables are not those of the module");
+    }
+    let known = |set: &std::collections::BTreeSet<u32>, all: &[u32]| {
+        set.iter().all(|index| all.contains(index))
+    };
+    if !known(&state.dropped_data, &visible.data)
+        || !known(&state.dropped_elements, &visible.elements)
+    {
+        return bad("its dropped segments are not those of the module");
+    }
+    Ok(())
+}
