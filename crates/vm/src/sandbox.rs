@@ -10,13 +10,14 @@ use afresh_memory::{HostAccess, Image, ResetReport, Slot, SlotConfig, TrackError
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 use crate::PAGE;
-use crate::builder::{BuildError, Config, SandboxBuilder, Template};
+use crate::builder::{BuildError, Config, SandboxBuilder};
 use crate::call::{CallError, End, Phase, next_generation};
 use crate::crash::NO_FAULT;
 use crate::layout::Span;
 use crate::machine::{Backing, Machine, Tracking, abilities, extended_state};
 use crate::memory::{AccessError, GuestMemory};
 use crate::strategy::Strategy;
+use crate::template::Template;
 use crate::watch::{StopHandle, Watch};
 
 /// Whether a sandbox may be called.
