@@ -108,6 +108,10 @@ pub enum CallError {
     /// KVM failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    /// The guest's memory comes from a snapshot, and a page of it could not be fetched. The sandbox can
+    /// only be dropped.
+    #[error("the guest's memory is incomplete: {0}")]
+    Memory(String),
     /// Noticing the guest's writes failed.
     #[error(transparent)]
     Track(#[from] TrackError),

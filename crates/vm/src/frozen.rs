@@ -189,7 +189,8 @@ impl Frozen {
 
     /// The program's file, checked against its digest.
     pub(crate) fn read_program(&self) -> Result<Vec<u8>, ThawError> {
-        self.program.complete().map_err(ThawError::Image)?;
+        let all = PageRange::new(0, self.program.pages());
+        self.program.resolve(all).map_err(ThawError::Image)?;
         let bytes = self.header.program_bytes as usize;
         // Before room is made for it: the length is only what the snapshot says.
         let mut hasher = blake3::Hasher::new();

@@ -196,13 +196,21 @@ impl Sandbox {
         }
         // A host function that panics must not leave a half-run guest that looks ready.
         self.state = State::NeedsReset;
-        let output = self.call_inner(buffer, input)?;
+        let output = self.call_inner(buffer, input).map_err(|error| self.explain(error))?;
         self.state = State::Ready;
         Ok(output)
     }
 
+    /// Once pages of the guest will never come, every failure is that one: KVM says no more than that an
+    /// address is bad.
+    fn explain(&self, error: CallError) -> CallError {
+        self.memory.slot.failure().map_or(error, CallError::Memory)
+    }
+
     fn call_inner(&mut self, buffer: Span, input: &[u8]) -> Result<Vec<u8>, CallError> {
-        let _ = self.memory.write(buffer.start, input);
+        let call = crate::abi::CALL_DONE;
+        let bad = |access| crate::call::GuestError::BadPointer { call, access };
+        self.memory.write(buffer.start, input).map_err(bad)?;
         self.enter(self.entry, [buffer.start, input.len() as u64, 0]);
         match self.drive(Phase::Call)? {
             End::Done(output) => Ok(output),

@@ -6,14 +6,15 @@ mod common;
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
-use afresh_memory::{Image, PageRange};
+use afresh_memory::{Door, Feature, Features, Filler, Image, ImageError, PageRange};
 use afresh_pager::Options;
 use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
 use afresh_vm::{
-    Frozen, Sandbox, SandboxBuilder, SaveWith, SharedMemory, Snapshot, Strategy, ThawError,
+    CallError, Frozen, GuestError, Sandbox, SandboxBuilder, SaveWith, SharedMemory, Snapshot,
+    Strategy, ThawError,
 };
 use common::{guest, kvm, words};
 
@@ -252,8 +253,88 @@ fn damage(dir: &Path) {
     file.write_all_at(&[byte[0] ^ 1], middle).unwrap();
 }
 
+/// Whether guests run while pages are missing; says loudly when they do not.
+fn lazily() -> bool {
+    let lazily = Features::host().has(Feature::UffdKernel);
+    if !lazily {
+        eprintln!("SKIPPED: no userfaultfd for faults of the kernel here; images are filled first");
+    }
+    lazily
+}
+
 #[test]
-fn a_damaged_page_is_an_error_that_names_its_cause() {
+fn only_the_pages_that_calls_touch_are_fetched() {
+    if !kvm() || !lazily() {
+        return;
+    }
+    let (mut sandbox, snapshot) = warm();
+    let dir = tempfile::tempdir().unwrap();
+    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SaveWith::default());
+    let saved = store.load("a").unwrap();
+    let frozen = Frozen::record(saved.clone()).unwrap();
+    let mut thawed = builder().thaw(&frozen).unwrap();
+    let program: usize = frozen.memory().touched().iter().map(|run| run.len).sum();
+    let input = words(&[2, 100, 3, 2]);
+    assert_eq!(thawed.run(&input).unwrap(), sandbox.run(&input).unwrap());
+    let touched: usize = frozen.memory().touched().iter().map(|run| run.len).sum();
+    assert!((3..30).contains(&(touched - program)), "{touched} pages, {program} of the program");
+    assert!(!frozen.memory().pages().is_complete());
+    // What was learned is there beforehand next time.
+    let with = SaveWith { working_set: frozen.memory().touched(), ..SaveWith::default() };
+    let store = save(&snapshot.freeze().unwrap(), dir.path(), &with);
+    let options = Options { background: Some(false), ..Options::default() };
+    let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
+    let mut thawed = builder().thaw(&frozen).unwrap();
+    assert_eq!(thawed.run(&input).unwrap(), sandbox.run(&input).unwrap());
+    assert_eq!(frozen.memory().faults(), 0);
+    thawed.verify().unwrap();
+}
+
+#[test]
+fn guests_that_run_while_pages_arrive_agree_with_the_one_that_was_frozen() {
+    if !kvm() {
+        return;
+    }
+    let (mut sandbox, snapshot) = warm();
+    let expected = answers(&mut sandbox);
+    let dir = tempfile::tempdir().unwrap();
+    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SaveWith::default());
+    for background in [false, true] {
+        for strategy in
+            [Strategy::WriteSetRing, Strategy::WriteSetLog, Strategy::Ring, Strategy::Log]
+        {
+            let options = Options { background: Some(background), ..Options::default() };
+            let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
+            std::thread::scope(|scope| {
+                for _ in 0..3 {
+                    scope.spawn(|| {
+                        let Ok(mut thawed) = builder().strategy(strategy).thaw(&frozen) else {
+                            eprintln!("SKIPPED: {strategy:?} is not to be had here");
+                            return;
+                        };
+                        let fork = thawed.pristine();
+                        for _ in 0..2 {
+                            assert_eq!(answers(&mut thawed), expected, "{strategy:?}");
+                        }
+                        // To and fro on a tree, while pages are still missing.
+                        thawed.call(&words(&[1, 150, 9, 1, 7])).unwrap();
+                        let next = thawed.snapshot().unwrap();
+                        thawed.restore(&fork).unwrap();
+                        assert_eq!(answers(&mut thawed), expected, "{strategy:?}");
+                        thawed.restore(&next).unwrap();
+                        let sum = thawed.run(&words(&[2, 150, 9, 1])).unwrap();
+                        assert_eq!(sum, 63_u64.to_le_bytes());
+                        assert_eq!(answers(&mut fork.spawn().unwrap()), expected);
+                        thawed.verify().unwrap();
+                    });
+                }
+            });
+        }
+    }
+}
+
+#[test]
+fn a_damaged_page_ends_the_call_with_its_cause() {
     if !kvm() {
         return;
     }
@@ -263,15 +344,155 @@ fn a_damaged_page_is_an_error_that_names_its_cause() {
     damage(dir.path());
     let options = Options { background: Some(false), ..Options::default() };
     let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
-    // Whoever has everything first refuses the guest; whoever has not, the call that meets the page.
-    let refusal = match builder().thaw(&frozen) {
-        Err(error) => error.to_string(),
-        Ok(mut thawed) => (0..PAGES)
-            .find_map(|page| thawed.call(&words(&[2, page, 1, 1])).err())
-            .expect("the damaged page was used")
-            .to_string(),
+    let names_it = |error: &dyn std::error::Error| {
+        assert!(error.to_string().contains("digest"), "{error}");
     };
-    assert!(refusal.contains("digest"), "{refusal}");
+    if !lazily() {
+        return names_it(&builder().thaw(&frozen).unwrap_err());
+    }
+    let mut thawed = builder().thaw(&frozen).unwrap();
+    let failed = (0..PAGES)
+        .find_map(|page| thawed.call(&words(&[2, page, 1, 1])).err().map(|error| (page, error)));
+    let (page, error) = failed.expect("the damaged page was used");
+    assert!(matches!(error, CallError::Memory(_)), "{error}");
+    names_it(&error);
+    assert!((50..PAGES).contains(&page), "page {page} failed although the middle is damaged");
+    // From now on everything refuses, and nothing touches the closed memory.
+    let heap = thawed.heap().start;
+    names_it(&thawed.read_memory(heap, &mut [0; 8]).unwrap_err());
+    names_it(&thawed.write_memory(heap, &[0; 8]).unwrap_err());
+    names_it(&thawed.reset().unwrap_err());
+    assert!(matches!(thawed.run(&words(&[0])), Err(CallError::Quarantined)));
+    names_it(&builder().thaw(&frozen).unwrap_err());
+}
+
+/// Fills an image from a whole one, as long as it is neither dead nor stuck.
+struct Fitful {
+    content: Image,
+    door: Door,
+    there: Vec<AtomicBool>,
+    dead: AtomicBool,
+    stuck: AtomicBool,
+}
+
+impl Filler for Fitful {
+    fn is_present(&self, page: usize) -> bool {
+        self.there[page].load(Ordering::Acquire)
+    }
+
+    fn fill_in_handler(&self, page: usize) -> bool {
+        while self.stuck.load(Ordering::Acquire) {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        if self.dead.load(Ordering::Acquire) {
+            return false;
+        }
+        let mut bytes = [0; 4096];
+        self.content.read(page * 4096, &mut bytes);
+        // SAFETY: the door is writable for all its pages. Two threads may write the same bytes.
+        unsafe { self.door.memory.page_ptr(page).copy_from_nonoverlapping(bytes.as_ptr(), 4096) };
+        self.there[page].store(true, Ordering::Release);
+        true
+    }
+
+    fn fill(&self, pages: PageRange) -> bool {
+        (pages.start..pages.end()).all(|page| self.is_present(page) || self.fill_in_handler(page))
+    }
+
+    fn is_complete(&self) -> bool {
+        false
+    }
+
+    fn failure(&self) -> Option<String> {
+        self.dead.load(Ordering::Acquire).then(|| "the source is dead".to_owned())
+    }
+}
+
+/// The same guest, over memory that such a filler fills.
+fn fitful(snapshot: &Snapshot) -> (Frozen, Arc<Fitful>) {
+    let whole = snapshot.freeze().unwrap();
+    let content = whole.memory().pages().clone();
+    let stored: Vec<_> = content.stored().collect();
+    let mut made = None;
+    let image = Image::lazy::<ImageError>(content.pages(), &stored, |door| {
+        let there = (0..door.memory.pages()).map(|_| AtomicBool::new(false)).collect();
+        let (dead, stuck) = (AtomicBool::new(false), AtomicBool::new(false));
+        let filler = Arc::new(Fitful { content: content.clone(), door, there, dead, stuck });
+        made = Some(filler.clone());
+        Ok(filler)
+    })
+    .unwrap();
+    (Frozen::from_parts(image.into(), &whole.bytes().unwrap()).unwrap(), made.unwrap())
+}
+
+#[test]
+fn a_source_that_dies_ends_the_call_and_one_that_hangs_does_not_outlast_the_time_limit() {
+    if !kvm() || !lazily() {
+        return;
+    }
+    let (_, snapshot) = warm();
+    let (frozen, filler) = fitful(&snapshot);
+    let limit = Duration::from_millis(100);
+    let mut thawed = builder().timeout(limit).thaw(&frozen).unwrap();
+    let (one, other) = (words(&[2, 10, 1, 1]), words(&[2, 200, 1, 1]));
+    assert_eq!(thawed.run(&one).unwrap(), 11_u64.to_le_bytes());
+    filler.stuck.store(true, Ordering::Release);
+    let unstick = Arc::clone(&filler);
+    // In case the kernel cannot interrupt the wait: then it lasts as long as the filler does.
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_secs(5));
+        unstick.stuck.store(false, Ordering::Release);
+    });
+    let started = Instant::now();
+    let error = thawed.call(&other).unwrap_err();
+    let took = started.elapsed();
+    assert!(matches!(error, CallError::Guest(GuestError::Timeout { .. })), "{error}");
+    if took > Duration::from_secs(4) {
+        eprintln!("SKIPPED: this kernel's KVM cannot be interrupted while it waits for a page");
+    }
+    filler.stuck.store(false, Ordering::Release);
+    thawed.reset().unwrap();
+    assert_eq!(thawed.run(&other).unwrap(), 201_u64.to_le_bytes());
+    thawed.verify().unwrap();
+
+    let (frozen, filler) = fitful(&snapshot);
+    let mut thawed = builder().thaw(&frozen).unwrap();
+    assert_eq!(thawed.run(&one).unwrap(), 11_u64.to_le_bytes());
+    filler.dead.store(true, Ordering::Release);
+    let error = thawed.run(&other).unwrap_err().to_string();
+    assert!(error.contains("the source is dead"), "{error}");
+}
+
+/// Run in a process of its own, on a host that is told to lack the feature.
+#[test]
+fn without_a_userfaultfd_for_the_kernel_everything_is_there_first() {
+    const CHILD: &str = "AFRESH_TEST_EAGER";
+    if !kvm() {
+        return;
+    }
+    if std::env::var_os(CHILD).is_none() {
+        let status = std::process::Command::new(std::env::current_exe().unwrap())
+            .args(["without_a_userfaultfd_for_the_kernel_everything_is_there_first", "--exact"])
+            .env(CHILD, "1")
+            .env("AFRESH_WITHOUT", "uffd-kernel")
+            .status()
+            .unwrap();
+        assert!(status.success());
+        return;
+    }
+    let (mut sandbox, snapshot) = warm();
+    let dir = tempfile::tempdir().unwrap();
+    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SaveWith::default());
+    let options = Options { background: Some(false), ..Options::default() };
+    let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
+    let mut thawed = builder().thaw(&frozen).unwrap();
+    // Nothing is streamed, so only the thaw can have asked for it.
+    let end = Instant::now() + Duration::from_secs(10);
+    while !frozen.memory().pages().is_complete() {
+        assert!(Instant::now() < end, "the thaw did not wait for everything");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(answers(&mut thawed), answers(&mut sandbox));
 }
 
 #[test]

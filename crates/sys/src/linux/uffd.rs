@@ -140,6 +140,11 @@ impl Uffd {
         }
         // SAFETY: the kernel just returned this descriptor and nobody else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
+        Self::negotiate(fd, mode, more)
+    }
+
+    /// Settles the features of a new descriptor.
+    pub(super) fn negotiate(fd: OwnedFd, mode: UffdMode, more: u64) -> Result<Self, SysError> {
         let write = u64::from(UFFD_FEATURE_PAGEFAULT_FLAG_WP)
             | u64::from(UFFD_FEATURE_WP_HUGETLBFS_SHMEM)
             | u64::from(UFFD_FEATURE_WP_UNPOPULATED);
