@@ -311,6 +311,30 @@ fn a_page_that_never_comes_is_an_error_for_the_kernel_too() {
 }
 
 #[test]
+fn a_forked_child_that_drops_a_slot_does_not_end_the_filling_of_its_parent() {
+    if !Features::host().has(Feature::UffdKernel) {
+        println!("SKIPPED: no userfaultfd for faults of the kernel here");
+        return;
+    }
+    let content = content();
+    let (image, _) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let slot = own_slot(&image, None);
+    // SAFETY: the child drops what it inherited and ends at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(slot);
+        // SAFETY: ends the child without running anything else.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    let at = 31 * PAGE_SIZE;
+    assert_eq!(kernel_reads(&slot, at).unwrap(), content[at]);
+}
+
+#[test]
 fn without_a_userfaultfd_for_the_kernel_a_slot_with_a_tracker_waits_for_everything() {
     let content = content();
     let (image, _) = lazy_image(&content, &occupied(&content), Duration::ZERO);

@@ -33,6 +33,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// The thread, and the slots it answers for, by the address of their first page.
 struct Server {
     uffd: Uffd,
+    /// Of the process it was opened in.
+    generation: u32,
     slots: Mutex<BTreeMap<usize, Arc<Entry>>>,
     /// Set when the thread can answer no more.
     ended: AtomicBool,
@@ -72,14 +74,14 @@ impl Server {
     /// The server of this process, started when it is first needed. A child of a fork has no thread of
     /// its parent's, and gets one of its own.
     fn get() -> Result<&'static Self, SysError> {
-        type Started = Option<(u32, &'static Server)>;
-        static STARTED: Mutex<Started> = Mutex::new(None);
+        static STARTED: Mutex<Option<&'static Server>> = Mutex::new(None);
         let mut started = lock(&STARTED);
         match *started {
-            Some((of, server)) if of == fork::generation() => Ok(server),
+            Some(server) if server.generation == fork::generation() => Ok(server),
             _ => {
                 let server: &'static Server = Box::leak(Box::new(Server {
                     uffd: Uffd::open_for_kernel()?,
+                    generation: fork::generation(),
                     slots: Mutex::new(BTreeMap::new()),
                     ended: AtomicBool::new(false),
                 }));
@@ -90,7 +92,7 @@ impl Server {
                     let errno = error.raw_os_error().unwrap_or_default();
                     return Err(SysError::new(Call::Schedule, errno));
                 }
-                *started = Some((fork::generation(), server));
+                *started = Some(server);
                 Ok(server)
             }
         }
@@ -175,6 +177,11 @@ impl Served {
 
 impl Drop for Served {
     fn drop(&mut self) {
+        // In the child of a fork the descriptor still stands for the parent's memory, which goes on
+        // missing pages.
+        if self.server.generation != fork::generation() {
+            return;
+        }
         lock(&self.server.slots).remove(&(self.entry.missing.address(0) as usize));
         *lock(&self.entry.current) = false;
         for part in &self.parts {
