@@ -11,6 +11,7 @@ mod command;
 mod demo;
 mod guests;
 mod host;
+mod servers;
 mod stamp;
 mod test;
 mod vm;
@@ -25,8 +26,9 @@ Commands:
   guests [--only NAME]   Build the guests (installing compilers and targets that are missing)
                          into target/guests; those whose inputs did not change are skipped.
                          NAME: component, js, python, sieve or vm; may be repeated.
-  test                   Check format, lints and documentation, build the guests, run every test,
-                         check the dependencies; ends with a line `N passed, N failed, N skipped`.
+  test                   Check format, lints and documentation, build the guests and the servers that
+                         tests talk to, run every test, check the dependencies; ends with a line
+                         `N passed, N failed, N skipped`.
 ";
 
 fn main() -> ExitCode {

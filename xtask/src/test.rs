@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, find, run, run_watched};
-use crate::{guests, host};
+use crate::{guests, host, servers};
 
 /// The step whose failures are counted by the tests themselves.
 const TESTS: &str = "tests";
@@ -27,6 +27,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     let start = Instant::now();
     let mut steps = Steps::default();
     let mut tally = Tally::default();
+    let servers = servers::install();
 
     steps.run("format", || {
         host::rust_component("rustfmt", "fmt")?;
@@ -62,6 +63,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             .args(["test", "--workspace", "--all-features", "--locked", "--no-fail-fast"])
             // What passing tests print is shown too: it may be that they skipped something.
             .args(["--", "--show-output"]);
+        servers.finish(&mut test, |line| tally.skip(line));
         run_watched(&mut test, |line| tally.note(line))
     });
     steps.run("dependencies", || dependencies(&mut tally));

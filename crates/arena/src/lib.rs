@@ -1,7 +1,8 @@
 //! Arenas of memory that are zero at every start and touched at memory speed.
 //!
 //! * [`Arena`]: a range that grows, shrinks and is reset, on the frames of an [`afresh_frames::Pool`].
-//! * [`Region`]: allocates Rust values in an arena and frees them all at once.
+//! * [`Region`]: allocates Rust values in an arena and frees them all at once; collections too, with the
+//!   feature `allocator-api2`.
 //! * [`ZeroedAlloc`]: a global allocator whose large zeroed blocks come from the pool.
 //! * [`mod@bench`]: the measurements of `docs/fault-path.md`.
 //!
@@ -21,6 +22,8 @@
 //! ```
 
 mod alloc;
+#[cfg(feature = "allocator-api2")]
+mod allocator;
 mod arena;
 #[cfg(not(miri))]
 pub mod bench;

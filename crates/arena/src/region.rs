@@ -54,6 +54,19 @@ impl Region {
         }
     }
 
+    /// Makes the newest block `size` bytes long where it lies; `false` when it is not the newest, or the
+    /// region is full.
+    #[cfg(feature = "allocator-api2")]
+    pub(crate) fn extend(&self, start: NonNull<u8>, old: Layout, size: usize) -> bool {
+        let from = start.addr().get() - self.arena.base() as usize;
+        let end = self.arena.pages() * PAGE_SIZE;
+        from.checked_add(size).filter(|next| *next <= end).is_some_and(|next| {
+            let used = &self.used;
+            let old_end = from + old.size();
+            used.compare_exchange(old_end, next, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        })
+    }
+
     /// Allocates a zeroed slice that lives as long as the region is borrowed.
     ///
     /// `None` when the region is full.

@@ -1,8 +1,14 @@
-//! `bench arena`: dirtying pages of a plain 4 MiB slot and resetting it, by every strategy.
+//! `bench arena`: dirtying pages of a plain 4 MiB slot and resetting it, by every strategy; and the first run of
+//! a new slot of 16 MiB of zero memory, all written, with a stage to come from and without.
 
 use std::cell::RefCell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use afresh_memory::{Features, HostAccess, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, Strategy};
+use afresh_frames::Stage;
+use afresh_memory::{
+    Features, HostAccess, Image, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, Strategy,
+};
 
 use crate::row::{Contestant, Options, Sink, contest};
 
@@ -49,5 +55,40 @@ pub fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
             anyhow::ensure!(found.is_empty(), "{case} {name}: {} pages differ", found.len());
         }
     }
-    Ok(())
+    first(options, sink)
+}
+
+/// Pages of the slot that is new for every run.
+const ZERO: usize = 4096;
+
+/// Making a slot, its first run, which writes every page, and its first reset.
+fn first(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    let image = Image::zero(ZERO);
+    let stage = Arc::new(Stage::new(ZERO)?);
+    let run = |staged: bool| -> anyhow::Result<Duration> {
+        let waited = Instant::now();
+        while staged && stage.ready() < ZERO && waited.elapsed() < Duration::from_secs(1) {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        let mut config = SlotConfig::default();
+        if staged {
+            config.stock = Some(stage.clone());
+            config.stock_at_start = ZERO;
+        }
+        let started = Instant::now();
+        let mut slot = Slot::new(&image, config)?;
+        for page in 0..ZERO {
+            // SAFETY: the page lies in the slot, which this run alone uses.
+            unsafe { slot.base().add(page * PAGE_SIZE).write_volatile(1) };
+        }
+        slot.reset()?;
+        let time = started.elapsed();
+        let found = slot.verify()?;
+        anyhow::ensure!(found.is_empty(), "a new slot: {} pages differ", found.len());
+        Ok(time)
+    };
+    let field = [("auto", true), ("auto without stage", false)].map(|(name, staged)| {
+        Contestant::timed(name, move |runs| (0..runs).map(|_| run(staged)).sum())
+    });
+    contest("arena", "16MiB/first", options, field.into(), sink)
 }

@@ -4,6 +4,7 @@
 //! and what is reported is the median over rounds, with the smallest and the 99th percentile.
 
 pub mod arena;
+pub mod grow;
 pub mod js;
 pub mod live;
 pub mod modules;

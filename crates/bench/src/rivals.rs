@@ -1,5 +1,7 @@
 //! wasmtime's own ways to give each call a pristine instance: `InstancePre` and a new `Store` each time.
 
+use std::time::{Duration, Instant};
+
 use wasmtime::{
     Config, Enabled, Engine, Extern, InstanceAllocationStrategy, InstancePre, Linker, Module,
     ModuleExport, PoolingAllocationConfig, Store,
@@ -116,6 +118,29 @@ impl RivalGuest {
                 return Err(wasmtime::Error::msg("not a function"));
             };
             func.typed::<(), ()>(&store)?.call(&mut store, ())
+        };
+        inner().map_err(|e| anyhow::anyhow!("{e:#}"))
+    }
+
+    /// One call, timed with the making and dropping of its instance (`whole`) or without.
+    ///
+    /// # Errors
+    /// A trap.
+    pub fn timed_call(&self, whole: bool) -> anyhow::Result<Duration> {
+        let inner = || -> wasmtime::Result<Duration> {
+            let made = Instant::now();
+            let mut store = Store::new(&self.engine, RivalHost::default());
+            let instance = self.pre.instantiate(&mut store)?;
+            let Some(Extern::Func(func)) = instance.get_module_export(&mut store, &self.export)
+            else {
+                return Err(wasmtime::Error::msg("not a function"));
+            };
+            let func = func.typed::<(), ()>(&store)?;
+            let called = Instant::now();
+            func.call(&mut store, ())?;
+            let call = called.elapsed();
+            drop(store);
+            Ok(if whole { made.elapsed() } else { call })
         };
         inner().map_err(|e| anyhow::anyhow!("{e:#}"))
     }

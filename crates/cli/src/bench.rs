@@ -4,7 +4,7 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use afresh_bench::{Options, Row, arena, js, steady, wasm};
+use afresh_bench::{Options, Row, arena, grow, js, steady, wasm};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -222,6 +222,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                 return Ok(ExitCode::SUCCESS);
             }
             wasm::all(&options, &mut print)?;
+            grow::all(&options, &mut print)?;
             match std::fs::read(js_guest) {
                 Ok(bytes) => js::request(&bytes, "js/request", js::REQUEST, &options, &mut print)?,
                 Err(error) => eprintln!(

@@ -1,20 +1,29 @@
-//! Options that every command with a guest shares, and loading what they name.
+//! Options that every command with a guest shares, and opening what they name: a guest, which is warmed,
+//! or a snapshot of a warm one.
 
+use std::io::Read;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afresh_memory::Strategy;
-use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, Output, Warm, WarmUp, Wasi};
+use afresh_pager::{Options, SnapshotMemory};
+use afresh_store::Snapshot;
+use afresh_vm::Sandbox;
+use afresh_wasm::{
+    Engine, EngineConfig, Frozen, Guest, GuestOptions, Mode, Output, Warm, WarmComponent, WarmUp,
+    Wasi,
+};
 use anyhow::{Context, bail};
 use clap::Args;
 
 use crate::output::spinner;
+use crate::place::{Place, Reference};
 
 /// A guest and how to run it.
 #[derive(Debug, Args)]
 pub(crate) struct GuestArguments {
-    /// A Wasm module or component, or a static-PIE ELF for a micro-VM.
-    pub(crate) guest: PathBuf,
+    /// A Wasm module or component, a static-PIE ELF for a micro-VM, or a snapshot: PLACE[@NAME].
+    pub(crate) guest: String,
     /// Exported functions to call once, in order, to warm the guest; arguments after a colon, separated
     /// by commas: `warm:100,2`.
     #[arg(long = "warm", value_name = "F[:ARGS]")]
@@ -46,34 +55,123 @@ pub(crate) struct GuestArguments {
     pub(crate) cache: Option<PathBuf>,
 }
 
-/// What the file holds.
-pub(crate) enum Kind {
-    Module(Vec<u8>),
-    Component(Vec<u8>),
-    Elf(Vec<u8>),
+/// Whether the file is a tar archive, as a snapshot in a single file is.
+fn is_archive(path: &str) -> anyhow::Result<bool> {
+    let mut start = Vec::new();
+    let file = std::fs::File::open(path).with_context(|| format!("cannot read {path}"))?;
+    file.take(512).read_to_end(&mut start).with_context(|| format!("cannot read {path}"))?;
+    Ok(start.get(257..262) == Some(b"ustar"))
+}
+
+/// A guest that is ready to be called.
+pub(crate) enum Ready {
+    Module(Warm),
+    Component(WarmComponent),
+    Sandbox(Box<Sandbox>),
+}
+
+/// A guest and where it came from.
+pub(crate) struct Opened {
+    pub(crate) ready: Ready,
+    /// Of a guest out of a snapshot.
+    pub(crate) thawed: Option<Thawed>,
+}
+
+/// A guest out of a snapshot.
+pub(crate) struct Thawed {
+    pub(crate) reference: Reference,
+    pub(crate) snapshot: Snapshot,
+    pub(crate) memory: SnapshotMemory,
+    /// Time from the first look at the place to a guest that can be called.
+    pub(crate) took: Duration,
+}
+
+impl Thawed {
+    /// Says what the snapshot took.
+    pub(crate) fn report(&self) {
+        let pages = self.snapshot.pages();
+        eprintln!(
+            "snapshot  {} opened in {:.1?}; {} faults fetched pages, {} of {pages} pages are there",
+            self.reference,
+            self.took,
+            self.memory.faults(),
+            if self.memory.pages().is_complete() {
+                pages
+            } else {
+                self.memory.touched().iter().map(|run| run.len).sum()
+            },
+        );
+    }
 }
 
 impl GuestArguments {
-    /// Reads the file and looks what it is.
-    pub(crate) fn read(&self) -> anyhow::Result<Kind> {
-        let bytes = std::fs::read(&self.guest)
-            .with_context(|| format!("cannot read {}", self.guest.display()))?;
-        if bytes.starts_with(b"\x7fELF") {
-            return Ok(Kind::Elf(bytes));
+    /// Opens what is named, and warms it if it is a guest.
+    pub(crate) fn open(&self, output: Output) -> anyhow::Result<Opened> {
+        if let Some(reference) = self.reference()? {
+            return self.thaw(reference, output);
         }
-        if bytes.starts_with(b"\0asm") {
-            let component = bytes.get(6..8) == Some(&[1, 0]);
-            return Ok(if component { Kind::Component(bytes) } else { Kind::Module(bytes) });
+        let bytes =
+            std::fs::read(&self.guest).with_context(|| format!("cannot read {}", self.guest))?;
+        let ready = if bytes.starts_with(b"\x7fELF") {
+            Ready::Sandbox(Box::new(self.sandbox(&bytes)?))
+        } else if !bytes.starts_with(b"\0asm") {
+            bail!(
+                "{} is neither a Wasm binary nor an ELF executable nor a snapshot (text-format Wasm must \
+                 be assembled first)",
+                self.guest
+            )
+        } else if bytes.get(6..8) == Some(&[1, 0]) {
+            Ready::Component(self.component(&bytes, output)?)
+        } else {
+            Ready::Module(self.warm(&bytes, output)?)
+        };
+        Ok(Opened { ready, thawed: None })
+    }
+
+    /// The snapshot that is meant, unless a guest is.
+    fn reference(&self) -> anyhow::Result<Option<Reference>> {
+        if std::path::Path::new(&self.guest).is_file() && !is_archive(&self.guest)? {
+            return Ok(None);
         }
-        bail!(
-            "{} is neither a Wasm binary nor an ELF executable (text-format Wasm must be assembled first)",
-            self.guest.display()
-        )
+        let reference: Reference =
+            self.guest.parse().map_err(|why| anyhow::anyhow!("{}: {why}", self.guest))?;
+        let there = match &reference.place {
+            Place::Remote(_) => true,
+            Place::Store(path) => path.is_dir(),
+            Place::File(path) => path.is_file(),
+        };
+        Ok(there.then_some(reference))
+    }
+
+    fn thaw(&self, reference: Reference, output: Output) -> anyhow::Result<Opened> {
+        anyhow::ensure!(
+            self.warm.is_empty(),
+            "{reference} is a snapshot of a warm guest; --warm is for guests that are not"
+        );
+        let started = Instant::now();
+        let pages = self.cache.as_ref().map(|cache| cache.join("pages"));
+        let snapshot = reference.load(pages.as_deref())?;
+        let (ready, memory) = match snapshot.guest().kind.as_str() {
+            "wasm" => {
+                let frozen = Frozen::load(snapshot.clone(), &Options::default())?;
+                (Ready::Module(self.thaw_module(&frozen, output)?), frozen.memory().clone())
+            }
+            other => {
+                bail!("{reference} holds memory of kind `{other}`, which this command cannot run")
+            }
+        };
+        let took = started.elapsed();
+        Ok(Opened { ready, thawed: Some(Thawed { reference, snapshot, memory, took }) })
+    }
+
+    /// A warm guest out of a frozen one.
+    pub(crate) fn thaw_module(&self, frozen: &Frozen, output: Output) -> anyhow::Result<Warm> {
+        Ok(Warm::thaw(&self.engine()?, &self.options(output)?, frozen)?)
     }
 
     fn wasi(&self, output: Output) -> anyhow::Result<Wasi> {
         let mut wasi = Wasi { output, ..Wasi::default() };
-        wasi.args = vec![self.guest.display().to_string()];
+        wasi.args = vec![self.guest.clone()];
         for pair in &self.env {
             let (name, value) =
                 pair.split_once('=').with_context(|| format!("--env {pair}: no `=` in it"))?;
@@ -115,7 +213,7 @@ impl GuestArguments {
     }
 
     /// Loads and warms a core module.
-    pub(crate) fn warm(&self, wasm: &[u8], output: Output) -> anyhow::Result<Warm> {
+    fn warm(&self, wasm: &[u8], output: Output) -> anyhow::Result<Warm> {
         let engine = self.engine()?;
         let guest = Guest::with_options(&engine, wasm, self.options(output)?)?;
         let bar = spinner("compiling and warming");
@@ -132,11 +230,7 @@ impl GuestArguments {
     }
 
     /// Loads a component.
-    pub(crate) fn component(
-        &self,
-        wasm: &[u8],
-        output: Output,
-    ) -> anyhow::Result<afresh_wasm::WarmComponent> {
+    fn component(&self, wasm: &[u8], output: Output) -> anyhow::Result<WarmComponent> {
         anyhow::ensure!(
             self.warm.is_empty(),
             "components run from their state after instantiation; --warm is for core modules"
@@ -150,8 +244,8 @@ impl GuestArguments {
     }
 
     /// Boots a micro-VM.
-    pub(crate) fn sandbox(&self, elf: &[u8]) -> anyhow::Result<afresh_vm::Sandbox> {
-        let mut builder = afresh_vm::Sandbox::builder().memory(self.memory.unwrap_or(64) << 20);
+    fn sandbox(&self, elf: &[u8]) -> anyhow::Result<Sandbox> {
+        let mut builder = Sandbox::builder().memory(self.memory.unwrap_or(64) << 20);
         if let Some(timeout) = self.timeout {
             builder = builder.timeout(Duration::from_millis(timeout));
         }

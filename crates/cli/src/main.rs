@@ -9,7 +9,10 @@ mod doctor;
 mod guest;
 mod output;
 mod place;
+mod request;
 mod run;
+mod serve;
+mod snapshot;
 mod store;
 mod verify;
 
@@ -32,8 +35,14 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Warm a guest and call it.
+    /// Warm a guest, or take a warm one out of a snapshot, and call it.
     Run(run::Arguments),
+    /// Answer requests, one a line from standard input, each from the warm state.
+    Serve(serve::Arguments),
+    /// Warm a guest and keep it as a snapshot.
+    Snapshot(snapshot::SnapshotArguments),
+    /// Call a guest and keep the state that the call leaves as a snapshot.
+    Fork(snapshot::ForkArguments),
     /// Call a guest many times and prove that every call starts from the same state.
     Verify(verify::Arguments),
     /// Measure, beside rivals, in one run.
@@ -72,6 +81,9 @@ fn main() -> ExitCode {
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Run(arguments) => run::run(arguments, cli.output),
+        Command::Serve(arguments) => serve::run(arguments, cli.output),
+        Command::Snapshot(arguments) => snapshot::snapshot(arguments, cli.output),
+        Command::Fork(arguments) => snapshot::fork(arguments, cli.output),
         Command::Verify(arguments) => verify::run(arguments, cli.output),
         Command::Bench(arguments) => bench::run(arguments, cli.output),
         Command::Demo(arguments) => demo::run(arguments, cli.output),

@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use afresh_store::remote::{Patience, Remote};
-use afresh_store::{Snapshot, Store};
+use afresh_store::{Snapshot, Store, archive};
 use anyhow::{Context, bail};
 
 /// The name that is meant where none is given.
@@ -24,7 +24,7 @@ pub(crate) enum Place {
     Store(PathBuf),
     /// An object store or registry.
     Remote(String),
-    /// A single file.
+    /// An archive: a single file with one snapshot.
     File(PathBuf),
 }
 
@@ -91,10 +91,10 @@ fn tag_of(text: &str) -> Option<usize> {
     text.rfind(':').filter(|at| *at > path)
 }
 
-/// The error for a place that is a single file.
+/// The error for a single file where there can be none.
 fn single_file(path: &Path) -> anyhow::Error {
     anyhow::anyhow!(
-        "{} is a single file; snapshots are in a directory (an OCI image layout) or in a remote (a URL)",
+        "{} is a single file; this needs a directory (an OCI image layout) or a remote (a URL)",
         path.display()
     )
 }
@@ -149,11 +149,19 @@ impl Reference {
             Place::Remote(_) => {
                 let mut remote = self.place.remote()?;
                 if let Some(dir) = cache {
-                    remote = remote.with_cache(dir)?;
+                    remote = remote.with_cache(dir);
                 }
                 remote.load(self.name()).map_err(anyhow::Error::from)
             }
-            Place::File(path) => Err(single_file(path)),
+            Place::File(path) => {
+                anyhow::ensure!(
+                    self.name.is_none(),
+                    "{} is a file with one snapshot: leave @{} out",
+                    path.display(),
+                    self.name()
+                );
+                archive::open(path).map_err(anyhow::Error::from)
+            }
         };
         snapshot.with_context(|| format!("opening {self}"))
     }
@@ -170,7 +178,10 @@ impl fmt::Display for Place {
 
 impl fmt::Display for Reference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}@{}", self.place, self.name())
+        match (&self.place, &self.name) {
+            (Place::File(_), None) => write!(f, "{}", self.place),
+            _ => write!(f, "{}@{}", self.place, self.name()),
+        }
     }
 }
 
@@ -263,7 +274,9 @@ mod tests {
         assert!(url.store().unwrap_err().to_string().contains("afresh pull file:///nowhere DIR"));
         let dir: Place = "/nowhere".parse().unwrap();
         assert!(dir.remote().unwrap_err().to_string().contains("s3://bucket/prefix"));
-        let file: Reference = "x.afresh".parse().unwrap();
-        assert!(format!("{:#}", file.load(None).unwrap_err()).contains("is a single file"));
+        let file: Place = "x.afresh".parse().unwrap();
+        assert!(file.store().unwrap_err().to_string().contains("is a single file"));
+        let file: Reference = "x.afresh@v1".parse().unwrap();
+        assert!(file.load(None).unwrap_err().to_string().contains("leave @v1 out"));
     }
 }

@@ -6,14 +6,14 @@
 
 use std::process::ExitCode;
 
-use afresh_wasm::{CallError, Lease, Output, Val, Warm, parse_arguments, show_value};
-use anyhow::Context;
+use afresh_vm::Sandbox;
+use afresh_wasm::{CallError, Lease, Output, Warm, WarmComponent};
 use clap::Args;
 use serde_json::json;
 
-use crate::guest::{GuestArguments, Kind};
+use crate::guest::{GuestArguments, Ready};
 use crate::output::{Format, steps};
-use crate::run::read_input;
+use crate::request::{CallArguments, Request};
 
 /// Exit code of a verification that found a difference.
 pub(crate) const DIFFERS: u8 = 3;
@@ -22,18 +22,11 @@ pub(crate) const DIFFERS: u8 = 3;
 pub(crate) struct Arguments {
     #[command(flatten)]
     guest: GuestArguments,
-    /// The exported function to call.
-    #[arg(long, value_name = "F", default_value = "_start")]
-    call: String,
-    /// Bytes for a guest that handles bytes: text, `@FILE`, or `-`.
-    #[arg(long, value_name = "TEXT|@FILE|-")]
-    input: Option<String>,
     /// How many calls.
     #[arg(short = 'n', long, default_value_t = 100)]
     calls: u64,
-    /// Arguments of the function.
-    #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
-    arguments: Vec<String>,
+    #[command(flatten)]
+    call: CallArguments,
 }
 
 /// What was found.
@@ -48,38 +41,21 @@ struct Findings {
     clones: Option<&'static str>,
 }
 
-/// A call that can be repeated.
-struct Probe<'a> {
-    arguments: &'a Arguments,
-    values: Vec<Val>,
-    bytes: Option<(afresh_wasm::BytesEntry, Vec<u8>)>,
-}
-
-impl Probe<'_> {
-    /// The answer as text; a trap is an answer too.
-    fn ask(&self, lease: &mut Lease<'_>) -> Result<String, String> {
-        let shown = |result: Result<String, CallError>| match result {
-            Err(CallError::Trap { trap, .. }) => Err(format!("trap: {trap}")),
-            Err(error) => Err(error.to_string()),
-            Ok(text) => Ok(text),
-        };
-        shown(match &self.bytes {
-            Some((entry, input)) => lease
-                .call_bytes(entry, input)
-                .map(|bytes| String::from_utf8_lossy(&bytes).into_owned()),
-            None => lease
-                .call(&self.arguments.call, &self.values)
-                .map(|values| values.iter().map(show_value).collect::<Vec<_>>().join(" ")),
-        })
+/// The answer as text; a trap is an answer too.
+fn ask(request: &Request, lease: &mut Lease<'_>) -> Result<String, String> {
+    match request.ask(lease) {
+        Err(CallError::Trap { trap, .. }) => Err(format!("trap: {trap}")),
+        Err(error) => Err(error.to_string()),
+        Ok(answer) => Ok(answer.text()),
     }
 }
 
 /// How clones stand to randomness: the same call twice in one clone, and once in another.
-fn clones(warm: &Warm, probe: &Probe<'_>) -> anyhow::Result<&'static str> {
+fn clones(warm: &Warm, request: &Request) -> anyhow::Result<&'static str> {
     let (mut one, mut other) = (warm.lease()?, warm.lease()?);
-    let first = probe.ask(&mut one);
-    let second = probe.ask(&mut one);
-    let cloned = probe.ask(&mut other);
+    let first = ask(request, &mut one);
+    let second = ask(request, &mut one);
+    let cloned = ask(request, &mut other);
     Ok(if first != cloned {
         "clones answer differently: they draw their own random numbers"
     } else if first == second {
@@ -92,22 +68,8 @@ fn clones(warm: &Warm, probe: &Probe<'_>) -> anyhow::Result<&'static str> {
     })
 }
 
-fn verify_module(arguments: &Arguments, wasm: &[u8]) -> anyhow::Result<Findings> {
-    let warm = arguments.guest.warm(wasm, Output::Discard)?;
-    let input = arguments.input.as_deref().map(read_input).transpose()?;
-    let probe = match input {
-        Some(input) => Probe {
-            arguments,
-            values: Vec::new(),
-            bytes: Some((warm.bytes_entry(&arguments.call)?, input)),
-        },
-        None => {
-            let ty = warm.function_type(&arguments.call)?;
-            let values = parse_arguments(&ty, &arguments.arguments)
-                .with_context(|| format!("calling {}", arguments.call))?;
-            Probe { arguments, values, bytes: None }
-        }
-    };
+fn verify_module(arguments: &Arguments, warm: &Warm) -> anyhow::Result<Findings> {
+    let request = &arguments.call.request(warm)?;
     let mut findings = Findings::default();
     let bar = steps("verifying", arguments.calls);
     // Fresh entropy is a difference on purpose; it is drawn after the comparison.
@@ -116,12 +78,12 @@ fn verify_module(arguments: &Arguments, wasm: &[u8]) -> anyhow::Result<Findings>
         findings.bytes_differ += bytes;
         findings.items_differ += items;
         let mut pooled = warm.lease()?;
-        let answer = probe.ask(&mut pooled);
+        let answer = ask(request, &mut pooled);
         findings.changed_bytes = findings.changed_bytes.max(pooled.differences()?.0);
         // Held while the pooled one is out, so that it is another instance; discarded, so that the next
         // comparison is again with one that has never run anything.
         let mut untouched = warm.lease_new()?;
-        let expected = probe.ask(&mut untouched);
+        let expected = ask(request, &mut untouched);
         untouched.discard();
         findings.failed_calls += u64::from(answer.is_err());
         findings.answers_differ += u64::from(answer != expected);
@@ -132,18 +94,17 @@ fn verify_module(arguments: &Arguments, wasm: &[u8]) -> anyhow::Result<Findings>
     let (bytes, items) = warm.differences()?;
     findings.bytes_differ += bytes;
     findings.items_differ += items;
-    findings.clones = Some(clones(&warm, &probe)?);
+    findings.clones = Some(clones(warm, request)?);
     Ok(findings)
 }
 
-fn verify_component(arguments: &Arguments, wasm: &[u8]) -> anyhow::Result<Findings> {
-    let warm = arguments.guest.component(wasm, Output::Discard)?;
+fn verify_component(arguments: &Arguments, warm: &WarmComponent) -> anyhow::Result<Findings> {
     let mut findings = Findings::default();
     let mut first = None;
     for _ in 0..arguments.calls {
         let mut lease = warm.lease()?;
         findings.bytes_differ += lease.differences()?;
-        let answer = lease.call_text(&arguments.call, &arguments.arguments);
+        let answer = lease.call_text(&arguments.call.call, &arguments.call.arguments);
         findings.failed_calls += u64::from(answer.is_err());
         findings.changed_bytes = findings.changed_bytes.max(lease.differences()?);
         let answer = answer.map_err(|e| e.to_string());
@@ -153,12 +114,8 @@ fn verify_component(arguments: &Arguments, wasm: &[u8]) -> anyhow::Result<Findin
     Ok(findings)
 }
 
-fn verify_elf(arguments: &Arguments, elf: &[u8]) -> anyhow::Result<Findings> {
-    let input = match &arguments.input {
-        Some(input) => read_input(input)?,
-        None => arguments.arguments.join(" ").into_bytes(),
-    };
-    let mut sandbox = arguments.guest.sandbox(elf)?;
+fn verify_sandbox(arguments: &Arguments, sandbox: &mut Sandbox) -> anyhow::Result<Findings> {
+    let input = arguments.call.bytes()?;
     let mut findings = Findings::default();
     let mut first = None;
     for _ in 0..arguments.calls {
@@ -175,10 +132,10 @@ fn verify_elf(arguments: &Arguments, elf: &[u8]) -> anyhow::Result<Findings> {
 }
 
 pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
-    let findings = match arguments.guest.read()? {
-        Kind::Module(wasm) => verify_module(arguments, &wasm)?,
-        Kind::Component(wasm) => verify_component(arguments, &wasm)?,
-        Kind::Elf(elf) => verify_elf(arguments, &elf)?,
+    let findings = match arguments.guest.open(Output::Discard)?.ready {
+        Ready::Module(warm) => verify_module(arguments, &warm)?,
+        Ready::Component(warm) => verify_component(arguments, &warm)?,
+        Ready::Sandbox(mut sandbox) => verify_sandbox(arguments, &mut sandbox)?,
     };
     let clean = findings.bytes_differ == 0 && findings.items_differ == 0;
     match format {

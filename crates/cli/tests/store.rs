@@ -200,6 +200,23 @@ fn a_snapshot_survives_the_way_to_a_remote_and_back() {
 }
 
 #[test]
+fn a_single_file_is_a_place_like_others() {
+    let (bench, _, new) = two_snapshots();
+    bench.ok(&["push", "store", "warm.afresh"]);
+    assert_eq!(bench.json(&["inspect", "warm.afresh", "--verify"])[0]["verified"], true);
+    bench.ok(&["diff", "store", "warm.afresh"]);
+    bench.ok(&["export", "warm.afresh", "out"]);
+    assert!(fs::read(bench.path("out")).unwrap() == new);
+    let pulled = &bench.json(&["pull", "warm.afresh", "copy@mine"])[0];
+    assert_eq!(pulled["id"], bench.json(&["list", "store"])[0]["id"]);
+    bench.ok(&["diff", "store", "copy@mine"]);
+    let message = bench.fails(1, &["inspect", "warm.afresh@v1"]);
+    assert!(message.contains("leave @v1 out"), "{message}");
+    let message = bench.fails(1, &["gc", "warm.afresh"]);
+    assert!(message.contains("is a single file"), "{message}");
+}
+
+#[test]
 fn a_damaged_layer_is_named_and_used_by_no_verb() {
     let (bench, ..) = two_snapshots();
     let found = &bench.json(&["inspect", "store@old"])[0];
@@ -259,7 +276,7 @@ fn what_is_wrong_with_a_place_or_name_is_said_with_the_way_out() {
         ),
         (1, vec!["untag", "store"], "which name? Write store@NAME"),
         (1, vec!["inspect", "nowhere"], "nowhere is not an OCI image layout"),
-        (1, vec!["inspect", "new.mem"], "new.mem is a single file"),
+        (1, vec!["inspect", "new.mem"], "new.mem: no tar header at byte 0: is this an archive"),
         (1, vec!["pull", "store", "copy"], "a remote is a URL"),
         (1, vec!["gc", &url], "this needs a local directory"),
         (1, vec!["tag", "store", "bad name"], "can not name a snapshot"),

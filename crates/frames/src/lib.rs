@@ -6,7 +6,8 @@
 //! * [`Pool`] hands out [`CleanFrame`]s of 4 KiB to 1 GiB and takes [`DirtyFrame`]s back.
 //! * [`FrameCache`] is a thread's own stock of them.
 //! * [`ZeroSource`] and [`Lease`] map them into somebody's address space.
-//! * [`Stage`] is the same idea for memory that must be private: slots, Wasm memories that grow.
+//! * [`Stage`] is the same idea for memory that must be private: slots, Wasm memories that grow, KVM guests.
+//!   [`ProcessStage`] is one that a process shares.
 //!
 //! ```
 //! use afresh_frames::{Order, Pool, PoolOptions};
@@ -28,12 +29,14 @@ mod buddy;
 mod cache;
 mod error;
 mod frame;
+mod frugal;
 mod handoff;
 #[cfg(test)]
 mod handoff_tests;
 mod lease;
 mod options;
 mod pool;
+mod process;
 mod stage;
 mod store;
 mod zero;
@@ -48,8 +51,10 @@ pub use books::{Books, Work};
 pub use cache::FrameCache;
 pub use error::{NewPoolError, TakeError};
 pub use frame::{Clean, CleanFrame, Dirty, DirtyFrame, Frame, Order};
+pub use frugal::Frugal;
 pub use lease::{KernelZero, Lease, ZeroSource};
 pub use options::{Background, PoolOptions};
 pub use pool::Pool;
+pub use process::ProcessStage;
 pub use stage::Stage;
 pub use store::PageKind;

@@ -15,13 +15,18 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use afresh_sys::{Advice, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, host};
+use afresh_sys::{
+    Advice, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, ZeroStock, host,
+};
 
 use crate::frame::Order;
 use crate::{Lease, NewPoolError, TakeError, ZeroSource};
 
 /// Pages in a chunk: what is populated and moved at a time.
 const CHUNK: usize = Order::HUGE.pages();
+/// Pages from one chunk to the next. What lies between is not mapped, so that each chunk is a mapping of its
+/// own and nobody who moves one waits for the fault that populates another.
+const STRIDE: usize = 2 * CHUNK;
 /// Chunks populated between two questions to the host.
 const BATCH: usize = 16;
 /// Memory that the stage always leaves free.
@@ -62,11 +67,13 @@ impl Stage {
     /// When address space or a thread is not to be had.
     pub fn new(pages: usize) -> Result<Self, NewPoolError> {
         let pages = pages.max(1).next_multiple_of(CHUNK);
-        let memory = Reservation::aligned(pages, HUGE_SIZE)?;
-        let all = PageRange::new(0, pages);
-        memory.map_anonymous(all, Protection::ReadWrite)?;
-        // Refused where the kernel was built without huge pages; small ones do too.
-        let _ = memory.advise(all, Advice::HugePage);
+        let memory = Reservation::aligned(pages / CHUNK * STRIDE, HUGE_SIZE)?;
+        for chunk in 0..pages / CHUNK {
+            let place = place_of(chunk);
+            memory.map_anonymous(place, Protection::ReadWrite)?;
+            // Refused where the kernel was built without huge pages; small ones do too.
+            let _ = memory.advise(place, Advice::HugePage);
+        }
         let shared = Arc::new(Shared {
             memory,
             chunks: (0..pages / CHUNK).map(|_| AtomicU8::new(EMPTY)).collect(),
@@ -89,6 +96,12 @@ impl Stage {
         self.shared.chunks.iter().filter(ready).count() * CHUNK
     }
 
+    /// Pages it keeps ready when it has had the time.
+    #[must_use]
+    pub fn capacity(&self) -> usize {
+        self.shared.chunks.len() * CHUNK
+    }
+
     /// Processor time the thread has used.
     #[must_use]
     pub fn cpu_time(&self) -> Duration {
@@ -103,22 +116,26 @@ impl Stage {
     /// When the kernel refuses a mapping; the range is in an unknown state then.
     pub fn extend(&self, memory: &Reservation, range: PageRange) -> Result<usize, TakeError> {
         memory.map_anonymous(range, Protection::ReadWrite)?;
+        Ok(self.move_into(memory, range)?)
+    }
+
+    /// Moves what is ready to the 2 MiB of address space in `range`, in order; returns the pages moved.
+    fn move_into(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         let base = memory.base().as_ptr() as usize / PAGE_SIZE;
         let mut at = (base + range.start).next_multiple_of(CHUNK) - base;
         let mut moved = 0;
         while at + CHUNK <= range.end() {
-            let Some(run) = self.shared.claim((range.end() - at) / CHUNK) else { break };
-            let pages = PageRange::new(run.start * CHUNK, run.len * CHUNK);
-            let result = memory.take_pages(at, &self.shared.memory, pages);
+            let Some(chunk) = self.shared.claim() else { break };
+            let result = memory.take_pages(at, &self.shared.memory, place_of(chunk));
             // On failure nothing has moved, but that is not for certain: what may be left is
             // populated again, which does no harm.
-            self.shared.set(run, EMPTY);
+            self.shared.set(chunk, EMPTY);
             if result.is_err() {
-                memory.map_anonymous(PageRange::new(at, pages.len), Protection::ReadWrite)?;
+                memory.map_anonymous(PageRange::new(at, CHUNK), Protection::ReadWrite)?;
                 break;
             }
-            at += pages.len;
-            moved += pages.len;
+            at += CHUNK;
+            moved += CHUNK;
         }
         if moved > 0 {
             self.wake();
@@ -143,6 +160,12 @@ impl ZeroSource for Stage {
     }
 }
 
+impl ZeroStock for Stage {
+    fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
+        self.move_into(memory, range)
+    }
+}
+
 impl Drop for Stage {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
@@ -154,22 +177,17 @@ impl Drop for Stage {
 }
 
 impl Shared {
-    /// Claims a run of at most `most` ready chunks for moving.
-    fn claim(&self, most: usize) -> Option<PageRange> {
+    /// Claims a chunk that is ready.
+    fn claim(&self) -> Option<usize> {
         let claim = |chunk: &AtomicU8| {
             // Acquire: the population must be over before the pages move.
             chunk.compare_exchange(READY, TAKING, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
-        let start = self.chunks.iter().position(claim)?;
-        let after = &self.chunks[start + 1..self.chunks.len().min(start + most)];
-        let len = 1 + after.iter().take_while(|chunk| claim(chunk)).count();
-        Some(PageRange::new(start, len))
+        self.chunks.iter().position(claim)
     }
 
-    fn set(&self, run: PageRange, state: u8) {
-        for chunk in &self.chunks[run.start..run.end()] {
-            chunk.store(state, Ordering::Release);
-        }
+    fn set(&self, chunk: usize, state: u8) {
+        self.chunks[chunk].store(state, Ordering::Release);
     }
 
     fn has_empty(&self) -> bool {
@@ -185,17 +203,26 @@ impl Shared {
         chunks > 0 && (0..chunks).all(|_| !self.stop.load(Ordering::Relaxed) && self.populate_one())
     }
 
-    /// Populates one empty chunk; `false` when there is none, or no memory for it.
+    /// Populates one empty chunk; `false` when there is none.
     fn populate_one(&self) -> bool {
         let fill = |chunk: &AtomicU8| {
             chunk.compare_exchange(EMPTY, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
         let Some(at) = self.chunks.iter().position(fill) else { return false };
-        let range = PageRange::new(at * CHUNK, CHUNK);
-        let done = self.memory.advise(range, Advice::PopulateWrite).is_ok();
-        self.set(PageRange::new(at, 1), if done { READY } else { EMPTY });
-        done
+        // By faults and not by `MADV_POPULATE_WRITE`, which would hold the lock of the whole address space
+        // while the kernel zeroes: a fault locks this mapping only.
+        for page in place_of(at).start..place_of(at).end() {
+            // SAFETY: the stage's memory is mapped writable, and the chunk is ours until it is READY.
+            unsafe { self.memory.page_ptr(page).write_volatile(0) };
+        }
+        self.set(at, READY);
+        true
     }
+}
+
+/// Where a chunk lies in the stage.
+fn place_of(chunk: usize) -> PageRange {
+    PageRange::new(chunk * STRIDE, CHUNK)
 }
 
 fn run(stage: &Shared) {

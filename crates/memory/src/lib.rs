@@ -33,7 +33,9 @@ mod strategy;
 mod tracker;
 mod write_set;
 
-pub use afresh_sys::{Feature, Features, PAGE_SIZE, PageRange, SysError, page_align_up};
+pub use afresh_sys::{
+    Feature, Features, PAGE_SIZE, PageRange, Reservation, SysError, ZeroStock, page_align_up,
+};
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};
 pub use image::{Door, Filler, Image, ImageBuilder};

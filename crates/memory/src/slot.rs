@@ -22,13 +22,16 @@ mod adapt;
 mod map;
 mod reset;
 mod serve;
+mod staged;
 mod switch;
 
+use std::collections::HashSet;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
 use afresh_sys::{
-    Advice, Features, PAGE_SIZE, PageRange, Protection, Reservation, fork, page_align_up,
+    Advice, Features, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, ZeroStock, fork,
+    page_align_up,
 };
 
 use crate::image::Missing;
@@ -59,6 +62,11 @@ pub struct SlotConfig {
     pub write_set_limit: usize,
     /// Compare the whole slot with its image after every so many resets; `None` for never.
     pub verify_every: Option<u32>,
+    /// Where whole 2 MiB of zero memory come from before the kernel's faults are asked, when the slot grows
+    /// and its tracker can watch them as wholes; `None` for nowhere.
+    pub stock: Option<Arc<dyn ZeroStock>>,
+    /// Most pages of the image's zero memory to take from the stock when the slot is made.
+    pub stock_at_start: usize,
     /// The host's features; `None` to probe. Tests pass a masked set to play a poorer host.
     pub features: Option<Features>,
 }
@@ -74,6 +82,8 @@ impl Default for SlotConfig {
             regions: Vec::new(),
             write_set_limit: 32_768,
             verify_every: None,
+            stock: None,
+            stock_at_start: 0,
             features: None,
         }
     }
@@ -125,6 +135,10 @@ pub struct Slot {
     /// While that is the thread.
     served: Option<Served>,
     write_set: WriteSet,
+    /// First pages of the blocks that came from the stock since the last reset: see `staged`.
+    staged: Vec<usize>,
+    /// Blocks of which is known whether they pay.
+    settled: HashSet<usize>,
     /// Reused by every reset.
     written: Vec<PageRange>,
     adapt: Adapt,
@@ -193,16 +207,24 @@ impl Slot {
             Box<dyn FnOnce(NonNull<u8>, usize) -> Result<Box<dyn Tracker>, crate::TrackError> + '_>,
         >,
     ) -> Result<Self, SlotError> {
-        let first = page_align_up(config.guard_before) / PAGE_SIZE;
+        let mut first = page_align_up(config.guard_before) / PAGE_SIZE;
         let after = page_align_up(config.guard_after) / PAGE_SIZE;
         let needed = config.regions.last().map_or(image.pages(), |r| r.end());
         let capacity = config.capacity.unwrap_or(needed).max(1);
         let too_large = |pages| SlotError::TooLarge { pages, capacity };
+        let align = if config.stock.is_some() {
+            // Growth begins, or where there is none the slot begins, at a block of the stock.
+            let aligned = if capacity > needed { needed } else { 0 };
+            first = (first + aligned).next_multiple_of(staged::BLOCK) - aligned;
+            HUGE_SIZE
+        } else {
+            PAGE_SIZE
+        };
         let total = first
             .checked_add(capacity)
             .and_then(|n| n.checked_add(after))
             .ok_or(too_large(needed))?;
-        let memory = Arc::new(Reservation::new(total)?);
+        let memory = Arc::new(Reservation::aligned(total, align)?);
         let base = NonNull::new(memory.page_ptr(first)).ok_or(too_large(needed))?;
         let mut slot = Self {
             method: Method::FullCopy,
@@ -217,6 +239,8 @@ impl Slot {
             filling: false,
             served: None,
             write_set: WriteSet::default(),
+            staged: Vec::new(),
+            settled: HashSet::new(),
             written: Vec::new(),
             adapt: Adapt::default(),
             choice,
@@ -239,7 +263,9 @@ impl Slot {
             (Some(make), _) => Method::WriteSet(make(base, capacity)?),
             (None, strategy) => slot.method_for(strategy)?,
         };
+        slot.stage_image()?;
         slot.watch_regions()?;
+        slot.watch_blocks(PageRange::new(0, capacity));
         Ok(slot)
     }
 
@@ -283,6 +309,7 @@ impl Slot {
             image.complete()?;
         }
         let result = (|| {
+            self.forget_staged();
             if !external {
                 // The old tracker goes first: it watches the range the new one will.
                 self.method = Method::FullCopy;
@@ -434,18 +461,27 @@ impl Slot {
     /// tracker can.
     fn expose(&mut self, range: PageRange) -> Result<(), SlotError> {
         self.memory.protect(self.absolute(range), Protection::ReadWrite)?;
-        let high_water = self.high_water;
+        let from = match &self.method {
+            Method::Scan(tracker) | Method::WriteSet(tracker) if tracker.survives_hiding() => {
+                self.high_water.max(range.start)
+            }
+            _ => range.start,
+        };
+        if from > range.start {
+            self.restage(PageRange::new(range.start, range.end().min(from) - range.start))?;
+        }
+        let new = PageRange::new(from, range.end().saturating_sub(from));
+        if new.is_empty() {
+            return Ok(());
+        }
+        let staged = self.stage_growth(new)?;
         if let Method::Scan(tracker) | Method::WriteSet(tracker) = &mut self.method {
-            let from =
-                if tracker.survives_hiding() { high_water.max(range.start) } else { range.start };
-            let new = PageRange::new(from, range.end().saturating_sub(from));
-            if !new.is_empty() {
-                tracker.watch(new)?;
-                if self.adapt.discarding() {
-                    tracker.open(&[new])?;
-                }
+            tracker.watch(new)?;
+            if self.adapt.discarding() {
+                tracker.open(&[new])?;
             }
         }
+        self.watch_blocks(staged);
         Ok(())
     }
 

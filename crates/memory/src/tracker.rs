@@ -109,6 +109,18 @@ pub trait Tracker: Send {
         let _ = range;
     }
 
+    /// Whether a write to a huge page can be noticed, and open it, as a whole: see
+    /// [`Tracker::by_block`].
+    fn watches_blocks(&self) -> bool {
+        false
+    }
+
+    /// From now on the first write to a page of `block`, which is watched, opens and reports all of it
+    /// (`on`), or its own page as usual. Only called where [`Tracker::watches_blocks`].
+    fn by_block(&mut self, block: PageRange, on: bool) {
+        let _ = (block, on);
+    }
+
     /// Whether protection survives `mprotect` to no access and back. When it does not, the slot drops
     /// what it learned about pages that it hides.
     fn survives_hiding(&self) -> bool {

@@ -102,6 +102,12 @@ impl WriteSet {
         self.entries.len() - before
     }
 
+    /// Number of pages of `range` in the set.
+    pub(crate) fn count_in(&self, range: PageRange) -> usize {
+        let below = |page| self.entries.partition_point(|e| e.page < page);
+        below(range.end()) - below(range.start)
+    }
+
     /// Forgets pages in `range`.
     pub(crate) fn forget(&mut self, range: PageRange) {
         self.entries.retain(|e| !range.contains(e.page));

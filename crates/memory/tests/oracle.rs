@@ -4,8 +4,10 @@
 
 mod common;
 
-use std::time::Duration;
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
 
+use afresh_frames::Stage;
 use afresh_memory::{
     Features, HostAccess, Image, ImageBuilder, PAGE_SIZE, PageRange, Slot, SlotConfig, Strategy,
 };
@@ -57,6 +59,15 @@ enum Op {
         page: usize,
         len: usize,
     },
+    /// Grows by whole 2 MiB and writes `count` of the new pages, `step` apart, from one thread or two.
+    GrowFar {
+        blocks: usize,
+        skip: usize,
+        count: usize,
+        step: usize,
+        byte: u8,
+        threads: usize,
+    },
 }
 
 fn op() -> impl Strategy_ {
@@ -76,12 +87,35 @@ fn op() -> impl Strategy_ {
     ]
 }
 
+/// The same and growth by whole blocks, densely written or hardly at all.
+fn far_op() -> impl Strategy_ {
+    let dense = (1..4usize, 0..700usize, 1..1500usize, 1..4usize, any::<u8>(), 1..3usize);
+    let sparse = (1..4usize, 0..1500usize, 0..6usize, 1..300usize, any::<u8>(), 1..3usize);
+    let far = prop_oneof![dense, sparse].prop_map(|(blocks, skip, count, step, byte, threads)| {
+        Op::GrowFar { blocks, skip, count, step, byte, threads }
+    });
+    prop_oneof![2 => op(), 1 => far]
+}
+
 // Two different things are called strategy here.
 use proptest::strategy::Strategy as ProptestStrategy;
 trait Strategy_: ProptestStrategy<Value = Op> {}
 impl<T: ProptestStrategy<Value = Op>> Strategy_ for T {}
 
 const CAPACITY: usize = 256;
+/// Room for growth by some blocks of 512 pages.
+const FAR: usize = 140 + 5 * 512;
+
+/// Where slots get whole blocks from in the tests that have a stock.
+static STAGE: LazyLock<Arc<Stage>> = LazyLock::new(|| Arc::new(Stage::new(16 * 512).unwrap()));
+
+/// Gives the stage time to have `pages` ready; without them slots grow as if there were none.
+fn wait_for(pages: usize) {
+    let started = Instant::now();
+    while STAGE.ready() < pages && started.elapsed() < Duration::from_millis(500) {
+        std::thread::sleep(Duration::from_micros(200));
+    }
+}
 
 /// A sparse image with zero pages, a long run and some islands, different for each seed; every third is
 /// filled only when its pages are needed.
@@ -116,6 +150,11 @@ fn writable(slot: &Slot, page: usize) -> bool {
     })
 }
 
+/// A slot whose memory several threads write.
+struct Shared<'a>(&'a Slot);
+// SAFETY: the threads use the slot's address only, and write pages of their own.
+unsafe impl Send for Shared<'_> {}
+
 fn poke(slot: &Slot, page: usize, byte: u8) {
     // SAFETY: the callers checked that the page is accessible; racing writers write the same byte.
     unsafe { slot.base().add(page * PAGE_SIZE + 17).write_volatile(byte) };
@@ -130,13 +169,16 @@ fn compare(slot: &Slot, model: &[u8], context: &str) {
     }
 }
 
-fn run(strategy: Strategy, regions: &[PageRange], ops: &[Op]) {
+fn run(strategy: Strategy, regions: &[PageRange], capacity: usize, at_start: usize, ops: &[Op]) {
     let (first, bytes) = image(1, regions);
     let config = SlotConfig {
         strategy,
-        capacity: Some(CAPACITY),
+        capacity: Some(capacity),
         regions: regions.to_vec(),
-        write_set_limit: 100,
+        // Small, so that it is reached; but blocks are larger.
+        write_set_limit: if capacity == FAR { 2000 } else { 100 },
+        stock: (capacity == FAR).then(|| STAGE.clone() as _),
+        stock_at_start: at_start,
         ..SlotConfig::default()
     };
     let mut slot = Slot::new(&first, config).unwrap();
@@ -153,7 +195,7 @@ fn run(strategy: Strategy, regions: &[PageRange], ops: &[Op]) {
             Op::Scatter { page, count, step, byte, threads } => {
                 let pages: Vec<usize> = (0..*count)
                     .map(|i| page + i * step)
-                    .filter(|p| *p < CAPACITY && writable(&slot, *p))
+                    .filter(|p| *p < capacity && writable(&slot, *p))
                     .collect();
                 for p in &pages {
                     model.live[p * PAGE_SIZE + 17] = *byte;
@@ -176,7 +218,7 @@ fn run(strategy: Strategy, regions: &[PageRange], ops: &[Op]) {
                 let end = slot.end() + pages;
                 match slot.grow(end) {
                     Ok(()) => model.live.resize(end * PAGE_SIZE, 0),
-                    Err(_) => assert!(end > CAPACITY),
+                    Err(_) => assert!(end > capacity),
                 }
             }
             Op::Reset => {
@@ -217,6 +259,30 @@ fn run(strategy: Strategy, regions: &[PageRange], ops: &[Op]) {
                 slot.trim().unwrap();
                 model.reset();
             }
+            Op::GrowFar { blocks, skip, count, step, byte, threads } => {
+                let from = slot.end();
+                let end = (from + blocks * 512).min(capacity);
+                wait_for(blocks * 512);
+                slot.grow(end).unwrap();
+                model.live.resize(end * PAGE_SIZE, 0);
+                let pages: Vec<usize> = (from + skip..end).step_by(*step).take(*count).collect();
+                for p in &pages {
+                    model.live[p * PAGE_SIZE + 17] = *byte;
+                }
+                std::thread::scope(|scope| {
+                    for t in 0..*threads {
+                        let (slot, pages) = (Shared(&slot), &pages);
+                        scope.spawn(move || {
+                            let slot = slot;
+                            pages
+                                .iter()
+                                .skip(t)
+                                .step_by(*threads)
+                                .for_each(|p| poke(slot.0, *p, *byte));
+                        });
+                    }
+                });
+            }
             Op::Preload { page, len } => slot.preload(&[PageRange::new(*page, *len)]).unwrap(),
         }
         compare(&slot, &model.live, &format!("after {op:?}"));
@@ -247,8 +313,23 @@ proptest! {
     #[test]
     fn every_strategy_restores_what_the_full_copy_restores(ops in prop::collection::vec(op(), 1..24)) {
         for strategy in strategies() {
-            run(strategy, &[PageRange::new(0, 140)], &ops);
-            run(strategy, &[PageRange::new(2, 30), PageRange::new(40, 7), PageRange::new(90, 50)], &ops);
+            run(strategy, &[PageRange::new(0, 140)], CAPACITY, 0, &ops);
+            let regions = [PageRange::new(2, 30), PageRange::new(40, 7), PageRange::new(90, 50)];
+            run(strategy, &regions, CAPACITY, 0, &ops);
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 12, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn memory_from_a_stock_is_restored_like_any_other(ops in prop::collection::vec(far_op(), 1..16)) {
+        for strategy in strategies() {
+            run(strategy, &[PageRange::new(0, 140)], FAR, 0, &ops);
+            // The image itself has room for blocks.
+            let regions = [PageRange::new(2, 30), PageRange::new(90, 50), PageRange::new(200, 1200)];
+            run(strategy, &regions, FAR, 1024, &ops);
         }
     }
 }

@@ -242,8 +242,8 @@ impl PageSource for SnapshotSource {
             let backing = match run.origin {
                 Origin::Zero => Backing::Zero,
                 Origin::Layer { layer, stored } => {
-                    let file = self.snapshot.layers()[layer].file()?;
-                    Backing::File(file.as_fd(), stored as usize)
+                    let (file, start) = self.snapshot.layers()[layer].file()?;
+                    Backing::File(file.as_fd(), (start + stored) as usize)
                 }
             };
             pieces.push(Piece { pages: run.pages, backing });

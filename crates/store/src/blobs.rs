@@ -7,12 +7,14 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 
 use sha2::Digest;
 
+use crate::seal::{SealKey, Sealer};
 use crate::{OpenError, SaveError, Sha256};
 
 /// Prefix of temporary names; no digest begins with it.
@@ -94,6 +96,19 @@ pub trait BlobRead: Send + Sync {
     /// `UnexpectedEof` past the end; anything the medium says.
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
 
+    /// Fills several parts, each from its offset on. A blob that is far away fetches them at the same time.
+    ///
+    /// # Errors
+    /// As [`BlobRead::read_at`]; nothing of any part may be used then.
+    fn read_many(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        parts.iter_mut().try_for_each(|(offset, out)| self.read_at(out, *offset))
+    }
+
+    /// Whether a read costs a round trip, so that few and large ones are better than many and small ones.
+    fn is_distant(&self) -> bool {
+        false
+    }
+
     /// Told that `len` bytes at `offset` were wrong: whatever is cached of them is dropped. Returns
     /// whether reading again may bring others.
     fn distrust(&self, offset: u64, len: u64) -> bool {
@@ -101,16 +116,22 @@ pub trait BlobRead: Send + Sync {
         false
     }
 
-    /// The local file behind it, which can be mapped.
-    fn file(&self) -> Option<&File> {
+    /// The blob as it is stored, where this one shows what is inside.
+    fn carrier(&self) -> Option<&dyn BlobRead> {
+        None
+    }
+
+    /// The local file that holds it, and the byte at which it begins there.
+    fn file(&self) -> Option<(&File, u64)> {
         None
     }
 }
 
-/// A blob in a local file.
+/// A blob in a local file: all of it, or a part of an archive.
 #[derive(Debug)]
 pub(crate) struct FileBlob {
-    file: File,
+    file: Arc<File>,
+    start: u64,
     len: u64,
 }
 
@@ -118,7 +139,12 @@ impl FileBlob {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = open_file(path)?;
         let len = file.metadata()?.len();
-        Ok(Self { file, len })
+        Ok(Self { file: Arc::new(file), start: 0, len })
+    }
+
+    /// The `len` bytes from `start` on, which the caller knows to be within the file.
+    pub(crate) fn part(file: Arc<File>, start: u64, len: u64) -> Self {
+        Self { file, start, len }
     }
 }
 
@@ -128,24 +154,37 @@ impl BlobRead for FileBlob {
     }
 
     fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
-        self.file.read_exact_at(out, offset)
+        let end = offset.checked_add(out.len() as u64);
+        if end.is_none_or(|end| end > self.len) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.file.read_exact_at(out, self.start + offset)
     }
 
-    fn file(&self) -> Option<&File> {
-        Some(&self.file)
+    fn file(&self) -> Option<(&File, u64)> {
+        Some((&self.file, self.start))
     }
 }
 
 /// Writes a blob; a thread of its own hashes it meanwhile, which takes longer than everything else.
 pub(crate) struct BlobWriter {
-    dir: PathBuf,
-    temporary: PathBuf,
+    target: Target,
     file: File,
     len: u64,
+    /// Encrypts what is pushed.
+    sealer: Option<Sealer>,
     /// `None` once closed.
     queue: Option<SyncSender<Vec<u8>>>,
     recycled: Receiver<Vec<u8>>,
     thread: Option<JoinHandle<Sha256>>,
+}
+
+/// Where a blob is written.
+enum Target {
+    /// A file of its own in this directory, under a temporary name until it is whole.
+    Own { dir: PathBuf, temporary: PathBuf },
+    /// A part of a larger file, whose writer makes it durable and gives it its name.
+    Part(PathBuf),
 }
 
 /// Buffers in flight between writing and hashing.
@@ -159,6 +198,15 @@ impl BlobWriter {
             .create_new(true)
             .open(&temporary)
             .map_err(|e| SaveError::io(&temporary, e))?;
+        Self::new(Target::Own { dir: dir.to_owned(), temporary }, file)
+    }
+
+    /// Writes at the position of `file`, whose name is `path`.
+    pub(crate) fn part(file: File, path: &Path) -> Result<Self, SaveError> {
+        Self::new(Target::Part(path.to_owned()), file)
+    }
+
+    fn new(target: Target, file: File) -> Result<Self, SaveError> {
         let (queue, incoming) = sync_channel::<Vec<u8>>(QUEUE);
         let (give_back, recycled) = sync_channel::<Vec<u8>>(QUEUE + 2);
         let work = move || {
@@ -171,24 +219,17 @@ impl BlobWriter {
             }
             Sha256(hasher.finalize().into())
         };
-        let thread = std::thread::Builder::new()
-            .name("afresh-blob".to_owned())
-            .spawn(work)
-            .map_err(|e| SaveError::io(&temporary, e));
-        match thread {
-            Ok(thread) => Ok(Self {
-                dir: dir.to_owned(),
-                temporary,
-                file,
-                len: 0,
-                queue: Some(queue),
-                recycled,
-                thread: Some(thread),
-            }),
-            Err(error) => {
-                let _ = fs::remove_file(&temporary);
-                Err(error)
-            }
+        let thread = std::thread::Builder::new().name("afresh-blob".to_owned()).spawn(work);
+        let queue = Some(queue);
+        let mut writer = Self { target, file, len: 0, sealer: None, queue, recycled, thread: None };
+        writer.thread = Some(thread.map_err(|e| SaveError::io(writer.path(), e))?);
+        Ok(writer)
+    }
+
+    fn path(&self) -> &Path {
+        match &self.target {
+            Target::Own { temporary, .. } => temporary,
+            Target::Part(path) => path,
         }
     }
 
@@ -197,9 +238,23 @@ impl BlobWriter {
         self.recycled.try_recv().unwrap_or_default()
     }
 
+    /// Seals the blob with `key`, if there is one. Nothing was pushed yet.
+    pub(crate) fn sealed(mut self, key: Option<&SealKey>) -> Result<Self, SaveError> {
+        self.sealer = key.map(SealKey::sealer).transpose()?;
+        Ok(self)
+    }
+
     /// Appends bytes.
     pub(crate) fn push(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
-        self.file.write_all(&bytes).map_err(|e| SaveError::io(&self.temporary, e))?;
+        let Some(sealer) = &mut self.sealer else { return self.write(bytes) };
+        let mut out = self.recycled.try_recv().unwrap_or_default();
+        sealer.push(&bytes, &mut out)?;
+        self.write(out)
+    }
+
+    /// Appends bytes as they are stored.
+    fn write(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
+        self.file.write_all(&bytes).map_err(|e| SaveError::io(self.path(), e))?;
         self.len += bytes.len() as u64;
         match &self.queue {
             Some(queue) if queue.send(bytes).is_ok() => Ok(()),
@@ -208,20 +263,28 @@ impl BlobWriter {
     }
 
     fn ended(&self) -> SaveError {
-        SaveError::io(&self.temporary, io::Error::other("the hashing thread has ended"))
+        SaveError::io(self.path(), io::Error::other("the hashing thread has ended"))
     }
 
-    /// Makes the bytes durable, and waits for their digest.
+    /// Makes the bytes of a file of its own durable, and waits for their digest.
     fn join(&mut self) -> Result<Sha256, SaveError> {
+        if let Some(sealer) = self.sealer.take() {
+            let mut end = self.buffer();
+            sealer.finish(&mut end)?;
+            self.write(end)?;
+        }
         self.queue = None;
-        self.file.sync_all().map_err(|e| SaveError::io(&self.temporary, e))?;
+        if let Target::Own { .. } = self.target {
+            self.file.sync_all().map_err(|e| SaveError::io(self.path(), e))?;
+        }
         match self.thread.take().map(JoinHandle::join) {
             Some(Ok(digest)) => Ok(digest),
             _ => Err(self.ended()),
         }
     }
 
-    /// Puts the blob, durable, under its digest. The caller syncs the directory once for all blobs.
+    /// Puts a blob with a file of its own, durable, under its digest; the caller syncs the directory
+    /// once for all blobs. Returns digest and length.
     pub(crate) fn finish(mut self) -> Result<(Sha256, u64), SaveError> {
         let digest = self.join()?;
         self.place(digest)?;
@@ -240,10 +303,11 @@ impl BlobWriter {
     }
 
     fn place(&self, digest: Sha256) -> Result<(), SaveError> {
-        let path = self.dir.join(digest.hex());
+        let Target::Own { dir, temporary } = &self.target else { return Ok(()) };
+        let path = dir.join(digest.hex());
         self.file
             .set_permissions(fs::Permissions::from_mode(0o444))
-            .and_then(|()| fs::rename(&self.temporary, &path))
+            .and_then(|()| fs::rename(temporary, &path))
             .map_err(|e| SaveError::io(&path, e))
     }
 }
@@ -255,7 +319,9 @@ impl Drop for BlobWriter {
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
-        // Gone already after a successful `finish`.
-        let _ = fs::remove_file(&self.temporary);
+        if let Target::Own { temporary, .. } = &self.target {
+            // Gone already after a successful `finish`.
+            let _ = fs::remove_file(temporary);
+        }
     }
 }

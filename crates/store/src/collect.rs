@@ -5,6 +5,7 @@ use std::fs;
 
 use crate::blobs::{TEMPORARY, sync_dir};
 use crate::digest::from_hex;
+use crate::open::read_manifest;
 use crate::store::BLOB_LOCK;
 use crate::{SaveError, Sha256, Store};
 
@@ -35,7 +36,7 @@ impl Store {
         let mut live: HashSet<Sha256> = HashSet::new();
         for descriptor in self.index()?.manifests {
             let id = descriptor.digest("`index.json`")?;
-            let manifest = self.read_manifest(id)?;
+            let manifest = read_manifest(self, id)?;
             live.insert(id);
             live.insert(manifest.config.digest("the manifest")?);
             for layer in &manifest.layers {

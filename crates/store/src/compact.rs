@@ -5,7 +5,7 @@ use afresh_sys::PageRange;
 use crate::index::{Encoding, Role};
 use crate::layer_writer::{Plan, write_layer};
 use crate::manifest::{Config, root_text};
-use crate::save::descriptor;
+use crate::save::{descriptor, write_snapshot};
 use crate::store::BLOB_LOCK;
 use crate::{Pages, SaveError, Sha256, Snapshot, Store};
 
@@ -37,14 +37,16 @@ impl Store {
         options: &CompactOptions,
     ) -> Result<Sha256, SaveError> {
         let _lock = self.lock(BLOB_LOCK, false)?;
+        let mut shelf = self.shelf();
         let mut plan = Plan {
             role: Role::Base,
             encoding: options.encoding,
             candidates: snapshot.occupied(),
             below: None,
             parent: [0; 32],
+            key: snapshot.key(),
         };
-        let base = write_layer(&self.blob_dir(), snapshot, &plan)?;
+        let base = write_layer(&mut shelf, snapshot, &plan)?;
         let mut layers = vec![descriptor(&base)];
         let mut config: Config = snapshot.config().clone();
         config.parent = None;
@@ -55,11 +57,11 @@ impl Store {
             plan.role = Role::WorkingSet;
             plan.candidates = set;
             plan.parent = base.index.root;
-            let layer = write_layer(&self.blob_dir(), snapshot, &plan)?;
+            let layer = write_layer(&mut shelf, snapshot, &plan)?;
             layers.push(descriptor(&layer));
             config.memory.working_set = Some(root_text(&layer.index.root));
         }
-        let id = self.write_snapshot(&config, layers)?;
+        let id = write_snapshot(&mut shelf, &config, layers, snapshot.key())?.0;
         self.tag(name, Some(id))?;
         Ok(id)
     }

@@ -54,6 +54,61 @@ pub enum LayerError {
     Parent,
 }
 
+/// A signature or a key does not fit, or a sealed blob is damaged.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum SealError {
+    /// The snapshot is sealed and no key was given.
+    #[error(
+        "the snapshot is sealed: open it with its key (`Access::with_key`, in builds with the feature \
+         `seal`)"
+    )]
+    Locked,
+    /// A key was given and the snapshot is not sealed.
+    #[error("the snapshot is not sealed, and was to be opened with a key: open it without one")]
+    NotSealed,
+    /// Sealed with another key.
+    #[error("the snapshot was sealed with key {sealed}, not with the given one, {given}")]
+    WrongKey {
+        /// Id of the key it was sealed with.
+        sealed: String,
+        /// Id of the key that was given.
+        given: String,
+    },
+    /// A sealed blob is none.
+    #[error("a sealed blob can not be read: {0}")]
+    Format(&'static str),
+    /// A chunk was changed, moved, or belongs to another blob.
+    #[error("chunk {0} of a sealed blob is not what was sealed: the file was damaged or replaced")]
+    Chunk(u64),
+    /// A sealed and an open snapshot, or two keys, in one stack of layers.
+    #[error(
+        "a delta is sealed with the key of its parent or, like its parent, not at all: save the \
+         memory whole to change that"
+    )]
+    Mixed,
+    /// A signature is demanded and there is none.
+    #[error("the snapshot is not signed, and a signature is demanded: sign it")]
+    Unsigned,
+    /// Signed by others only.
+    #[error("the snapshot claims to be signed by {0:?}, and none of these keys is trusted")]
+    Untrusted(Vec<String>),
+    /// The signature of a trusted key does not fit.
+    #[error("the signature of {0} does not fit the snapshot: it was forged or damaged")]
+    Signature(String),
+    /// Text or a file that is no key.
+    #[error("not a key: {0}")]
+    Key(&'static str),
+    /// Others may access a file with a secret key.
+    #[error(
+        "others than its owner may access the key file: chmod 600 it, if it is not known to them yet"
+    )]
+    KeyMode,
+    /// The cryptographic library refused.
+    #[error("{0}")]
+    Library(&'static str),
+}
+
 /// The snapshot belongs to another guest build.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -158,6 +213,17 @@ pub enum OpenError {
         /// What is wrong.
         source: LayerError,
     },
+    /// An archive is damaged, hostile, or uses what this crate does not read.
+    #[error("{path}: {source}")]
+    Archive {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        source: crate::archive::ArchiveError,
+    },
+    /// A signature or a key does not fit.
+    #[error(transparent)]
+    Seal(#[from] SealError),
     /// The snapshot belongs to another guest build.
     #[error(transparent)]
     Guest(#[from] GuestMismatch),
@@ -200,6 +266,9 @@ pub enum SaveError {
     /// The store or the parent could not be read.
     #[error(transparent)]
     Open(#[from] OpenError),
+    /// A key does not fit.
+    #[error(transparent)]
+    Seal(#[from] SealError),
     /// The guest state is larger than the format holds.
     #[error("{what} of {size} is above the format's limit of {limit}")]
     TooLarge {

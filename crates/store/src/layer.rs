@@ -1,5 +1,8 @@
 //! An opened page layer: its checked index, and its pages, checked group by group.
 
+mod gather;
+mod verify;
+
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -8,11 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_sys::PAGE_SIZE;
 
-use crate::blobs::{BlobRead, FileBlob};
+use crate::blobs::BlobRead;
 use crate::index::{Encoding, FOOTER_LEN, Footer, Index, Role};
+use crate::seal::SealKey;
 use crate::{LayerError, OpenError, Sha256};
-
-mod verify;
 
 /// Bytes read from the end of a layer to begin with.
 const TAIL: u64 = 64 << 10;
@@ -30,6 +32,8 @@ pub struct Layer {
     /// A bit for each group whose digest was found right. Kept for raw layers only: compressed
     /// groups are checked whenever they are decompressed.
     verified: Vec<AtomicU64>,
+    /// What it was sealed with.
+    key: Option<SealKey>,
 }
 
 impl std::fmt::Debug for Layer {
@@ -44,13 +48,14 @@ impl std::fmt::Debug for Layer {
 
 impl Layer {
     /// Opens the blob at `path` and checks its index against `root`.
+    #[cfg(feature = "remote")]
     pub(crate) fn open(
         path: &Path,
         digest: Sha256,
         size: u64,
         root: &[u8; 32],
     ) -> Result<Self, OpenError> {
-        let blob = FileBlob::open(path).map_err(|e| OpenError::io(path, e))?;
+        let blob = crate::blobs::FileBlob::open(path).map_err(|e| OpenError::io(path, e))?;
         Self::from_blob(Box::new(blob), digest, size, root)
     }
 
@@ -89,7 +94,31 @@ impl Layer {
             Encoding::Zstd => 0,
         };
         let verified = (0..words).map(|_| AtomicU64::new(0)).collect();
-        Ok(Self { blob, digest, index, offsets, verified })
+        Ok(Self { blob, digest, index, offsets, verified, key: None })
+    }
+
+    /// As [`Layer::from_blob`]; with a key, the blob is sealed.
+    pub(crate) fn from_stored(
+        blob: Box<dyn BlobRead>,
+        digest: Sha256,
+        size: u64,
+        root: &[u8; 32],
+        key: Option<&SealKey>,
+    ) -> Result<Self, OpenError> {
+        let Some(key) = key else { return Self::from_blob(blob, digest, size, root) };
+        if blob.len() != size {
+            let source = LayerError::Truncated(blob.len());
+            return Err(OpenError::Layer { digest, source });
+        }
+        let blob = key.open(blob)?;
+        let plain = blob.len();
+        let layer = Self::from_blob(blob, digest, plain, root)?;
+        Ok(Self { key: Some(key.clone()), ..layer })
+    }
+
+    /// What the layer was sealed with.
+    pub(crate) fn key(&self) -> Option<&SealKey> {
+        self.key.as_ref()
     }
 
     /// The blob's digest.
@@ -119,7 +148,7 @@ impl Layer {
     /// Length of the blob in bytes.
     #[must_use]
     pub fn size(&self) -> u64 {
-        self.blob.len()
+        self.blob().len()
     }
 
     /// Number of pages stored, duplicates counted once.
@@ -138,14 +167,19 @@ impl Layer {
         &self.index
     }
 
-    /// The file of a raw local layer, whose page `n` lies at byte `n * 4096`. Whoever maps it checks
-    /// the groups first, with [`Layer::verify`].
+    /// The file that holds a raw local layer, and the page of it at which the layer's stored pages
+    /// begin; `None` when they can not be mapped. Whoever maps them checks the groups first, with
+    /// [`Layer::verify`].
     #[must_use]
-    pub fn file(&self) -> Option<&File> {
-        match self.index.encoding {
-            Encoding::Raw => self.blob.file(),
-            Encoding::Zstd => None,
-        }
+    pub fn file(&self) -> Option<(&File, u64)> {
+        let (file, start) = self.blob.file().filter(|_| self.index.encoding == Encoding::Raw)?;
+        let page = PAGE_SIZE as u64;
+        start.is_multiple_of(page).then_some((file, start / page))
+    }
+
+    /// The blob as it is stored.
+    pub(crate) fn blob(&self) -> &dyn BlobRead {
+        self.blob.carrier().unwrap_or(&*self.blob)
     }
 
     fn is_verified(&self, group: usize) -> bool {
@@ -238,6 +272,9 @@ impl Layer {
     /// # Errors
     /// [`OpenError::Layer`] when a group does not have its digest; nothing of `out` may be used then.
     pub fn read(&self, first: u64, out: &mut [u8]) -> Result<(), OpenError> {
+        if self.is_distant() {
+            return self.read_many(&mut [(first, out)]);
+        }
         let end = first + (out.len() / PAGE_SIZE) as u64;
         if end > self.index.stored {
             return Err(self.bad(LayerError::Layout("a page past the stored ones was asked for")));

@@ -6,6 +6,8 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 use crate::blobs::BlobWriter;
 use crate::index::{Encoding, Extent, Index, MAX_PAGES, Role};
+use crate::seal::SealKey;
+use crate::shelf::Shelf;
 use crate::{Pages, SaveError, Sha256, Snapshot};
 
 /// Stored pages a digest covers: 64 KiB, the largest window in which a demand fault should read.
@@ -25,13 +27,16 @@ pub(crate) struct Plan<'a> {
     pub(crate) below: Option<&'a Snapshot>,
     /// Root of the layer below.
     pub(crate) parent: [u8; 32],
+    /// What the layer is sealed with.
+    pub(crate) key: Option<&'a SealKey>,
 }
 
-/// A layer that is on disk.
+/// A layer that was written.
 pub(crate) struct Written {
     pub(crate) digest: Sha256,
     pub(crate) size: u64,
     pub(crate) index: Index,
+    pub(crate) sealed: bool,
 }
 
 struct Writer<'a> {
@@ -49,7 +54,7 @@ struct Writer<'a> {
 
 /// Writes the layer that `plan` describes, with pages read from `source`.
 pub(crate) fn write_layer(
-    dir: &std::path::Path,
+    shelf: &mut dyn Shelf,
     source: &dyn Pages,
     plan: &Plan<'_>,
 ) -> Result<Written, SaveError> {
@@ -63,7 +68,9 @@ pub(crate) fn write_layer(
             Some(zstd::bulk::Compressor::new(ZSTD_LEVEL).map_err(SaveError::Compress)?)
         }
     };
-    let blob = BlobWriter::create(dir)?;
+    // Sealed pages are never mapped, so they may lie anywhere.
+    let mappable = plan.key.is_none().then_some((plan.encoding, pages));
+    let blob = shelf.begin(mappable)?.sealed(plan.key)?;
     let index = Index {
         role: plan.role,
         group_pages: GROUP_PAGES,
@@ -110,7 +117,9 @@ pub(crate) fn write_layer(
             writer.flush(false)?;
         }
     }
-    writer.finish()
+    let (blob, index) = writer.finish()?;
+    let (digest, size) = shelf.end(blob)?;
+    Ok(Written { digest, size, index, sealed: plan.key.is_some() })
 }
 
 impl Writer<'_> {
@@ -175,7 +184,8 @@ impl Writer<'_> {
         self.blob.push(data)
     }
 
-    fn finish(mut self) -> Result<Written, SaveError> {
+    /// Writes what remains; the blob is complete then.
+    fn finish(mut self) -> Result<(BlobWriter, Index), SaveError> {
         self.flush(true)?;
         self.index.seal();
         let tail = self.index.tail(self.data_len).map_err(|_| SaveError::TooLarge {
@@ -184,8 +194,7 @@ impl Writer<'_> {
             limit: u32::MAX.into(),
         })?;
         self.blob.push(tail)?;
-        let (digest, size) = self.blob.finish()?;
-        Ok(Written { digest, size, index: self.index })
+        Ok((self.blob, self.index))
     }
 }
 

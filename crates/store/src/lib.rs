@@ -14,11 +14,13 @@
 //! What may break it: a process that changes a blob in place after its pages were checked. Blobs are
 //! therefore written once, made read-only and never touched again.
 
+pub mod archive;
 mod blobs;
 mod collect;
 mod compact;
 mod diff;
 mod digest;
+mod distant;
 mod error;
 mod guest;
 mod image;
@@ -29,11 +31,18 @@ mod layer_writer;
 mod list;
 mod manifest;
 mod map;
+mod open;
 mod pages;
 mod raw;
 #[cfg(feature = "remote")]
 pub mod remote;
 mod save;
+#[cfg(feature = "seal")]
+pub mod seal;
+#[cfg(not(feature = "seal"))]
+#[path = "unsealed.rs"]
+mod seal;
+mod shelf;
 mod snapshot;
 mod store;
 #[cfg(feature = "remote")]
@@ -44,7 +53,7 @@ pub use collect::Collected;
 pub use compact::CompactOptions;
 pub use diff::{Difference, diff};
 pub use digest::Sha256;
-pub use error::{GuestMismatch, LayerError, OpenError, SaveError};
+pub use error::{GuestMismatch, LayerError, OpenError, SaveError, SealError};
 pub use guest::{GuestBuild, host_cpu_features};
 pub use index::{Encoding, Role};
 pub use inspect::{Inspection, LayerInspection, PageKind};

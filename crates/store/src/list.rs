@@ -1,6 +1,7 @@
 //! What a store holds, by name.
 
 use crate::manifest::Manifest;
+use crate::open::read_manifest;
 use crate::{OpenError, SaveError, Sha256, Store, Tag};
 
 /// A name in a list, and what was found behind it.
@@ -38,7 +39,7 @@ impl Store {
     /// A damaged `index.json`.
     pub fn list(&self) -> Result<Vec<Listed<OpenError>>, OpenError> {
         let entry = |tag: Tag| {
-            let extent = self.read_manifest(tag.id).map(|manifest| Extent::of(&manifest));
+            let extent = read_manifest(self, tag.id).map(|manifest| Extent::of(&manifest));
             Listed { tag, extent }
         };
         Ok(self.tags()?.into_iter().map(entry).collect())

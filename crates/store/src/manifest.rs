@@ -25,6 +25,8 @@ const PAGES_RAW: &str = "application/vnd.afresh.snapshot.pages.v1";
 const PAGES_ZSTD: &str = "application/vnd.afresh.snapshot.pages.v1+zstd";
 const WORKING_SET_RAW: &str = "application/vnd.afresh.snapshot.working-set.v1";
 const WORKING_SET_ZSTD: &str = "application/vnd.afresh.snapshot.working-set.v1+zstd";
+/// What a sealed blob's type ends with.
+const SEALED: &str = "+sealed";
 /// Annotation that holds a snapshot's name.
 pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
@@ -73,13 +75,31 @@ impl Descriptor {
 #[serde(rename_all = "camelCase")]
 pub(crate) struct IndexJson {
     pub(crate) schema_version: u32,
+    /// Some tools leave it out.
+    #[serde(default = "index_type")]
     pub(crate) media_type: String,
     pub(crate) manifests: Vec<Descriptor>,
 }
 
+fn index_type() -> String {
+    INDEX_TYPE.to_owned()
+}
+
 impl Default for IndexJson {
     fn default() -> Self {
-        Self { schema_version: 2, media_type: INDEX_TYPE.to_owned(), manifests: Vec::new() }
+        Self { schema_version: 2, media_type: index_type(), manifests: Vec::new() }
+    }
+}
+
+impl IndexJson {
+    pub(crate) fn check(&self) -> Result<(), OpenError> {
+        if self.schema_version != 2 {
+            return Err(OpenError::MediaType {
+                what: "`index.json`",
+                found: format!("schema version {}", self.schema_version),
+            });
+        }
+        Ok(())
     }
 }
 
@@ -100,6 +120,9 @@ pub(crate) struct Manifest {
     pub(crate) config: Descriptor,
     /// Bottom first; a working set comes last.
     pub(crate) layers: Vec<Descriptor>,
+    /// Signatures, and whatever else was noted.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub(crate) annotations: BTreeMap<String, String>,
 }
 
 impl Manifest {
@@ -110,7 +133,13 @@ impl Manifest {
             artifact_type: ARTIFACT_TYPE.to_owned(),
             config,
             layers,
+            annotations: BTreeMap::new(),
         }
+    }
+
+    /// Whether configuration and layers are sealed.
+    pub(crate) fn is_sealed(&self) -> bool {
+        self.config.media_type.ends_with(SEALED)
     }
 
     pub(crate) fn check(&self) -> Result<(), OpenError> {
@@ -120,7 +149,8 @@ impl Manifest {
             ("the configuration", &self.config.media_type, CONFIG_TYPE),
         ];
         for (what, found, wanted) in types {
-            if found != wanted {
+            let sealed = what == "the configuration" && *found == sealed_type(wanted, true);
+            if found != wanted && !sealed {
                 return Err(OpenError::MediaType { what, found: found.clone() });
             }
         }
@@ -143,6 +173,11 @@ pub(crate) fn layer_type(role: Role, encoding: Encoding) -> &'static str {
         (Role::WorkingSet, Encoding::Raw) => WORKING_SET_RAW,
         (Role::WorkingSet, Encoding::Zstd) => WORKING_SET_ZSTD,
     }
+}
+
+/// The media type of a blob of type `plain` that may be sealed.
+pub(crate) fn sealed_type(plain: &str, sealed: bool) -> String {
+    format!("{plain}{}", if sealed { SEALED } else { "" })
 }
 
 /// The configuration: what the memory belongs to, and the guest's own state.

@@ -2,15 +2,16 @@
 
 use afresh_sys::PageRange;
 
-use crate::blobs::BlobWriter;
 use crate::index::{Encoding, Role};
 use crate::layer_writer::{Plan, Written, write_layer};
 use crate::manifest::{
     CONFIG_TYPE, Config, Descriptor, MAX_LAYERS, MAX_STATE, Manifest, Memory, encode_state,
-    layer_type, print, root_text,
+    layer_type, print, root_text, sealed_type,
 };
+use crate::seal::SealKey;
+use crate::shelf::{BlobDir, Shelf};
 use crate::store::BLOB_LOCK;
-use crate::{GuestBuild, Pages, SaveError, Sha256, Snapshot, Store};
+use crate::{GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
 
 /// What to save beside the pages.
 #[derive(Clone, Debug)]
@@ -21,13 +22,20 @@ pub struct SaveOptions {
     pub state: Vec<u8>,
     /// How pages are stored: raw ones can be mapped, compressed ones travel well.
     pub encoding: Encoding,
-    /// Write a delta on this snapshot, of the same store, instead of the whole memory.
+    /// Write a delta on this snapshot instead of the whole memory. Layers of it that are not in the
+    /// same store are copied.
     pub parent: Option<Snapshot>,
     /// With a parent: the only pages that can differ from it, in order and without overlap. Without
     /// it all pages are compared.
     pub changed: Option<Vec<PageRange>>,
     /// Pages to copy into a working-set layer, in order and without overlap.
     pub working_set: Vec<PageRange>,
+    /// Seal the snapshot with this key. A delta is sealed with its parent's, named here or not.
+    #[cfg(feature = "seal")]
+    pub seal: Option<SealKey>,
+    /// Sign the snapshot.
+    #[cfg(feature = "seal")]
+    pub sign: Option<crate::seal::SigningKey>,
 }
 
 impl SaveOptions {
@@ -41,6 +49,26 @@ impl SaveOptions {
             parent: None,
             changed: None,
             working_set: Vec::new(),
+            #[cfg(feature = "seal")]
+            seal: None,
+            #[cfg(feature = "seal")]
+            sign: None,
+        }
+    }
+}
+
+impl SaveOptions {
+    /// The key that the new snapshot is sealed with.
+    fn key(&self) -> Result<Option<&SealKey>, SealError> {
+        #[cfg(feature = "seal")]
+        let wanted = self.seal.as_ref();
+        #[cfg(not(feature = "seal"))]
+        let wanted = None;
+        match (wanted, &self.parent) {
+            (wanted, None) => Ok(wanted),
+            (None, Some(parent)) => Ok(parent.key()),
+            (wanted, Some(parent)) if wanted == parent.key() => Ok(wanted),
+            _ => Err(SealError::Mixed),
         }
     }
 }
@@ -57,70 +85,8 @@ impl Store {
         memory: &dyn Pages,
         options: &SaveOptions,
     ) -> Result<Sha256, SaveError> {
-        let state = options.state.len() as u64;
-        if state > MAX_STATE {
-            return Err(SaveError::TooLarge {
-                what: "a guest state",
-                size: state,
-                limit: MAX_STATE,
-            });
-        }
         let _lock = self.lock(BLOB_LOCK, false)?;
-        let mut layers = Vec::new();
-        let mut roots = Vec::new();
-        let mut below = [0; 32];
-        if let Some(parent) = &options.parent {
-            let stack = parent.layers().len();
-            if stack >= MAX_LAYERS {
-                return Err(SaveError::TooLarge {
-                    what: "a stack of layers (compact it)",
-                    size: stack as u64 + 1,
-                    limit: MAX_LAYERS as u64,
-                });
-            }
-            if memory.pages() < parent.pages() {
-                return Err(SaveError::Shrunk { pages: memory.pages(), parent: parent.pages() });
-            }
-            layers.extend_from_slice(&parent.manifest().layers[..stack]);
-            roots.extend_from_slice(&parent.config().memory.layers);
-            below = parent.layers().last().map_or(below, |layer| *layer.root());
-        }
-        let plan = Plan {
-            role: if options.parent.is_some() { Role::Delta } else { Role::Base },
-            encoding: options.encoding,
-            candidates: candidates(memory, options),
-            below: options.parent.as_ref(),
-            parent: below,
-        };
-        let top = write_layer(&self.blob_dir(), memory, &plan)?;
-        layers.push(descriptor(&top));
-        roots.push(root_text(&top.index.root));
-        let mut working_set = None;
-        if !options.working_set.is_empty() {
-            let plan = Plan {
-                role: Role::WorkingSet,
-                encoding: options.encoding,
-                candidates: clip(&options.working_set, memory.pages()),
-                below: None,
-                parent: top.index.root,
-            };
-            let layer = write_layer(&self.blob_dir(), memory, &plan)?;
-            layers.push(descriptor(&layer));
-            working_set = Some(root_text(&layer.index.root));
-        }
-        let config = Config {
-            schema: Config::SCHEMA,
-            guest: options.guest.clone(),
-            memory: Memory {
-                page_size: afresh_sys::PAGE_SIZE as u64,
-                pages: memory.pages() as u64,
-                layers: roots,
-                working_set,
-            },
-            parent: options.parent.as_ref().map(|parent| parent.id().to_string()),
-            state: encode_state(&options.state),
-        };
-        let id = self.write_snapshot(&config, layers)?;
+        let (id, _) = write_memory(&mut self.shelf(), memory, options)?;
         self.tag(name, Some(id))?;
         Ok(id)
     }
@@ -137,7 +103,11 @@ impl Store {
         pages: &[PageRange],
     ) -> Result<Sha256, SaveError> {
         let _lock = self.lock(BLOB_LOCK, false)?;
+        let mut shelf = self.shelf();
         let stack = snapshot.layers().len();
+        for layer in snapshot.layers() {
+            shelf.keep(layer)?;
+        }
         let mut layers = snapshot.manifest().layers[..stack].to_vec();
         let mut config = snapshot.config().clone();
         config.memory.working_set = None;
@@ -149,37 +119,135 @@ impl Store {
                 candidates: clip(pages, snapshot.pages()),
                 below: None,
                 parent: snapshot.layers().last().map_or([0; 32], |layer| *layer.root()),
+                key: snapshot.key(),
             };
-            let layer = write_layer(&self.blob_dir(), snapshot, &plan)?;
+            let layer = write_layer(&mut shelf, snapshot, &plan)?;
             layers.push(descriptor(&layer));
             config.memory.working_set = Some(root_text(&layer.index.root));
         }
-        let id = self.write_snapshot(&config, layers)?;
+        let id = write_snapshot(&mut shelf, &config, layers, snapshot.key())?.0;
         self.tag(name, Some(id))?;
         Ok(id)
     }
 
-    /// Writes configuration and manifest, and returns the manifest's digest.
-    pub(crate) fn write_snapshot(
-        &self,
-        config: &Config,
-        layers: Vec<Descriptor>,
-    ) -> Result<Sha256, SaveError> {
-        let (digest, size) = self.write_blob(print("the configuration", config)?)?;
-        let manifest = Manifest::new(Descriptor::new(CONFIG_TYPE, digest, size), layers);
-        Ok(self.write_blob(print("the manifest", &manifest)?)?.0)
+    /// Where new blobs go.
+    pub(crate) fn shelf(&self) -> BlobDir {
+        BlobDir(self.blob_dir())
     }
 
+    #[cfg(feature = "remote")]
     pub(crate) fn write_blob(&self, bytes: Vec<u8>) -> Result<(Sha256, u64), SaveError> {
-        let mut blob = BlobWriter::create(&self.blob_dir())?;
-        blob.push(bytes)?;
-        blob.finish()
+        self.shelf().put(bytes)
     }
+}
+
+/// Writes all of a snapshot, and returns digest and length of its manifest.
+pub(crate) fn write_memory(
+    shelf: &mut dyn Shelf,
+    memory: &dyn Pages,
+    options: &SaveOptions,
+) -> Result<(Sha256, u64), SaveError> {
+    let state = options.state.len() as u64;
+    if state > MAX_STATE {
+        return Err(SaveError::TooLarge { what: "a guest state", size: state, limit: MAX_STATE });
+    }
+    let key = options.key()?;
+    let mut layers = Vec::new();
+    let mut roots = Vec::new();
+    let mut below = [0; 32];
+    if let Some(parent) = &options.parent {
+        let stack = parent.layers().len();
+        if stack >= MAX_LAYERS {
+            return Err(SaveError::TooLarge {
+                what: "a stack of layers (compact it)",
+                size: stack as u64 + 1,
+                limit: MAX_LAYERS as u64,
+            });
+        }
+        if memory.pages() < parent.pages() {
+            return Err(SaveError::Shrunk { pages: memory.pages(), parent: parent.pages() });
+        }
+        for layer in parent.layers() {
+            shelf.keep(layer)?;
+        }
+        layers.extend_from_slice(&parent.manifest().layers[..stack]);
+        roots.extend_from_slice(&parent.config().memory.layers);
+        below = parent.layers().last().map_or(below, |layer| *layer.root());
+    }
+    let plan = Plan {
+        role: if options.parent.is_some() { Role::Delta } else { Role::Base },
+        encoding: options.encoding,
+        candidates: candidates(memory, options),
+        below: options.parent.as_ref(),
+        parent: below,
+        key,
+    };
+    let top = write_layer(shelf, memory, &plan)?;
+    layers.push(descriptor(&top));
+    roots.push(root_text(&top.index.root));
+    let mut working_set = None;
+    if !options.working_set.is_empty() {
+        let plan = Plan {
+            role: Role::WorkingSet,
+            encoding: options.encoding,
+            candidates: clip(&options.working_set, memory.pages()),
+            below: None,
+            parent: top.index.root,
+            key,
+        };
+        let layer = write_layer(shelf, memory, &plan)?;
+        layers.push(descriptor(&layer));
+        working_set = Some(root_text(&layer.index.root));
+    }
+    let config = Config {
+        schema: Config::SCHEMA,
+        guest: options.guest.clone(),
+        memory: Memory {
+            page_size: afresh_sys::PAGE_SIZE as u64,
+            pages: memory.pages() as u64,
+            layers: roots,
+            working_set,
+        },
+        parent: options.parent.as_ref().map(|parent| parent.id().to_string()),
+        state: encode_state(&options.state),
+    };
+    #[cfg_attr(not(feature = "seal"), allow(unused_mut, reason = "nothing signs it"))]
+    let mut manifest = write_config(shelf, &config, layers, key)?;
+    #[cfg(feature = "seal")]
+    if let Some(key) = &options.sign {
+        manifest.sign(key)?;
+    }
+    shelf.put(print("the manifest", &manifest)?)
+}
+
+/// Writes configuration and manifest, and returns digest and length of the manifest.
+pub(crate) fn write_snapshot(
+    shelf: &mut dyn Shelf,
+    config: &Config,
+    layers: Vec<Descriptor>,
+    key: Option<&SealKey>,
+) -> Result<(Sha256, u64), SaveError> {
+    let manifest = write_config(shelf, config, layers, key)?;
+    shelf.put(print("the manifest", &manifest)?)
+}
+
+/// Writes the configuration, sealed with `key` if there is one, and returns the manifest.
+fn write_config(
+    shelf: &mut dyn Shelf,
+    config: &Config,
+    layers: Vec<Descriptor>,
+    key: Option<&SealKey>,
+) -> Result<Manifest, SaveError> {
+    let mut blob = shelf.begin(None)?.sealed(key)?;
+    blob.push(print("the configuration", config)?)?;
+    let (digest, size) = shelf.end(blob)?;
+    let media_type = sealed_type(CONFIG_TYPE, key.is_some());
+    Ok(Manifest::new(Descriptor::new(&media_type, digest, size), layers))
 }
 
 pub(crate) fn descriptor(layer: &Written) -> Descriptor {
     let media_type = layer_type(layer.index.role, layer.index.encoding);
-    Descriptor::new(media_type, layer.digest, layer.size)
+    Descriptor::new(&sealed_type(media_type, layer.sealed), layer.digest, layer.size)
 }
 
 /// The ranges cut to an index space of `pages` pages.

@@ -6,18 +6,31 @@ use std::sync::Arc;
 use afresh_sys::{PAGE_SIZE, PageRange};
 
 use crate::index::Role;
-use crate::manifest::{Config, Manifest, parse_root};
-use crate::{GuestBuild, Layer, LayerError, OpenError, Origin, PageMap, Pages, Sha256};
+use crate::manifest::{Config, Manifest, parse_root, print};
+use crate::seal::SealKey;
+use crate::{GuestBuild, Layer, LayerError, OpenError, Origin, PageMap, Pages, SaveError, Sha256};
 
 /// An opened snapshot. Cheap to clone; its files stay open, and readable even after `gc` removed
 /// their names, until the last clone is dropped.
 #[derive(Clone, Debug)]
-pub struct Snapshot(Arc<Inner>);
-
-#[derive(Debug)]
-struct Inner {
+pub struct Snapshot {
     id: Sha256,
-    manifest: Manifest,
+    manifest: Arc<Manifest>,
+    body: Arc<Body>,
+    seal: Option<Arc<Seal>>,
+}
+
+/// What a sealed snapshot was opened with.
+#[derive(Debug)]
+struct Seal {
+    key: SealKey,
+    /// The configuration as it is stored.
+    config: Vec<u8>,
+}
+
+/// All but the manifest.
+#[derive(Debug)]
+struct Body {
     config: Config,
     state: Vec<u8>,
     layers: Vec<Layer>,
@@ -69,27 +82,59 @@ impl Snapshot {
         };
         let pages = config.memory.pages as usize;
         let map = PageMap::new(pages, layers.iter().map(Layer::index));
-        Ok(Self(Arc::new(Inner { id, manifest, config, state, layers, working_set, map })))
+        let body = Arc::new(Body { config, state, layers, working_set, map });
+        Ok(Self { id, manifest: Arc::new(manifest), body, seal: None })
+    }
+
+    /// Notes how the snapshot was unsealed.
+    pub(crate) fn with_seal(self, key: SealKey, config: Vec<u8>) -> Self {
+        Self { seal: Some(Arc::new(Seal { key, config })), ..self }
+    }
+
+    /// What the snapshot is sealed with.
+    pub(crate) fn key(&self) -> Option<&SealKey> {
+        self.seal.as_ref().map(|seal| &seal.key)
+    }
+
+    /// The same snapshot under another manifest.
+    #[cfg(feature = "seal")]
+    pub(crate) fn with_manifest(&self, manifest: Manifest) -> Result<Self, SaveError> {
+        let id = Sha256::of(&print("the manifest", &manifest)?);
+        Ok(Self { id, manifest: Arc::new(manifest), ..self.clone() })
     }
 
     /// Digest of the manifest, which names the snapshot for ever.
     #[must_use]
     pub fn id(&self) -> Sha256 {
-        self.0.id
+        self.id
     }
 
     pub(crate) fn manifest(&self) -> &Manifest {
-        &self.0.manifest
+        &self.manifest
     }
 
     pub(crate) fn config(&self) -> &Config {
-        &self.0.config
+        &self.body.config
+    }
+
+    /// The bytes of the manifest, which have the digest [`Snapshot::id`].
+    pub(crate) fn manifest_blob(&self) -> Result<Vec<u8>, SaveError> {
+        reprint("the manifest", self.manifest(), self.id())
+    }
+
+    /// The bytes of the configuration, as the manifest names it.
+    pub(crate) fn config_blob(&self) -> Result<Vec<u8>, SaveError> {
+        if let Some(seal) = &self.seal {
+            return Ok(seal.config.clone());
+        }
+        let digest = self.manifest().config.digest("the manifest")?;
+        reprint("the configuration", self.config(), digest)
     }
 
     /// The guest build the snapshot belongs to.
     #[must_use]
     pub fn guest(&self) -> &GuestBuild {
-        &self.0.config.guest
+        &self.body.config.guest
     }
 
     /// Refuses another guest build, by name.
@@ -103,43 +148,43 @@ impl Snapshot {
     /// The guest's own state, as it was saved.
     #[must_use]
     pub fn state(&self) -> &[u8] {
-        &self.0.state
+        &self.body.state
     }
 
     /// Digest of the manifest of the snapshot this one was made from, as text.
     #[must_use]
     pub fn parent(&self) -> Option<&str> {
-        self.0.config.parent.as_deref()
+        self.body.config.parent.as_deref()
     }
 
     /// Number of pages, zero ones included.
     #[must_use]
     pub fn pages(&self) -> usize {
-        self.0.map.pages()
+        self.body.map.pages()
     }
 
     /// Where each page is.
     #[must_use]
     pub fn map(&self) -> &PageMap {
-        &self.0.map
+        &self.body.map
     }
 
     /// The page layers, bottom first.
     #[must_use]
     pub fn layers(&self) -> &[Layer] {
-        &self.0.layers
+        &self.body.layers
     }
 
     /// The working-set layer.
     #[must_use]
     pub fn working_set_layer(&self) -> Option<&Layer> {
-        self.0.working_set.as_ref()
+        self.body.working_set.as_ref()
     }
 
     /// The recorded working set: the pages that runs touch first, in address order.
     #[must_use]
     pub fn working_set(&self) -> Vec<PageRange> {
-        let Some(layer) = &self.0.working_set else { return Vec::new() };
+        let Some(layer) = &self.body.working_set else { return Vec::new() };
         let pages = self.pages();
         let mut set: Vec<PageRange> = Vec::new();
         for extent in &layer.index().extents {
@@ -163,7 +208,10 @@ impl Snapshot {
         mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         const BATCH: u64 = 512;
-        let Some(layer) = &self.0.working_set else { return Ok(()) };
+        let Some(layer) = &self.body.working_set else { return Ok(()) };
+        if layer.is_distant() {
+            return Self::read_distant_set(layer, each);
+        }
         let mut buffer = Vec::new();
         for extent in &layer.index().extents {
             for skip in (0..extent.len).step_by(BATCH as usize) {
@@ -194,11 +242,14 @@ impl Snapshot {
                 pages: self.pages(),
             });
         }
-        for run in self.0.map.within(range) {
+        if self.is_distant() {
+            return self.read_distant(range, out);
+        }
+        for run in self.body.map.within(range) {
             let part = &mut out[(run.pages.start - first) * PAGE_SIZE..][..run.pages.byte_len()];
             match run.origin {
                 Origin::Zero => part.fill(0),
-                Origin::Layer { layer, stored } => self.0.layers[layer].read(stored, part)?,
+                Origin::Layer { layer, stored } => self.body.layers[layer].read(stored, part)?,
             }
         }
         Ok(())
@@ -216,7 +267,7 @@ impl Snapshot {
     /// # Errors
     /// [`OpenError::Layer`] with the first that is damaged.
     pub fn verify(&self) -> Result<(), OpenError> {
-        for layer in self.0.layers.iter().chain(&self.0.working_set) {
+        for layer in self.body.layers.iter().chain(&self.body.working_set) {
             layer.verify(0, layer.stored())?;
         }
         Ok(())
@@ -239,6 +290,20 @@ impl Snapshot {
     }
 }
 
+/// Writes a JSON blob as it was. One that another program wrote in its own way is refused.
+fn reprint<T: serde::Serialize>(
+    what: &'static str,
+    value: &T,
+    digest: Sha256,
+) -> Result<Vec<u8>, SaveError> {
+    let bytes = print(what, value)?;
+    if Sha256::of(&bytes) != digest {
+        let why = "it was not written by afresh: copy the layout with an OCI tool".to_owned();
+        return Err(SaveError::Json { what, why });
+    }
+    Ok(bytes)
+}
+
 /// A layer must lie where its role and parent say.
 fn check_layer(layer: &Layer, role: Role, below: Option<[u8; 32]>) -> Result<(), OpenError> {
     let bad = |source| Err(OpenError::Layer { digest: layer.digest(), source });
@@ -258,7 +323,7 @@ impl Pages for Snapshot {
 
     fn occupied(&self) -> Vec<PageRange> {
         let mut ranges: Vec<PageRange> = Vec::new();
-        for run in self.0.map.runs().iter().filter(|run| run.origin != Origin::Zero) {
+        for run in self.body.map.runs().iter().filter(|run| run.origin != Origin::Zero) {
             match ranges.last_mut() {
                 Some(last) if last.end() == run.pages.start => last.len += run.pages.len,
                 _ => ranges.push(run.pages),

@@ -3,12 +3,14 @@
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
 
-use crate::blobs::{read_bounded, replace_file, sync_dir};
+use crate::blobs::{BlobRead, FileBlob, read_bounded, replace_file, sync_dir};
 use crate::manifest::{
-    ARTIFACT_TYPE, Config, INDEX_FILE, IndexJson, LAYOUT_FILE, LAYOUT_TEXT, LayoutJson, MAX_CONFIG,
-    MAX_INDEX_JSON, MAX_MANIFEST, Manifest, REF_NAME, parse, print,
+    ARTIFACT_TYPE, INDEX_FILE, IndexJson, LAYOUT_FILE, LAYOUT_TEXT, LayoutJson, MAX_INDEX_JSON,
+    REF_NAME, parse, print,
 };
-use crate::{Layer, OpenError, SaveError, Sha256, Snapshot};
+use crate::open::{Blobs, open_snapshot};
+use crate::seal::Access;
+use crate::{OpenError, SaveError, Sha256, Snapshot};
 
 /// A name and the snapshot it means.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -119,12 +121,7 @@ impl Store {
     pub(crate) fn index(&self) -> Result<IndexJson, OpenError> {
         let bytes = read_bounded(&self.root.join(INDEX_FILE), "`index.json`", MAX_INDEX_JSON)?;
         let index: IndexJson = parse("`index.json`", &bytes)?;
-        if index.schema_version != 2 {
-            return Err(OpenError::MediaType {
-                what: "`index.json`",
-                found: format!("schema version {}", index.schema_version),
-            });
-        }
+        index.check()?;
         Ok(index)
     }
 
@@ -162,27 +159,6 @@ impl Store {
         })
     }
 
-    /// Reads a small blob and checks it against its digest.
-    pub(crate) fn read_blob(
-        &self,
-        what: &'static str,
-        digest: Sha256,
-        limit: u64,
-    ) -> Result<Vec<u8>, OpenError> {
-        let bytes = read_bounded(&self.blob_path(digest), what, limit)?;
-        if Sha256::of(&bytes) != digest {
-            return Err(OpenError::Digest { what, expected: digest });
-        }
-        Ok(bytes)
-    }
-
-    pub(crate) fn read_manifest(&self, id: Sha256) -> Result<Manifest, OpenError> {
-        let manifest: Manifest =
-            parse("the manifest", &self.read_blob("the manifest", id, MAX_MANIFEST)?)?;
-        manifest.check()?;
-        Ok(manifest)
-    }
-
     /// Opens the snapshot that `name` means, a tag or a digest.
     ///
     /// Reads and checks the manifest, the configuration and the index of every layer, and no page.
@@ -198,24 +174,17 @@ impl Store {
     /// # Errors
     /// [`OpenError`] by cause.
     pub fn load_id(&self, id: Sha256) -> Result<Snapshot, OpenError> {
-        let manifest = self.read_manifest(id)?;
-        let config = manifest.config.digest("the manifest")?;
-        let config: Config =
-            parse("the configuration", &self.read_blob("the configuration", config, MAX_CONFIG)?)?;
-        let layers = manifest.layers.clone();
-        Snapshot::assemble(id, manifest, config, |number, root| {
-            let descriptor = &layers[number];
-            let digest = descriptor.digest("the manifest")?;
-            let layer = Layer::open(&self.blob_path(digest), digest, descriptor.size, root)?;
-            let wanted = crate::manifest::layer_type(layer.role(), layer.encoding());
-            if descriptor.media_type != wanted {
-                return Err(OpenError::MediaType {
-                    what: "a layer",
-                    found: descriptor.media_type.clone(),
-                });
-            }
-            Ok(layer)
-        })
+        open_snapshot(self, id, &Access::default())
+    }
+
+    /// Opens the snapshot that `name` means if it is what `access` demands: signed by a trusted key, or
+    /// sealed with the given one. A signature is verified before anything but the manifest is read.
+    ///
+    /// # Errors
+    /// [`OpenError::Seal`] by cause, and those of [`Store::load`].
+    #[cfg(feature = "seal")]
+    pub fn load_with(&self, name: &str, access: &Access) -> Result<Snapshot, OpenError> {
+        open_snapshot(self, self.resolve(name)?, access)
     }
 
     /// Makes `name` mean `id`, or removes the name when `id` is `None`. Atomic and durable: the blobs
@@ -224,11 +193,7 @@ impl Store {
     /// # Errors
     /// A name that can not be a tag, or an I/O error; the old meaning stays then.
     pub fn tag(&self, name: &str, id: Option<Sha256>) -> Result<(), SaveError> {
-        let valid = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
-        let is_digest = name.parse::<Sha256>().is_ok();
-        if name.is_empty() || name.len() > 128 || !name.chars().all(valid) || is_digest {
-            return Err(SaveError::Name(name.chars().take(140).collect()));
-        }
+        check_name(name)?;
         let dir = self.blob_dir();
         sync_dir(&dir).map_err(|e| SaveError::io(&dir, e))?;
         let _lock = self.lock_index()?;
@@ -250,6 +215,27 @@ impl Store {
         index.manifests.sort_by(|a, b| a.annotations.cmp(&b.annotations));
         replace_file(&self.root.join(INDEX_FILE), &print("`index.json`", &index)?)
     }
+}
+
+impl Blobs for Store {
+    fn read(&self, what: &'static str, digest: Sha256, limit: u64) -> Result<Vec<u8>, OpenError> {
+        read_bounded(&self.blob_path(digest), what, limit)
+    }
+
+    fn open(&self, digest: Sha256) -> Result<Box<dyn BlobRead>, OpenError> {
+        let path = self.blob_path(digest);
+        Ok(Box::new(FileBlob::open(&path).map_err(|e| OpenError::io(&path, e))?))
+    }
+}
+
+/// Refuses what can not name a snapshot.
+pub(crate) fn check_name(name: &str) -> Result<(), SaveError> {
+    let valid = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
+    let is_digest = name.parse::<Sha256>().is_ok();
+    if name.is_empty() || name.len() > 128 || !name.chars().all(valid) || is_digest {
+        return Err(SaveError::Name(name.chars().take(140).collect()));
+    }
+    Ok(())
 }
 
 /// Serialises changes of `index.json`.

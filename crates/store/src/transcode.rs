@@ -25,7 +25,8 @@ pub(crate) fn transcode(
             Some(zstd::bulk::Compressor::new(ZSTD_LEVEL).map_err(SaveError::Compress)?)
         }
     };
-    let mut blob = BlobWriter::create(dir)?;
+    // What was sealed stays sealed, with a new key of its own under the same key of the user.
+    let mut blob = BlobWriter::create(dir)?.sealed(layer.key())?;
     let group_bytes = layer.group_pages() * PAGE_SIZE;
     let step = BATCH * layer.group_pages() as u64;
     let mut data_len = 0;
@@ -53,5 +54,5 @@ pub(crate) fn transcode(
     })?;
     blob.push(tail)?;
     let (digest, size) = blob.finish()?;
-    Ok(Written { digest, size, index })
+    Ok(Written { digest, size, index, sealed: layer.key().is_some() })
 }

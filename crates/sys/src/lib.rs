@@ -14,6 +14,7 @@
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
 //! * [`fork`]: whether this process was forked since.
+//! * [`ZeroStock`]: where zero memory may come from, other than the kernel's faults.
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
 //! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
@@ -27,6 +28,7 @@ pub mod inject;
 #[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
 pub mod kvm;
 mod page;
+mod stock;
 
 #[cfg(not(miri))]
 mod linux;
@@ -53,3 +55,4 @@ pub use imp::{
     UffdMode,
 };
 pub use page::{PAGE_SIZE, PageRange, page_align_up};
+pub use stock::ZeroStock;

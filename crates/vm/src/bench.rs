@@ -5,7 +5,10 @@
 //! difference is an error instead of a figure. May break it: other work on the machine.
 
 use std::io::Write;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use afresh_frames::Stage;
 
 use crate::{BuildError, CallError, Sandbox, Strategy, VerifyError};
 
@@ -32,6 +35,9 @@ pub enum BenchError {
     /// A sandbox could not be made.
     #[error(transparent)]
     Build(#[from] BuildError),
+    /// A stage could not be made.
+    #[error(transparent)]
+    Stage(#[from] afresh_frames::NewPoolError),
     /// A call failed.
     #[error(transparent)]
     Call(#[from] CallError),
@@ -55,6 +61,8 @@ const MEMORY: [u64; 5] = [1, 16, 64, 256, 950];
 const DIRTY: [u64; 4] = [1, 16, 256, 4096];
 /// Parameter sizes in MiB, as input and as output of the same call.
 const PARAMETERS: [u64; 4] = [1, 4, 16, 64];
+/// The longest that a stage is waited for.
+const WAIT: Duration = Duration::from_secs(2);
 /// Pages of a guest that are not free heap: program, stack, input, the part the allocator uses.
 const OVERHEAD: u64 = 80;
 
@@ -78,6 +86,7 @@ pub fn run(guest: &[u8], options: &BenchOptions, out: &mut dyn Write) -> Result<
     for memory in MEMORY {
         bench.creation(memory)?;
     }
+    bench.first_touch()?;
     bench.warm_creation()?;
     bench.snapshot()?;
     bench.sharing()
@@ -216,6 +225,51 @@ impl Bench<'_> {
         }
         self.report("vm-create", &case, "cold", cold_times)?;
         self.report("vm-create", &case, "snapshot", warm_times)
+    }
+
+    /// New sandboxes whose first call writes 64 MiB: over memory from the kernel, by faults, and over memory
+    /// that a stage had ready. `spawn+call` is everything, `call` the first call alone, and `cycle` both
+    /// with the reset.
+    fn first_touch(&mut self) -> Result<(), BenchError> {
+        let case = "first-64MiB";
+        if !self.wanted(case) {
+            return Ok(());
+        }
+        const PAGES: u64 = 16 << 10;
+        // The heap does not begin where a block of the stage does.
+        const STAGED: u64 = (PAGES << 12) + (4 << 20);
+        let stage = Arc::new(Stage::new((STAGED / crate::PAGE) as usize)?);
+        let builder = || Sandbox::builder().memory(80 << 20).stack(32 << 10).input(16 << 10);
+        let plain = builder().build(self.guest)?.pristine();
+        let staged = builder().zero_memory(stage.clone(), STAGED).build(self.guest)?.pristine();
+        let input = words(&[1, 0, PAGES, 1, 7]);
+        for (name, snapshot) in [("kernel", plain), ("stage", staged)] {
+            let (mut wholes, mut calls, mut cycles) = (Vec::new(), Vec::new(), Vec::new());
+            for _ in 0..12 {
+                let waiting = Instant::now();
+                while stage.ready() < stage.capacity() && waiting.elapsed() < WAIT {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                let start = Instant::now();
+                let mut sandbox = snapshot.spawn()?;
+                let spawned = start.elapsed();
+                sandbox.call(&input)?;
+                let called = start.elapsed();
+                sandbox.reset()?;
+                cycles.push(start.elapsed().as_nanos() as u64);
+                wholes.push(called.as_nanos() as u64);
+                calls.push((called - spawned).as_nanos() as u64);
+                sandbox.verify().map_err(|source| BenchError::Verify {
+                    case: case.to_owned(),
+                    strategy: name,
+                    source,
+                })?;
+            }
+            self.report("vm-first", case, &format!("{name} spawn+call"), wholes)?;
+            self.report("vm-first", case, &format!("{name} call"), calls)?;
+            self.report("vm-first", case, &format!("{name} cycle"), cycles)?;
+        }
+        Ok(())
     }
 
     /// A 256 MiB guest whose warm-up writes half of its memory.

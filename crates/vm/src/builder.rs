@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_memory::{ImageError, SlotError};
+use afresh_memory::{ImageError, SlotError, ZeroStock};
 
 use crate::PAGE;
 use crate::call::CallError;
@@ -55,6 +55,8 @@ pub(crate) struct Config {
     pub(crate) timeout: Option<Duration>,
     pub(crate) log: Option<Log>,
     pub(crate) strategy: Strategy,
+    /// Where resident zero memory comes from, and how many pages of it at most.
+    pub(crate) stock: Option<(Arc<dyn ZeroStock>, usize)>,
 }
 
 impl std::fmt::Debug for Config {
@@ -84,7 +86,7 @@ impl Default for SandboxBuilder {
             input: 64 << 10,
             regions: Vec::new(),
             functions: HostFunctions::default(),
-            config: Config { timeout: None, log: None, strategy: Strategy::Auto },
+            config: Config { timeout: None, log: None, strategy: Strategy::Auto, stock: None },
         }
     }
 }
@@ -167,6 +169,17 @@ impl SandboxBuilder {
     #[must_use]
     pub fn strategy(mut self, strategy: Strategy) -> Self {
         self.config.strategy = strategy;
+        self
+    }
+
+    /// Takes up to `bytes` of the memory that is zero in the image from `stock` (an `Arc<afresh_frames::Stage>`,
+    /// say) when a sandbox is made, this one or a fork of it: whole 2 MiB that are resident, so that the
+    /// guest's first writes need no fault of the host's. What the first call does not use goes back at the
+    /// first reset. None if not set.
+    #[must_use]
+    pub fn zero_memory(mut self, stock: Arc<dyn ZeroStock>, bytes: u64) -> Self {
+        let pages = usize::try_from(bytes / PAGE).unwrap_or(usize::MAX);
+        self.config.stock = Some((stock, pages));
         self
     }
 

@@ -5,6 +5,7 @@ mod common;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use afresh_frames::Stage;
 use afresh_vm::{CallError, CrashReason, GuestError, Sandbox, Strategy};
 use common::{c_guest, guest, kvm, words};
 
@@ -36,6 +37,32 @@ fn every_sample_works() {
 
     let mut spin = Sandbox::builder().build(&guest("spin")).unwrap();
     assert_eq!(spin.run(b"").unwrap(), b"did not spin");
+}
+
+#[test]
+fn memory_from_a_stage_is_reset_like_any_other_whether_it_is_used_or_not() {
+    if !kvm() {
+        return;
+    }
+    let elf = guest("dirty");
+    for strategy in Strategy::ALL {
+        for pages in [3, 2000] {
+            let stage = Arc::new(Stage::new(4096).unwrap());
+            while stage.ready() < stage.capacity() {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            let builder = Sandbox::builder().memory(16 << 20).strategy(strategy);
+            let mut sandbox = builder.zero_memory(stage.clone(), 16 << 20).build(&elf).unwrap();
+            for round in 0..6 {
+                if round == 3 {
+                    sandbox = sandbox.pristine().spawn().unwrap();
+                }
+                sandbox.call(&words(&[1, 0, pages, 1, 7 + round])).unwrap();
+                sandbox.reset().unwrap();
+                sandbox.verify().unwrap();
+            }
+        }
+    }
 }
 
 #[test]

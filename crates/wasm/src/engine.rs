@@ -4,9 +4,37 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use afresh_frames::{Frugal, ProcessStage};
+use afresh_memory::ZeroStock;
+
 use crate::LoadError;
 use crate::cache::Cache;
 use crate::linear::SlotMemories;
+
+/// Where memories that grow by whole 2 MiB get them from: what is ready there is touched without faults.
+#[derive(Clone, Debug, Default)]
+pub enum ZeroMemory {
+    /// From the kernel, by a fault for each page.
+    Kernel,
+    /// From the stage that the process shares: up to 32 MiB kept ready by a background thread, both of
+    /// which exist once a memory has grown so far. See [`afresh_frames::ProcessStage`].
+    #[default]
+    Process,
+    /// From a stock of the embedder's: an `Arc<afresh_frames::Stage>` of another size, say.
+    Stock(Arc<dyn ZeroStock>),
+}
+
+impl ZeroMemory {
+    /// The stock for the memories of one guest.
+    pub(crate) fn stock(&self) -> Option<Arc<dyn ZeroStock>> {
+        let stock: Arc<dyn ZeroStock> = match self {
+            ZeroMemory::Kernel => return None,
+            ZeroMemory::Process => Arc::new(ProcessStage),
+            ZeroMemory::Stock(stock) => stock.clone(),
+        };
+        Some(Arc::new(Frugal::new(stock)))
+    }
+}
 
 /// How the engine is set up. What is off costs nothing in compiled code.
 #[derive(Clone, Debug)]
@@ -19,11 +47,19 @@ pub struct EngineConfig {
     pub memory64_capacity: usize,
     /// Directory in which compiled guests are kept between runs; `None` compiles each time.
     pub cache: Option<std::path::PathBuf>,
+    /// Where memory for growth comes from.
+    pub zero_memory: ZeroMemory,
 }
 
 impl Default for EngineConfig {
     fn default() -> Self {
-        Self { timeouts: true, fuel: false, memory64_capacity: 64 << 30, cache: None }
+        Self {
+            timeouts: true,
+            fuel: false,
+            memory64_capacity: 64 << 30,
+            cache: None,
+            zero_memory: ZeroMemory::default(),
+        }
     }
 }
 

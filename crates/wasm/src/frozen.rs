@@ -1,8 +1,8 @@
 //! A warm guest as pages and bytes: what a snapshot holds of it.
 //!
-//! The pages are those of its memories, one after the other, and then those of its module, so that a
-//! snapshot is all another machine needs. The bytes say where each begins, and hold globals, tables and
-//! dropped segments.
+//! The pages are those of its module, so that a snapshot is all another machine needs, and then those of
+//! its memories, one after the other; the last can grow without moving anything. The bytes say how long
+//! each is, and hold globals, tables and dropped segments.
 //!
 //! What it promises: what was frozen is what a guest made from it starts with, bit for bit. What is read
 //! from elsewhere is checked before it is used: sizes against the pages that are there, the module
@@ -100,12 +100,12 @@ impl Frozen {
         memories: Vec<WarmMemory>,
         state: WarmState,
     ) -> Result<Self, FreezeError> {
-        let mut parts: Vec<Image> = memories.iter().map(|m| m.image.clone()).collect();
-        parts.push(program.image()?);
+        let mut parts = vec![program.image()?];
+        parts.extend(memories.iter().map(|m| m.image.clone()));
         Ok(Self { program, memories, state, memory: Image::join(&parts).into() })
     }
 
-    /// The pages: memories, then the module.
+    /// The pages: the module, then the memories.
     #[must_use]
     pub fn memory(&self) -> &SnapshotMemory {
         &self.memory
@@ -166,6 +166,13 @@ impl Frozen {
             from += len;
             Some(pages.slice(PageRange::new(from - len, len)))
         };
+        let module =
+            part(header.module_bytes).ok_or_else(|| bad("the module lies outside its pages"))?;
+        let program = Program {
+            digest: header.module,
+            bytes: header.module_bytes as usize,
+            source: Source::Pages(module),
+        };
         let mut memories = Vec::new();
         for (shape, bytes) in &header.memories {
             let image = part(*bytes).ok_or_else(|| bad("a memory lies outside its pages"))?;
@@ -174,13 +181,6 @@ impl Frozen {
         if header.state.memories.len() != memories.len() {
             return Err(bad("it has another number of memories than sizes"));
         }
-        let module =
-            part(header.module_bytes).ok_or_else(|| bad("the module lies outside its pages"))?;
-        let program = Program {
-            digest: header.module,
-            bytes: header.module_bytes as usize,
-            source: Source::Pages(module),
-        };
         Ok(Self { program, memories, state: header.state, memory })
     }
 

@@ -130,6 +130,7 @@ impl GuestOptions {
             host_access: self.host_access,
             verify_every: self.verify_every,
             memory64_capacity: engine.inner.config.memory64_capacity,
+            stock: engine.inner.config.zero_memory.stock(),
         }
     }
 

@@ -56,7 +56,7 @@ pub use afresh_pager::SaveWith;
 pub use afresh_pool::{Exhausted, Limits, PoolStats};
 pub use afresh_rewrite::{Analysis, Refusal, Roots};
 pub use component::{ComponentLease, WarmComponent};
-pub use engine::{Engine, EngineConfig};
+pub use engine::{Engine, EngineConfig, ZeroMemory};
 pub use error::{CallError, FreezeError, LoadError, ThawError, WarmError};
 pub use frozen::Frozen;
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};

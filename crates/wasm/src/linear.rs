@@ -14,7 +14,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use afresh_memory::{
-    HostAccess, Image, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError, Strategy, page_align_up,
+    HostAccess, Image, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError, Strategy, ZeroStock,
+    page_align_up,
 };
 use afresh_rewrite::Memory;
 use serde::{Deserialize, Serialize};
@@ -64,6 +65,8 @@ pub(crate) struct MemoryPolicy {
     pub(crate) host_access: HostAccess,
     pub(crate) verify_every: Option<u32>,
     pub(crate) memory64_capacity: usize,
+    /// Where whole blocks of a growth come from.
+    pub(crate) stock: Option<Arc<dyn ZeroStock>>,
 }
 
 /// A linear memory: a slot, and its size in bytes, which need not be a multiple of a host page.
@@ -98,6 +101,7 @@ impl GuestMemory {
                 guard_after: reserved + GUARD as usize,
                 capacity: Some(capacity),
                 verify_every: policy.verify_every,
+                stock: policy.stock.clone(),
                 ..SlotConfig::default()
             },
         )?;
@@ -273,6 +277,7 @@ unsafe impl MemoryCreator for SlotMemories {
             host_access: HostAccess::Threads,
             verify_every: None,
             memory64_capacity: RESERVATION as usize,
+            stock: None,
         };
         let image = Image::zero(page_align_up(minimum) / PAGE_SIZE);
         let memory =

@@ -1,11 +1,13 @@
 //! Reset mode: whatever a call changes, the next one starts from the warm state.
 
+use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_frames::Stage;
 use afresh_memory::{Features, HostAccess, Strategy};
 use afresh_wasm::{
     CallError, Engine, EngineConfig, Exhausted, Guest, GuestOptions, Imports, Limits, LoadError,
-    Mode, Output, Val, Warm, WarmError, WarmUp, Wasi,
+    Mode, Output, Val, Warm, WarmError, WarmUp, Wasi, ZeroMemory,
 };
 
 fn engine() -> Engine {
@@ -172,6 +174,43 @@ fn growth_is_undone_and_what_was_grown_into_is_out_of_bounds_again() {
         pristine(&warm);
         assert_eq!(warm.pool_stats().created, 1);
         assert!(warm.growth_stats().1 >= 20);
+    }
+}
+
+#[test]
+fn growth_by_whole_blocks_from_a_stage_is_undone_like_any_other() {
+    let stage = Arc::new(Stage::new(4096).unwrap());
+    let zero_memory = ZeroMemory::Stock(stage.clone());
+    let engine = Engine::new(EngineConfig { zero_memory, ..EngineConfig::default() }).unwrap();
+    // Grows by 8 MiB, finds zeros there, and writes every page, or three of them.
+    let wasm = wat::parse_str(
+        r#"(module (memory 1)
+            (func (export "run") (param $step i32) (result i32)
+                (local $at i32) (local $found i32)
+                (local.set $at (i32.shl (memory.grow (i32.const 128)) (i32.const 16)))
+                (loop $next
+                    (local.set $found (i32.or (local.get $found) (i32.load (local.get $at))))
+                    (i32.store (local.get $at) (i32.const -1))
+                    (local.set $at (i32.add (local.get $at) (local.get $step)))
+                    (br_if $next
+                        (i32.lt_u (local.get $at) (i32.shl (memory.size) (i32.const 16)))))
+                (local.get $found)))"#,
+    )
+    .unwrap();
+    for mode in [Mode::Reset, Mode::Fresh] {
+        let options = GuestOptions { mode, ..GuestOptions::default() };
+        let warm = Guest::with_options(&engine, &wasm, options).unwrap().warm(WarmUp::new());
+        let warm = warm.unwrap();
+        for call_number in 0..12 {
+            std::thread::sleep(Duration::from_millis(2));
+            let step = if call_number % 4 == 3 { 3 << 20 } else { 4096 };
+            assert_eq!(call(&warm, "run", &[Val::I32(step)]).unwrap(), [0]);
+            pristine(&warm);
+            if call_number == 6 {
+                // The next call gets a new instance over a new slot.
+                warm.lease().unwrap().discard();
+            }
+        }
     }
 }
 

@@ -14,6 +14,8 @@ pub(super) enum Fresh {
     Populate,
     /// Transparent huge pages.
     Huge,
+    /// Anonymous memory as the host's settings have it.
+    Unadvised,
     /// A shared view of a file in memory whose 4 KiB pages are there.
     File,
 }
@@ -45,6 +47,7 @@ impl Kernel {
                 self.memory.advise(range, Advice::NoHugePage)?;
                 self.memory.advise(range, Advice::PopulateWrite)
             }
+            Fresh::Unadvised => Ok(()),
             Fresh::Plain | Fresh::File => self.memory.advise(range, Advice::NoHugePage),
         }
     }

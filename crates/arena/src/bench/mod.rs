@@ -8,6 +8,7 @@
 
 mod around;
 mod case;
+mod folios;
 mod kernel;
 mod pooled;
 mod report;
@@ -36,6 +37,14 @@ pub enum BenchError {
     /// An arena failed.
     #[error(transparent)]
     Arena(#[from] crate::ArenaError),
+    /// A setting of the host could not be changed.
+    #[error("{path} cannot be set ({error}): only root may, on a kernel that has it")]
+    Setting {
+        /// The file.
+        path: std::path::PathBuf,
+        /// What the kernel said.
+        error: std::io::Error,
+    },
     /// A measuring thread ended early.
     #[error("a measuring thread failed")]
     Thread,

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use afresh_frames::{Order, PageKind, Pool, PoolOptions, Stage};
 
 use super::around::{Answer, Around, Fill};
+use super::folios::Folios;
 use super::kernel::{Fresh, Kernel, Moved, Resident};
 use super::pooled::{ByPage, Direct, Mapped, Source};
 use super::{BenchError, Case, Strategy};
@@ -15,6 +16,8 @@ use crate::ArenaOptions;
 enum Make {
     Resident,
     Kernel(Fresh),
+    /// Folios of so many KiB.
+    Folios(usize),
     Moved,
     Around(Fill, usize, Answer),
     /// An arena on a pool; the last says whether free memory is zeroed off the clock.
@@ -89,6 +92,10 @@ const ALL: &[Spec] = &[
     spec("plain", Make::Kernel(Fresh::Plain), true),
     spec("populate", Make::Kernel(Fresh::Populate), true),
     spec("thp", Make::Kernel(Fresh::Huge), true),
+    spec("mthp-16k", Make::Folios(16), false),
+    spec("mthp-64k", Make::Folios(64), false),
+    spec("mthp-256k", Make::Folios(256), false),
+    spec("mthp-1m", Make::Folios(1024), false),
     spec("memfd", Make::Kernel(Fresh::File), false),
     spec("mremap-thp", Make::Moved, false),
     around("sigbus-continue-1", Fill::Continue, 1, Signal),
@@ -113,8 +120,16 @@ const ALL: &[Spec] = &[
     around("thread-continue-512", Fill::Continue, 512, Thread),
     around("thread-copy-1", Fill::Copy, 1, Thread),
     around("thread-copy-16", Fill::Copy, 16, Thread),
+    around("thread-copy-64", Fill::Copy, 64, Thread),
+    around("thread-copy-512", Fill::Copy, 512, Thread),
+    around("thread-zeropage-1", Fill::Zeropage, 1, Thread),
+    around("thread-zeropage-16", Fill::Zeropage, 16, Thread),
+    around("thread-zeropage-64", Fill::Zeropage, 64, Thread),
+    around("thread-zeropage-512", Fill::Zeropage, 512, Thread),
     around("thread-move-1", Fill::Move, 1, Thread),
     around("thread-move-16", Fill::Move, 16, Thread),
+    around("thread-move-64", Fill::Move, 64, Thread),
+    around("thread-move-512", Fill::Move, 512, Thread),
     spec("buddy", Make::ByPage(OffTheClock, 1, false), false),
     spec("thread-cache", Make::ByPage(OffTheClock, 1, true), false),
     spec("alloc+zero", Make::ByPage(Inline, 1, false), false),
@@ -142,11 +157,13 @@ const ALL: &[Spec] = &[
 ];
 
 impl Spec {
-    /// The strategies of a case; those that a thread of its own answers run single-threaded.
+    /// The strategies of a case; those that a thread of its own answers, and those that set the host up,
+    /// run single-threaded.
     pub(super) fn of(case: &Case, threads: usize) -> impl Iterator<Item = &'static Spec> {
         let detailed = case.name == "16MiB/seq";
         ALL.iter().filter(move |spec| {
-            let alone = matches!(spec.make, Make::Around(_, _, Thread)) || spec.pace != Pace::Think;
+            let alone = matches!(spec.make, Make::Around(_, _, Thread) | Make::Folios(_))
+                || spec.pace != Pace::Think;
             (detailed || spec.everywhere) && (threads == 1 || !alone)
         })
     }
@@ -164,6 +181,7 @@ impl Spec {
         match self.make {
             Make::Resident => each(&|| Ok(Box::new(Resident::new(pages)?))),
             Make::Kernel(fresh) => each(&|| Ok(Box::new(Kernel::new(pages, fresh)?))),
+            Make::Folios(kib) => each(&|| Ok(Box::new(Folios::new(pages, kib)?))),
             Make::Moved => each(&|| Ok(Box::new(Moved::new(pages)?))),
             Make::Around(fill, window, answer) => {
                 each(&|| Ok(Box::new(Around::new(pages, fill, window, answer)?)))

@@ -42,7 +42,10 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
         .layers()
         .iter()
         .chain(snapshot.working_set_layer())
-        .map(|layer| folios(layer.file()?, pages_of(layer)))
+        .map(|layer| {
+            let (file, start) = layer.file()?;
+            folios(file, pages_of(layer, start))
+        })
         .collect();
     match format {
         Format::Json => {
@@ -53,9 +56,9 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-/// The pages of a layer's file, its index among them.
-fn pages_of(layer: &Layer) -> PageRange {
-    PageRange::new(0, layer.size().div_ceil(PAGE_SIZE as u64) as usize)
+/// The pages of the file that hold a layer, its index among them; `start` is the first.
+fn pages_of(layer: &Layer, start: u64) -> PageRange {
+    PageRange::new(start as usize, layer.size().div_ceil(PAGE_SIZE as u64) as usize)
 }
 
 fn role_name(role: Role) -> &'static str {

@@ -3,8 +3,8 @@
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use afresh_store::Sha256;
 use afresh_store::remote::Progress;
+use afresh_store::{Sha256, archive};
 use anyhow::Context;
 use clap::Args;
 use indicatif::BinaryBytes;
@@ -12,7 +12,7 @@ use serde_json::json;
 
 use super::EncodingArgument;
 use crate::output::{Format, bytes, say};
-use crate::place::{LATEST, Reference};
+use crate::place::{LATEST, Place, Reference};
 
 #[derive(Debug, Args)]
 pub(crate) struct PushArguments {
@@ -44,6 +44,15 @@ fn target<'a>(from: &'a Reference, to: &'a Reference) -> anyhow::Result<&'a str>
 pub(crate) fn push(arguments: &PushArguments, format: Format) -> anyhow::Result<ExitCode> {
     let PushArguments { from, to, encoding } = arguments;
     let name = target(from, to)?;
+    if let Place::File(path) = &to.place {
+        let snapshot = from.load(None)?;
+        let bytes = snapshot.inspect().layers.iter().map(|layer| layer.bytes).sum();
+        return copy(("pushed", "pushing"), from, to, name, format, |progress| {
+            archive::export(&snapshot, path, Some(name))?;
+            progress(Progress { done: bytes, total: bytes });
+            Ok(snapshot.id())
+        });
+    }
     let remote = to.place.remote()?;
     let store = from.place.store()?;
     let snapshot = from.load(None)?;
@@ -56,6 +65,15 @@ pub(crate) fn push(arguments: &PushArguments, format: Format) -> anyhow::Result<
 pub(crate) fn pull(arguments: &PullArguments, format: Format) -> anyhow::Result<ExitCode> {
     let PullArguments { from, to, encoding } = arguments;
     let name = target(from, to)?;
+    if let Place::File(path) = &from.place {
+        let store = to.place.create()?;
+        return copy(("pulled", "pulling"), from, to, name, format, |progress| {
+            let id = archive::import(path, &store, name)?;
+            let bytes = store.load_id(id)?.inspect().layers.iter().map(|layer| layer.bytes).sum();
+            progress(Progress { done: bytes, total: bytes });
+            Ok(id)
+        });
+    }
     let remote = from.place.remote()?;
     let store = to.place.create()?;
     let verb = ("pulled", "pulling");

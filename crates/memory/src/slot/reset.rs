@@ -100,6 +100,12 @@ impl Slot {
                 self.written.clear();
                 tracker.drain(&mut self.written)?;
                 let learned = if self.written.is_empty() { 0 } else { self.learn()? };
+                // Pages that were noticed one by one, at the price of a fault each.
+                let singly = if self.staged.is_empty() {
+                    learned
+                } else {
+                    learned.saturating_sub(self.judge_staged()?)
+                };
                 if self.adapt.sample_due() {
                     self.sample()?;
                 } else {
@@ -109,7 +115,7 @@ impl Slot {
                 }
                 let restored = self.write_set.len();
                 let shrunk = if self.end == self.initial_end() { 0 } else { self.shrink()? };
-                if self.choice.adaptive && self.adapt.learned(restored, learned)
+                if self.choice.adaptive && self.adapt.learned(restored, singly)
                     || restored > self.config.write_set_limit
                 {
                     self.pause(restored)?;
@@ -162,6 +168,7 @@ impl Slot {
         if self.stale {
             self.refresh_mappings()?;
         } else {
+            self.forget_staged();
             self.write_set.clear();
             for range in self.watched() {
                 self.memory.advise(self.absolute(range), Advice::Discard)?;
@@ -208,6 +215,7 @@ impl Slot {
         if self.stale {
             return self.refresh_mappings();
         }
+        self.forget_staged();
         let result = (|| {
             for range in self.watched() {
                 self.memory.advise(self.absolute(range), Advice::Discard)?;

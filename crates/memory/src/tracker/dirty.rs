@@ -45,10 +45,14 @@ impl DirtyPages {
 
     /// Marks the pages of `range` that the set can hold.
     pub fn mark(&self, range: PageRange) {
-        for page in range.start..range.end().min(self.pages) {
-            let word = page / BITS;
-            self.words[word].fetch_or(1 << (page % BITS), Ordering::Relaxed);
+        let end = range.end().min(self.pages);
+        let mut page = range.start;
+        while page < end {
+            let (word, bit) = (page / BITS, page % BITS);
+            let len = (BITS - bit).min(end - page);
+            self.words[word].fetch_or((u64::MAX >> (BITS - len)) << bit, Ordering::Relaxed);
             self.summary[word / BITS].fetch_or(1 << (word % BITS), Ordering::Relaxed);
+            page += len;
         }
         self.any.store(true, Ordering::Release);
     }

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use afresh_sys::fault::{self, FaultHandler, FaultSignal, Registration};
-use afresh_sys::{Interest, PAGE_SIZE, PageRange, Uffd, UffdMode};
+use afresh_sys::{HUGE_SIZE, Interest, PAGE_SIZE, PageRange, Uffd, UffdMode};
 
 use super::{Descriptor, DirtyPages, Tracker, TrackerKind};
 use crate::TrackError;
@@ -37,6 +37,8 @@ struct Watch {
     base: usize,
     /// Pages under write protection or open; gaps between regions are in neither state.
     watched: DirtyPages,
+    /// Blocks, counted from the one that `base` lies in, that are opened as wholes.
+    blocks: DirtyPages,
     /// The page that would continue the last fault's window, and that window's size.
     next: AtomicUsize,
     window: AtomicUsize,
@@ -44,7 +46,20 @@ struct Watch {
     missing: Option<Missing>,
 }
 
+/// Pages in a block.
+const BLOCK: usize = HUGE_SIZE / PAGE_SIZE;
+
 impl Watch {
+    /// The block that `page` lies in, counted from the one that `base` lies in.
+    fn block_of(&self, page: usize) -> usize {
+        (self.base % HUGE_SIZE / PAGE_SIZE + page) / BLOCK
+    }
+
+    /// The pages of a block; only for blocks that begin at page 0 or later.
+    fn pages_of(&self, block: usize) -> PageRange {
+        PageRange::new((block * BLOCK).saturating_sub(self.base % HUGE_SIZE / PAGE_SIZE), BLOCK)
+    }
+
     /// Opens a range and marks it; `false` when the kernel refused.
     fn lift(&self, range: PageRange) -> bool {
         // Marked before it is opened: whoever sees the page open finds it in the set.
@@ -63,12 +78,19 @@ impl FaultHandler for Watch {
         if self.missing.as_ref().is_some_and(|missing| missing.answer(page) != Met::Present) {
             return true;
         }
+        let block = self.block_of(page);
+        if self.blocks.contains(block) {
+            return self.lift(self.pages_of(block))
+                || self.lift(self.watched.run_around(page, WIDE));
+        }
         let window = if self.next.load(Ordering::Relaxed) == page {
             (self.window.load(Ordering::Relaxed) * 2).min(MAX_WINDOW)
         } else {
             1
         };
-        let len = (1..window).take_while(|i| self.watched.contains(page + i)).count() + 1;
+        let single =
+            |page| self.watched.contains(page) && !self.blocks.contains(self.block_of(page));
+        let len = (1..window).take_while(|i| single(page + i)).count() + 1;
         let range = PageRange::new(page, len);
         self.window.store(window, Ordering::Relaxed);
         self.next.store(range.end(), Ordering::Relaxed);
@@ -92,6 +114,7 @@ impl Sigbus {
             uffd: UFFD.get()?,
             base: base as usize,
             watched: DirtyPages::new(capacity),
+            blocks: DirtyPages::new(capacity / BLOCK + 2),
             next: AtomicUsize::new(usize::MAX),
             window: AtomicUsize::new(1),
             dirty: DirtyPages::new(capacity),
@@ -146,5 +169,18 @@ impl Tracker for Sigbus {
 
     fn open(&mut self, pages: &[PageRange]) -> Result<(), TrackError> {
         pages.iter().try_for_each(|range| self.protect(*range, false))
+    }
+
+    fn watches_blocks(&self) -> bool {
+        true
+    }
+
+    fn by_block(&mut self, block: PageRange, on: bool) {
+        let block = PageRange::new(self.watch.block_of(block.start), 1);
+        if on {
+            self.watch.blocks.mark(block);
+        } else {
+            self.watch.blocks.clear(block);
+        }
     }
 }

@@ -64,6 +64,27 @@ impl CacheFile {
 }
 
 impl CacheFile {
+    /// Length of the blob.
+    pub(super) fn blob_len(&self) -> u64 {
+        self.blob_len
+    }
+
+    /// The whole blob, if every block of it is there. For small ones.
+    pub(super) fn whole(&self) -> Option<Vec<u8>> {
+        let mut bytes = Vec::new();
+        for number in 0..self.blob_len.div_ceil(BLOCK) {
+            bytes.append(&mut self.get(number)?);
+        }
+        Some(bytes)
+    }
+
+    /// Keeps a whole blob.
+    pub(super) fn keep(&self, bytes: &[u8]) {
+        for (number, block) in (0..).zip(bytes.chunks(BLOCK as usize)) {
+            self.put(number, block);
+        }
+    }
+
     /// Forgets the blocks that hold `len` bytes at `offset`: their bytes are what the server sent, but not
     /// what they should be.
     pub(super) fn forget(&self, offset: u64, len: u64) {

@@ -1,5 +1,6 @@
 //! What goes wrong between here and an object store.
 
+use std::error::Error;
 use std::io;
 use std::time::Duration;
 
@@ -18,13 +19,53 @@ pub enum RemoteError {
         why: String,
     },
     /// The store refused, or did not answer properly.
-    #[error("{what}: {source}")]
+    #[error("{what}: {}", with_causes(source))]
     Object {
         /// Which object.
         what: String,
         /// What the store said.
         source: object_store::Error,
     },
+    /// A registry could not be reached, or the connection broke.
+    #[error("{what}: {}", with_causes(&**source))]
+    Connection {
+        /// Which request.
+        what: String,
+        /// What went wrong.
+        source: Box<dyn Error + Send + Sync>,
+    },
+    /// A registry refused.
+    #[error("{what}: the registry answered {status}{message}")]
+    Refused {
+        /// Which request.
+        what: String,
+        /// The HTTP status.
+        status: u16,
+        /// What the registry said, and the way out where it is known; begins with a colon.
+        message: String,
+    },
+    /// A registry answered in a way that the protocol does not allow, or asked for what is not safe.
+    #[error("{what}: {why}")]
+    Protocol {
+        /// Which request.
+        what: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// The credentials for a registry can not be read.
+    #[error("credentials for {registry}: {why}")]
+    Credentials {
+        /// The registry.
+        registry: String,
+        /// Why.
+        why: String,
+    },
+    /// The name can not be a tag in a registry.
+    #[error(
+        "`{0}` can not be a tag in a registry: use 1 to 128 of A-Z a-z 0-9 _ . - and begin with none \
+         of the last two"
+    )]
+    Name(String),
     /// The store did not answer in time.
     #[error("{what}: no answer within {after:?}; is the server reachable?")]
     Timeout {
@@ -69,13 +110,18 @@ impl RemoteError {
     /// Whether the object is not there.
     #[must_use]
     pub fn is_not_found(&self) -> bool {
-        matches!(self, Self::Object { source: object_store::Error::NotFound { .. }, .. })
+        matches!(
+            self,
+            Self::Object { source: object_store::Error::NotFound { .. }, .. }
+                | Self::Refused { status: 404, .. }
+        )
     }
 
     /// Whether trying again may help.
     pub(super) fn may_pass(&self) -> bool {
         match self {
-            Self::Timeout { .. } | Self::Length { .. } => true,
+            Self::Timeout { .. } | Self::Length { .. } | Self::Connection { .. } => true,
+            Self::Refused { status, .. } => matches!(status, 408 | 429 | 500..),
             Self::Object { source, .. } => matches!(
                 source,
                 object_store::Error::Generic { .. } | object_store::Error::JoinError { .. }
@@ -83,4 +129,19 @@ impl RemoteError {
             _ => false,
         }
     }
+}
+
+/// The error and its causes, each said once: clients tend to hide "connection refused" at the bottom.
+fn with_causes(error: &dyn Error) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        next = cause.source();
+    }
+    text
 }

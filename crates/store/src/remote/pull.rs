@@ -18,7 +18,8 @@ const IN_FLIGHT: usize = 8;
 
 impl Remote {
     /// Copies the snapshot that `name` means in the remote to `local`, and makes `local_name` mean it.
-    /// Layers are stored as `encoding` says. Blobs that are there already are not fetched again.
+    /// Layers are stored as `encoding` says, those of a sealed snapshot as they are. Blobs that are there
+    /// already are not fetched again. Signatures come along.
     ///
     /// # Errors
     /// [`RemoteError`] by cause; `local_name` means then what it meant before.
@@ -31,14 +32,30 @@ impl Remote {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
         let _lock = local.lock(BLOB_LOCK, false)?;
-        let (_, manifest, config_bytes) = self.block_on(self.read_snapshot(name))?;
-        let config: Config = parse("the configuration", &config_bytes)?;
-        config.check()?;
+        let (manifest, config_bytes) = self.block_on(async {
+            let (_, manifest) = self.manifest_of(name).await?;
+            let config = self.config_of(&manifest).await?;
+            Ok((manifest, config))
+        })?;
+        let roots = match manifest.is_sealed() {
+            // Only its key opens it. What is fetched has its digests; the rest is seen when it is opened.
+            true => vec![None; manifest.layers.len()],
+            false => {
+                let config: Config = parse("the configuration", &config_bytes)?;
+                config.check()?;
+                config
+                    .memory
+                    .layers
+                    .into_iter()
+                    .chain(config.memory.working_set)
+                    .map(Some)
+                    .collect()
+            }
+        };
         let total = manifest.layers.iter().map(|layer| layer.size).sum();
         let mut done = 0;
-        let roots = config.memory.layers.iter().chain(&config.memory.working_set);
         let mut layers = Vec::new();
-        for (there, root) in manifest.layers.iter().zip(roots) {
+        for (there, root) in manifest.layers.iter().zip(&roots) {
             let digest = there.digest("the manifest")?;
             let path = local.blob_path(digest);
             if std::fs::metadata(&path).map_or(true, |meta| meta.len() != there.size) {
@@ -49,6 +66,10 @@ impl Remote {
             }
             done += there.size;
             progress(Progress { done, total });
+            let Some(root) = root else {
+                layers.push(there.clone());
+                continue;
+            };
             // Opening checks that the index is the one the configuration names.
             let layer = Layer::open(&path, digest, there.size, &parse_root(root)?)?;
             layers.push(if layer.encoding() == encoding {
@@ -58,10 +79,13 @@ impl Remote {
             });
         }
         local.write_blob(config_bytes)?;
-        let manifest = Manifest::new(manifest.config, layers);
+        let sealed = manifest.is_sealed();
+        let manifest = Manifest { layers, ..manifest };
         let (id, _) = local.write_blob(print("the manifest", &manifest)?)?;
-        // Whatever the remote said, the result must open.
-        local.load_id(id)?;
+        if !sealed {
+            // Whatever the remote said, the result must open.
+            local.load_id(id)?;
+        }
         local.tag(local_name, Some(id))?;
         Ok(id)
     }
@@ -77,7 +101,7 @@ impl Remote {
         let mut blob = BlobWriter::create(&local.blob_dir())?;
         let starts = (0..size).step_by(PART as usize);
         let mut parts = stream::iter(starts)
-            .map(|at| self.get_range(digest, at, PART.min(size - at)))
+            .map(|at| self.backend.range(digest, at..size.min(at + PART)))
             .buffered(IN_FLIGHT);
         let mut done = 0;
         while let Some(part) = parts.try_next().await? {

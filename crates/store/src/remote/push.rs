@@ -1,23 +1,20 @@
 //! Local snapshots to a remote.
 
-use std::os::unix::fs::FileExt;
+use std::path::Path;
 
-use futures_util::TryFutureExt;
-use object_store::{ObjectStoreExt, PutMode, WriteMultipart};
-
+use super::backend::Source;
 use super::{Remote, RemoteError};
-use crate::blobs::open_file;
+use crate::blobs::BlobRead;
 use crate::index::Encoding;
-use crate::manifest::{Descriptor, LAYOUT_FILE, LAYOUT_TEXT, MAX_CONFIG, Manifest, print};
+use crate::manifest::{Descriptor, Manifest, print};
+use crate::open::Blobs;
 use crate::save::descriptor;
 use crate::store::BLOB_LOCK;
 use crate::transcode::transcode;
 use crate::{OpenError, SaveError, Sha256, Snapshot, Store};
 
-/// Bytes in one part of a large upload; S3 wants at least 5 MiB.
-const PART: usize = 8 << 20;
-/// Parts in flight.
-const IN_FLIGHT: usize = 4;
+/// Blobs up to this size are sent by one request.
+const WHOLE: u64 = 8 << 20;
 
 /// How far a copy is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,8 +25,31 @@ pub struct Progress {
     pub total: u64,
 }
 
+/// A blob of pages, wherever it is.
+struct PageBlob<'a>(&'a dyn BlobRead, Sha256);
+
+impl Source for PageBlob<'_> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), RemoteError> {
+        self.0
+            .read_at(out, offset)
+            .map_err(|e| SaveError::from(OpenError::io(Path::new(&self.1.to_string()), e)).into())
+    }
+}
+
+/// A blob in memory.
+impl Source for Vec<u8> {
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), RemoteError> {
+        let from = offset as usize;
+        let part = self.get(from..from + out.len()).ok_or_else(|| {
+            RemoteError::Runtime(std::io::Error::from(std::io::ErrorKind::UnexpectedEof))
+        })?;
+        out.copy_from_slice(part);
+        Ok(())
+    }
+}
+
 impl Remote {
-    /// Copies `snapshot`, which lives in `local`, and makes `name` mean it. Layers are stored as
+    /// Copies `snapshot`, of `local` or of an archive, and makes `name` mean it. Layers are stored as
     /// `encoding` says; blobs that the remote has already are not sent again. Returns its id there,
     /// which differs from the local one when layers were compressed on the way.
     ///
@@ -45,6 +65,7 @@ impl Remote {
         encoding: Encoding,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
+        self.backend.check_name(name)?;
         let _lock = local.lock(BLOB_LOCK, false)?;
         let sources: Vec<_> =
             snapshot.layers().iter().chain(snapshot.working_set_layer()).collect();
@@ -52,15 +73,17 @@ impl Remote {
         let mut done = 0;
         let mut layers: Vec<Descriptor> = Vec::new();
         for (layer, there) in sources.iter().zip(&snapshot.manifest().layers) {
-            let described = if layer.encoding() == encoding {
-                there.clone()
-            } else {
-                descriptor(&transcode(&local.blob_dir(), layer, encoding)?)
-            };
+            let mut described = there.clone();
+            let mut recoded = None;
+            if layer.encoding() != encoding {
+                described = descriptor(&transcode(&local.blob_dir(), layer, encoding)?);
+                recoded = Some(local.open(described.digest("the manifest")?)?);
+            }
             total = total - layer.size() + described.size;
             let digest = described.digest("the manifest")?;
             let before = done;
-            self.block_on(self.upload(local, digest, described.size, &mut |bytes| {
+            let blob = PageBlob(recoded.as_deref().unwrap_or(layer.blob()), digest);
+            self.block_on(self.upload(&blob, digest, described.size, &mut |bytes| {
                 progress(Progress { done: before + bytes, total });
             }))?;
             done += described.size;
@@ -69,60 +92,34 @@ impl Remote {
         }
         let config = snapshot.manifest().config.clone();
         let digest = config.digest("the manifest")?;
-        let bytes = local.read_blob("the configuration", digest, MAX_CONFIG)?;
-        let manifest = print("the manifest", &Manifest::new(config, layers))?;
+        let bytes = snapshot.config_blob()?;
+        // Signatures cover the configuration, which stays the same.
+        let annotations = snapshot.manifest().annotations.clone();
+        let manifest = Manifest { annotations, ..Manifest::new(config, layers) };
+        let manifest = print("the manifest", &manifest)?;
         let id = Sha256::of(&manifest);
         self.block_on(async {
-            let overwrite = PutMode::Overwrite;
-            self.put(&self.blob_path(digest), bytes, overwrite.clone()).await?;
-            let size = manifest.len() as u64;
-            self.put(&self.blob_path(id), manifest, overwrite.clone()).await?;
-            self.put(&self.path(LAYOUT_FILE), LAYOUT_TEXT.into(), overwrite).await?;
-            self.tag(name, id, size).await
+            self.upload(&bytes, digest, bytes.len() as u64, &mut |_| {}).await?;
+            self.backend.publish(name, id, manifest).await
         })?;
         Ok(id)
     }
 
     async fn upload(
         &self,
-        local: &Store,
+        blob: &dyn Source,
         digest: Sha256,
         size: u64,
         progress: &mut dyn FnMut(u64),
     ) -> Result<(), RemoteError> {
-        let to = self.blob_path(digest);
-        let what = digest.to_string();
-        match self.attempt(&what, || self.0.objects.head(&to)).await {
-            // Objects appear whole under their digest, so one of the right size is the right one.
-            Ok(meta) if meta.size == size => return Ok(()),
-            Ok(_) => {}
-            Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(error),
+        if self.backend.has(digest, size).await? {
+            return Ok(());
         }
-        let path = local.blob_path(digest);
-        let io = |e| RemoteError::from(SaveError::from(OpenError::io(&path, e)));
-        let file = open_file(&path).map_err(io)?;
-        let mut buffer = vec![0; PART.min(size as usize)];
-        if size <= PART as u64 {
-            file.read_exact_at(&mut buffer, 0).map_err(io)?;
-            return self.put(&to, buffer, PutMode::Overwrite).await;
+        if size > WHOLE {
+            return self.backend.put_parts(digest, size, blob, progress).await;
         }
-        let object = |source| RemoteError::Object { what: what.clone(), source };
-        let upload = self.attempt(&what, || self.0.objects.put_multipart(&to)).await?;
-        let mut writer = WriteMultipart::new_with_chunk_size(upload, PART);
-        let mut at = 0;
-        while at < size {
-            let part = &mut buffer[..PART.min((size - at) as usize)];
-            if let Err(error) = file.read_exact_at(part, at) {
-                // The parts already sent are given up; the first error is the one to report.
-                let _ = writer.abort().await;
-                return Err(io(error));
-            }
-            writer.wait_for_capacity(IN_FLIGHT).map_err(object).await?;
-            writer.write(part);
-            at += part.len() as u64;
-            progress(at);
-        }
-        writer.finish().await.map_err(object).map(drop)
+        let mut bytes = vec![0; size as usize];
+        blob.read(0, &mut bytes)?;
+        self.backend.put(digest, bytes).await
     }
 }

@@ -1,6 +1,9 @@
 //! What the store's tests share.
 #![allow(dead_code, reason = "each test file uses a part")]
 
+#[cfg(feature = "remote")]
+pub(crate) mod objects;
+
 use std::path::Path;
 
 use afresh_store::{GuestBuild, MemoryPages, SaveOptions, Snapshot, Store};
@@ -39,4 +42,15 @@ pub(crate) fn bytes(snapshot: &Snapshot) -> Vec<u8> {
 
 pub(crate) fn store(dir: &Path) -> Store {
     Store::create(dir).unwrap()
+}
+
+/// A page that does not compress.
+pub(crate) fn page_of(seed: u32) -> Vec<u8> {
+    let mut state = u64::from(seed) * 2 + 1;
+    (0..PAGE / 8)
+        .flat_map(|_| {
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
+            (state ^ state >> 29).to_le_bytes()
+        })
+        .collect()
 }

@@ -1,0 +1,88 @@
+//! A stock that stops supplying those who waste what they get.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use afresh_sys::{PageRange, Reservation, SysError, ZeroStock};
+
+/// Most requests in a row that go unserved.
+const LONGEST: u32 = 1024;
+
+/// Stands between a stock and users of one kind, such as the slots of one guest. When more of what they got was
+/// wasted than used, requests go unserved for a while: one, and twice as many each time it happens again.
+#[derive(Debug)]
+pub struct Frugal {
+    stock: Arc<dyn ZeroStock>,
+    /// Requests yet to go unserved, and how many the next waste will cost.
+    pause: AtomicU32,
+    next: AtomicU32,
+}
+
+impl Frugal {
+    /// Serves from `stock`.
+    #[must_use]
+    pub fn new(stock: Arc<dyn ZeroStock>) -> Self {
+        Self { stock, pause: 0.into(), next: 1.into() }
+    }
+}
+
+impl ZeroStock for Frugal {
+    fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
+        let less = |left: u32| left.checked_sub(1);
+        if self.pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
+            return Ok(0);
+        }
+        self.stock.supply(memory, range)
+    }
+
+    fn judged(&self, used: usize, wasted: usize) {
+        if used >= wasted {
+            self.next.store(1, Ordering::Relaxed);
+        } else {
+            let pause = self.next.load(Ordering::Relaxed);
+            self.pause.store(pause, Ordering::Relaxed);
+            self.next.store((pause * 2).min(LONGEST), Ordering::Relaxed);
+        }
+        self.stock.judged(used, wasted);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Supplies nothing, and counts how often it was asked.
+    #[derive(Debug, Default)]
+    struct Count(AtomicU32);
+
+    impl ZeroStock for Count {
+        fn supply(&self, _: &Reservation, _: PageRange) -> Result<usize, SysError> {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            Ok(0)
+        }
+    }
+
+    #[test]
+    fn who_wastes_is_served_ever_less_often_until_he_uses_what_he_gets() {
+        let count = Arc::new(Count::default());
+        let frugal = Frugal::new(count.clone());
+        let memory = Reservation::new(1).unwrap();
+        let served = |requests: u32| {
+            let before = count.0.load(Ordering::Relaxed);
+            for _ in 0..requests {
+                frugal.supply(&memory, PageRange::new(0, 1)).unwrap();
+            }
+            count.0.load(Ordering::Relaxed) - before
+        };
+        assert_eq!(served(3), 3);
+        for pause in [1, 2, 4, 8] {
+            frugal.judged(0, 512);
+            assert_eq!(served(pause), 0);
+            assert_eq!(served(2), 2);
+        }
+        frugal.judged(512, 512);
+        assert_eq!(served(2), 2);
+        frugal.judged(0, 512);
+        assert_eq!(served(3), 2);
+    }
+}

@@ -1,0 +1,39 @@
+//! The stage that a whole process shares.
+
+use std::sync::OnceLock;
+
+use afresh_sys::{PAGE_SIZE, PageRange, Reservation, SysError, ZeroStock, host};
+
+use crate::Stage;
+
+/// Pages that the process's stage keeps ready: 32 MiB.
+const PAGES: usize = 8192;
+/// The host must have so many times as much memory to spare.
+const SPARE: u64 = 16;
+
+/// A [`ZeroStock`] for everybody who has none of his own: one stage of 32 MiB, made when memory is first asked of
+/// it, so that a process that never asks has neither its memory nor its thread. That first asker gets
+/// nothing yet. On a host with less than 512 MiB to spare it stays empty.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct ProcessStage;
+
+impl ProcessStage {
+    /// The stage, made by the first call; `None` where the host has no memory or thread to spare.
+    #[must_use]
+    pub fn get() -> Option<&'static Stage> {
+        static STAGE: OnceLock<Option<Stage>> = OnceLock::new();
+        STAGE
+            .get_or_init(|| {
+                let wanted = (PAGES * PAGE_SIZE) as u64 * SPARE;
+                let spare = host::memory_headroom().is_some_and(|free| free >= wanted);
+                if spare { Stage::new(PAGES).ok() } else { None }
+            })
+            .as_ref()
+    }
+}
+
+impl ZeroStock for ProcessStage {
+    fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
+        Self::get().map_or(Ok(0), |stage| stage.supply(memory, range))
+    }
+}

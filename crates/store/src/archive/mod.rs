@@ -1,0 +1,153 @@
+//! A snapshot in one file: an OCI image layout in an uncompressed tar, which tools that know
+//! `oci-archive` can read.
+//!
+//! Raw page layers lie on page boundaries of the file, so it can be mapped as a store's blobs can.
+//! `docs/format.md` says where everything is.
+//!
+//! What it promises:
+//! * [`open`] reads member headers, manifest, configuration and layer indexes, and no page. What it
+//!   reads is checked as in a store.
+//! * [`save`] and [`export`] are atomic and durable: whoever is killed, the path means the old archive
+//!   or the new one. What a killed writer left is removed by the next one of the same path.
+//! * Reading is bounded: links, names outside the archive, two members of one name, and lengths that the
+//!   file does not have are refused by name, and nothing is allocated for them.
+
+mod read;
+mod tar;
+mod write;
+
+use std::path::Path;
+
+pub use tar::ArchiveError;
+
+use crate::manifest::{
+    ARTIFACT_TYPE, INDEX_FILE, IndexJson, LAYOUT_FILE, LayoutJson, MANIFEST_TYPE, MAX_INDEX_JSON,
+    REF_NAME, parse, print,
+};
+use crate::open::{Blobs, open_snapshot, read_manifest, read_small};
+use crate::save::write_memory;
+use crate::seal::Access;
+use crate::shelf::{Shelf, copy_to};
+use crate::store::BLOB_LOCK;
+use crate::{OpenError, Pages, SaveError, SaveOptions, Sha256, Snapshot, Store};
+use read::Members;
+use write::ArchiveWriter;
+
+/// Saves `memory` as an archive at `path`, replacing what is there, and returns the snapshot's id. A
+/// delta takes the layers of its parent along. `name` is what other tools see it as.
+///
+/// # Errors
+/// [`SaveError`] by cause; what was at `path` stays.
+pub fn save(
+    path: &Path,
+    name: Option<&str>,
+    memory: &dyn Pages,
+    options: &SaveOptions,
+) -> Result<Sha256, SaveError> {
+    let mut archive = ArchiveWriter::create(path)?;
+    let (id, size) = write_memory(&mut archive, memory, options)?;
+    archive.finish(id, size, name)?;
+    Ok(id)
+}
+
+/// Writes `snapshot`, wherever it is, as an archive at `path`; its id stays the same. The result is
+/// byte for byte what [`save`] would have written. `path` may be the archive that the snapshot was
+/// opened from.
+///
+/// # Errors
+/// [`SaveError`] by cause, among them a layer that does not have its digest; what was at `path` stays.
+pub fn export(snapshot: &Snapshot, path: &Path, name: Option<&str>) -> Result<(), SaveError> {
+    let mut archive = ArchiveWriter::create(path)?;
+    for layer in snapshot.layers().iter().chain(snapshot.working_set_layer()) {
+        archive.keep(layer)?;
+    }
+    archive.put(snapshot.config_blob()?)?;
+    let (_, size) = archive.put(snapshot.manifest_blob()?)?;
+    archive.finish(snapshot.id(), size, name)
+}
+
+/// Opens the snapshot in the archive at `path`.
+///
+/// # Errors
+/// [`OpenError::Archive`] when the file is no archive that this crate reads, or holds no snapshot or
+/// several; the errors of [`Store::load`].
+pub fn open(path: &Path) -> Result<Snapshot, OpenError> {
+    let members = Members::open(path)?;
+    let id = only_snapshot(&members)?;
+    open_snapshot(&members, id, &Access::default())
+}
+
+/// As [`open`], if the snapshot is what `access` demands: signed by a trusted key, or sealed with the
+/// given one.
+///
+/// # Errors
+/// [`OpenError::Seal`] by cause, and those of [`open`].
+#[cfg(feature = "seal")]
+pub fn open_with(path: &Path, access: &Access) -> Result<Snapshot, OpenError> {
+    let members = Members::open(path)?;
+    let id = only_snapshot(&members)?;
+    open_snapshot(&members, id, access)
+}
+
+/// Copies the snapshot in the archive at `path` to `store`, checking the digest of every blob, and makes
+/// `name` mean it. Blobs that the store has are not copied again. A sealed snapshot stays
+/// sealed, and no key is needed.
+///
+/// # Errors
+/// [`SaveError`] by cause; `name` means then what it meant before.
+pub fn import(path: &Path, store: &Store, name: &str) -> Result<Sha256, SaveError> {
+    let members = Members::open(path)?;
+    let id = only_snapshot(&members)?;
+    let manifest = read_manifest(&members, id)?;
+    let _lock = store.lock(BLOB_LOCK, false)?;
+    let mut shelf = store.shelf();
+    for descriptor in manifest.layers.iter().chain([&manifest.config]) {
+        let digest = descriptor.digest("the manifest")?;
+        let there = std::fs::metadata(store.blob_path(digest)).ok().map(|meta| meta.len());
+        if there != Some(descriptor.size) {
+            copy_to(&mut shelf, &*members.open(digest)?, digest, None)?;
+        }
+    }
+    shelf.put(read_small(&members, "the manifest", id, crate::manifest::MAX_MANIFEST)?)?;
+    if !manifest.is_sealed() {
+        // Whatever the archive said, the result must open.
+        store.load_id(id)?;
+    }
+    store.tag(name, Some(id))?;
+    Ok(id)
+}
+
+/// The one snapshot of the archive.
+fn only_snapshot(members: &Members) -> Result<Sha256, OpenError> {
+    let layout = members.small(LAYOUT_FILE, "`oci-layout`", 4096)?;
+    let layout: LayoutJson = parse("`oci-layout`", &layout)?;
+    if !layout.image_layout_version.starts_with("1.") {
+        let found = format!("layout version {}", layout.image_layout_version);
+        return Err(OpenError::MediaType { what: "`oci-layout`", found });
+    }
+    let index: IndexJson =
+        parse("`index.json`", &members.small(INDEX_FILE, "`index.json`", MAX_INDEX_JSON)?)?;
+    index.check()?;
+    let is_ours = |kind: &Option<String>| kind.as_ref().is_none_or(|kind| kind == ARTIFACT_TYPE);
+    let mut found = index
+        .manifests
+        .iter()
+        .filter(|d| d.media_type == MANIFEST_TYPE && is_ours(&d.artifact_type));
+    match (found.next(), found.count()) {
+        (Some(descriptor), 0) => descriptor.digest("`index.json`"),
+        (None, _) => Err(members.bad(ArchiveError::Snapshots(0))),
+        (Some(_), more) => Err(members.bad(ArchiveError::Snapshots(1 + more))),
+    }
+}
+
+/// `index.json` of an archive with one snapshot.
+fn index_of(id: Sha256, size: u64, name: Option<&str>) -> Result<Vec<u8>, SaveError> {
+    let mut descriptor = crate::manifest::Descriptor::new(MANIFEST_TYPE, id, size);
+    descriptor.artifact_type = Some(ARTIFACT_TYPE.to_owned());
+    if let Some(name) = name {
+        crate::store::check_name(name)?;
+        descriptor.annotations.insert(REF_NAME.to_owned(), name.to_owned());
+    }
+    let index = IndexJson { manifests: vec![descriptor], ..IndexJson::default() };
+    print("`index.json`", &index)
+}

@@ -1,0 +1,180 @@
+//! Writes an archive, member by member, in one pass.
+//!
+//! The temporary file is locked while it is written, so that the next writer of the same path can tell
+//! what a killed one left from what is still being written.
+
+use std::collections::HashSet;
+use std::ffi::OsString;
+use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use super::index_of;
+use super::read::blob_name;
+use super::tar::{BLOCK, header};
+use crate::blobs::{BlobWriter, sync_dir, temporary_name};
+use crate::index::Encoding;
+use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT};
+use crate::shelf::{Shelf, copy_blob};
+use crate::{Layer, SaveError, Sha256};
+
+/// Alignment of raw layers, that of pages.
+const PAGE_ALIGN: u64 = 4096;
+/// Alignment of large raw layers, that of huge pages. The padding is a hole in the file.
+const HUGE_ALIGN: u64 = 2 << 20;
+/// From how many pages on a layer is large: 16 MiB.
+const LARGE: u64 = 4096;
+
+/// An archive that is being written.
+pub(super) struct ArchiveWriter {
+    path: PathBuf,
+    temporary: PathBuf,
+    file: File,
+    /// Where the next header goes.
+    at: u64,
+    blobs: HashSet<Sha256>,
+    paddings: usize,
+}
+
+/// The directory of `path`, and what the temporary names of its writers begin with.
+fn beside(path: &Path) -> Result<(&Path, OsString), SaveError> {
+    let name = path.file_name().ok_or_else(|| {
+        SaveError::io(path, io::Error::new(io::ErrorKind::InvalidInput, "not the name of a file"))
+    })?;
+    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let mut prefix = OsString::from(".");
+    prefix.push(name);
+    Ok((dir, prefix))
+}
+
+/// Removes what killed writers of the same path left: temporary files that nobody holds locked.
+fn sweep(dir: &Path, prefix: &OsString) -> io::Result<()> {
+    let mut wanted = prefix.clone();
+    wanted.push(crate::blobs::TEMPORARY);
+    for entry in fs::read_dir(dir)? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if !name.as_encoded_bytes().starts_with(wanted.as_encoded_bytes()) {
+            continue;
+        }
+        // Another writer may sweep, or finish, at the same time.
+        let Ok(file) = crate::blobs::open_file(&entry.path()) else { continue };
+        match file.try_lock() {
+            Ok(()) => drop(fs::remove_file(entry.path())),
+            Err(TryLockError::WouldBlock) => {}
+            Err(TryLockError::Error(error)) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+/// Creates a temporary file and locks it.
+fn create(dir: &Path, prefix: &OsString) -> io::Result<(PathBuf, File)> {
+    loop {
+        let mut name = prefix.clone();
+        name.push(temporary_name());
+        let path = dir.join(name);
+        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+        file.lock()?;
+        // Swept between creation and lock?
+        if file.metadata()?.nlink() > 0 {
+            return Ok((path, file));
+        }
+    }
+}
+
+impl ArchiveWriter {
+    pub(super) fn create(path: &Path) -> Result<Self, SaveError> {
+        let (dir, prefix) = beside(path)?;
+        // What can not be swept takes space, no more.
+        let _ = sweep(dir, &prefix);
+        let (temporary, file) = create(dir, &prefix).map_err(|e| SaveError::io(path, e))?;
+        let (blobs, path) = (HashSet::new(), path.to_owned());
+        let mut archive = Self { path, temporary, file, at: 0, blobs, paddings: 0 };
+        archive.member(LAYOUT_FILE, LAYOUT_TEXT.as_bytes())?;
+        Ok(archive)
+    }
+
+    fn io(&self, error: io::Error) -> SaveError {
+        SaveError::io(&self.temporary, error)
+    }
+
+    fn write_at(&self, bytes: &[u8], at: u64) -> Result<(), SaveError> {
+        self.file.write_all_at(bytes, at).map_err(|e| self.io(e))
+    }
+
+    fn member(&mut self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
+        self.write_at(&header(name, bytes.len() as u64), self.at)?;
+        self.write_at(bytes, self.at + BLOCK)?;
+        self.at = (self.at + BLOCK + bytes.len() as u64).next_multiple_of(BLOCK);
+        Ok(())
+    }
+
+    /// Writes a padding member, whose content is a hole, so that the next member's content lies on a
+    /// multiple of `align`.
+    fn align(&mut self, align: u64) -> Result<(), SaveError> {
+        if !(self.at + BLOCK).is_multiple_of(align) {
+            let behind = self.at + 2 * BLOCK;
+            let hole = behind.next_multiple_of(align) - behind;
+            let name = format!(".padding-{}", self.paddings);
+            self.write_at(&header(&name, hole), self.at)?;
+            self.paddings += 1;
+            self.at += BLOCK + hole;
+        }
+        Ok(())
+    }
+
+    /// Writes `index.json` and the end, makes all of it durable, and gives it its name.
+    pub(super) fn finish(
+        mut self,
+        id: Sha256,
+        manifest_len: u64,
+        name: Option<&str>,
+    ) -> Result<(), SaveError> {
+        self.member(INDEX_FILE, &index_of(id, manifest_len, name)?)?;
+        let dir = beside(&self.path)?.0;
+        // Two blocks of zeros end an archive.
+        self.file
+            .set_len(self.at + 2 * BLOCK)
+            .and_then(|()| self.file.set_permissions(Permissions::from_mode(0o444)))
+            .and_then(|()| self.file.sync_all())
+            .and_then(|()| fs::rename(&self.temporary, &self.path))
+            .and_then(|()| sync_dir(dir))
+            .map_err(|e| SaveError::io(&self.path, e))
+    }
+}
+
+impl Drop for ArchiveWriter {
+    fn drop(&mut self) {
+        // Gone already after a successful `finish`.
+        let _ = fs::remove_file(&self.temporary);
+    }
+}
+
+impl Shelf for ArchiveWriter {
+    fn begin(&mut self, pages: Option<(Encoding, u64)>) -> Result<BlobWriter, SaveError> {
+        if let Some((Encoding::Raw, pages)) = pages {
+            self.align(if pages >= LARGE { HUGE_ALIGN } else { PAGE_ALIGN })?;
+        }
+        let mut file = self.file.try_clone().map_err(|e| self.io(e))?;
+        file.seek(SeekFrom::Start(self.at + BLOCK)).map_err(|e| self.io(e))?;
+        BlobWriter::part(file, &self.temporary)
+    }
+
+    fn end(&mut self, blob: BlobWriter) -> Result<(Sha256, u64), SaveError> {
+        let (digest, len) = blob.finish()?;
+        if self.blobs.insert(digest) {
+            self.write_at(&header(&blob_name(digest), len), self.at)?;
+            self.at = (self.at + BLOCK + len).next_multiple_of(BLOCK);
+        } else {
+            // It is there already.
+            self.file.set_len(self.at).map_err(|e| self.io(e))?;
+        }
+        Ok((digest, len))
+    }
+
+    fn keep(&mut self, layer: &Layer) -> Result<(), SaveError> {
+        if self.blobs.contains(&layer.digest()) { Ok(()) } else { copy_blob(self, layer) }
+    }
+}

@@ -1,0 +1,92 @@
+//! Reading a snapshot whose layers are far away: what is scattered is asked for at once.
+
+use std::panic::resume_unwind;
+
+use afresh_sys::{PAGE_SIZE, PageRange};
+
+use crate::{Layer, OpenError, Origin, Snapshot};
+
+/// Pages of the working set that are fetched together: 16 MiB.
+const WINDOW: usize = 4096;
+
+/// Runs of stored pages, and where each goes.
+type Parts<'a> = Vec<(u64, &'a mut [u8])>;
+
+impl Snapshot {
+    /// Whether reading costs round trips.
+    pub(crate) fn is_distant(&self) -> bool {
+        self.layers().iter().any(Layer::is_distant)
+    }
+
+    /// As [`Snapshot::read`], for a range that was checked: one scattered read of every layer that has
+    /// pages of it, all at the same time.
+    pub(crate) fn read_distant(
+        &self,
+        range: PageRange,
+        mut out: &mut [u8],
+    ) -> Result<(), OpenError> {
+        let mut wanted: Vec<Parts<'_>> = self.layers().iter().map(|_| Vec::new()).collect();
+        for run in self.map().within(range) {
+            let (part, rest) = out.split_at_mut(run.pages.byte_len());
+            out = rest;
+            match run.origin {
+                Origin::Zero => part.fill(0),
+                Origin::Layer { layer, stored } => wanted[layer].push((stored, part)),
+            }
+        }
+        let mut work: Vec<(&Layer, Parts<'_>)> =
+            self.layers().iter().zip(wanted).filter(|(_, parts)| !parts.is_empty()).collect();
+        let Some((layer, mut parts)) = work.pop() else { return Ok(()) };
+        std::thread::scope(|scope| {
+            let others: Vec<_> = work
+                .into_iter()
+                .map(|(layer, mut parts)| scope.spawn(move || layer.read_many(&mut parts)))
+                .collect();
+            let mut result = layer.read_many(&mut parts);
+            for other in others {
+                result = result.and(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
+            }
+            result
+        })
+    }
+
+    /// As [`Snapshot::read_working_set`], with `layer`, in windows that are fetched by scattered reads.
+    pub(crate) fn read_distant_set<E: From<OpenError>>(
+        layer: &Layer,
+        mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut pieces = Vec::new();
+        for extent in &layer.index().extents {
+            for skip in (0..extent.len).step_by(WINDOW) {
+                let len = (extent.len - skip).min(WINDOW as u64) as usize;
+                let pages = PageRange::new((extent.first + skip) as usize, len);
+                pieces.push((pages, extent.stored.map(|stored| stored + skip)));
+            }
+        }
+        let mut at = 0;
+        while at < pieces.len() {
+            let mut pages = 0;
+            let window = pieces[at..].iter().take_while(|(range, _)| {
+                pages += range.len;
+                pages <= WINDOW
+            });
+            let window = &pieces[at..at + window.count()];
+            at += window.len();
+            let mut buffer = vec![0; window.iter().map(|(range, _)| range.byte_len()).sum()];
+            let mut rest = buffer.as_mut_slice();
+            let mut parts = Parts::new();
+            for (range, stored) in window {
+                let (part, after) = rest.split_at_mut(range.byte_len());
+                rest = after;
+                parts.extend(stored.map(|stored| (stored, part)));
+            }
+            layer.read_many(&mut parts)?;
+            let mut from = 0;
+            for (range, _) in window {
+                each(*range, &buffer[from..from + range.byte_len()])?;
+                from += range.len * PAGE_SIZE;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,120 @@
+//! Opening: manifest, configuration and layer indexes from whatever holds the blobs, each checked
+//! before it is used.
+
+use std::io;
+use std::path::Path;
+
+use crate::blobs::BlobRead;
+use crate::manifest::{Config, MAX_CONFIG, MAX_MANIFEST, Manifest, layer_type, parse, sealed_type};
+use crate::seal::{Access, SealKey};
+use crate::{Layer, OpenError, SealError, Sha256, Snapshot};
+
+/// Holds blobs: a store's directory, or an archive.
+pub(crate) trait Blobs {
+    /// Reads a small blob whole, at most `limit` bytes. The caller checks its digest.
+    fn read(&self, what: &'static str, digest: Sha256, limit: u64) -> Result<Vec<u8>, OpenError>;
+
+    /// Opens a blob of pages.
+    fn open(&self, digest: Sha256) -> Result<Box<dyn BlobRead>, OpenError>;
+}
+
+/// Reads a small blob and checks it against its digest.
+pub(crate) fn read_small(
+    blobs: &dyn Blobs,
+    what: &'static str,
+    digest: Sha256,
+    limit: u64,
+) -> Result<Vec<u8>, OpenError> {
+    let bytes = blobs.read(what, digest, limit)?;
+    if Sha256::of(&bytes) != digest {
+        return Err(OpenError::Digest { what, expected: digest });
+    }
+    Ok(bytes)
+}
+
+pub(crate) fn read_manifest(blobs: &dyn Blobs, id: Sha256) -> Result<Manifest, OpenError> {
+    let bytes = read_small(blobs, "the manifest", id, MAX_MANIFEST)?;
+    let manifest: Manifest = parse("the manifest", &bytes)?;
+    manifest.check()?;
+    Ok(manifest)
+}
+
+/// Refuses a snapshot that is not what `access` demands, before anything but its manifest is read, and
+/// returns the key of a sealed one.
+pub(crate) fn unlock<'a>(
+    manifest: &Manifest,
+    access: &'a Access,
+) -> Result<Option<&'a SealKey>, OpenError> {
+    access.check(manifest)?;
+    match (manifest.is_sealed(), access.key()) {
+        (true, None) => Err(SealError::Locked.into()),
+        (false, Some(_)) => Err(SealError::NotSealed.into()),
+        (_, key) => Ok(key),
+    }
+}
+
+/// The configuration in a blob that was checked, and the blob if it is sealed.
+pub(crate) fn parse_config(
+    stored: Vec<u8>,
+    key: Option<&SealKey>,
+) -> Result<(Config, Option<Vec<u8>>), OpenError> {
+    match key {
+        None => Ok((parse("the configuration", &stored)?, None)),
+        Some(key) => Ok((parse("the configuration", &unseal(key, &stored)?)?, Some(stored))),
+    }
+}
+
+/// Opens the snapshot whose manifest has digest `id`, if it is what `access` demands.
+pub(crate) fn open_snapshot(
+    blobs: &dyn Blobs,
+    id: Sha256,
+    access: &Access,
+) -> Result<Snapshot, OpenError> {
+    let manifest = read_manifest(blobs, id)?;
+    let key = unlock(&manifest, access)?;
+    let config = manifest.config.digest("the manifest")?;
+    let stored = read_small(blobs, "the configuration", config, MAX_CONFIG)?;
+    let (config, sealed_config) = parse_config(stored, key)?;
+    let layers = manifest.layers.clone();
+    let snapshot = Snapshot::assemble(id, manifest, config, |number, root| {
+        let descriptor = &layers[number];
+        let digest = descriptor.digest("the manifest")?;
+        let layer = Layer::from_stored(blobs.open(digest)?, digest, descriptor.size, root, key)?;
+        let wanted = sealed_type(layer_type(layer.role(), layer.encoding()), key.is_some());
+        if descriptor.media_type != wanted {
+            return Err(OpenError::MediaType {
+                what: "a layer",
+                found: descriptor.media_type.clone(),
+            });
+        }
+        Ok(layer)
+    })?;
+    Ok(match key.zip(sealed_config) {
+        None => snapshot,
+        Some((key, config)) => snapshot.with_seal(key.clone(), config),
+    })
+}
+
+/// The plain bytes of a small sealed blob.
+fn unseal(key: &SealKey, stored: &[u8]) -> Result<Vec<u8>, OpenError> {
+    let plain = key.open(Box::new(BytesBlob(stored.to_vec())))?;
+    let mut bytes = vec![0; plain.len() as usize];
+    plain.read_at(&mut bytes, 0).map_err(|e| OpenError::io(Path::new("the configuration"), e))?;
+    Ok(bytes)
+}
+
+/// A blob in memory.
+struct BytesBlob(Vec<u8>);
+
+impl BlobRead for BytesBlob {
+    fn len(&self) -> u64 {
+        self.0.len() as u64
+    }
+
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        let from = usize::try_from(offset).map_err(io::Error::other)?;
+        let part = self.0.get(from..).and_then(|rest| rest.get(..out.len()));
+        out.copy_from_slice(part.ok_or(io::ErrorKind::UnexpectedEof)?);
+        Ok(())
+    }
+}

@@ -1,0 +1,83 @@
+//! What a remote must be able to do, whatever protocol it speaks.
+//!
+//! Blobs are named by their digest, snapshots by names that mean manifests. Implementations repeat
+//! failed requests by [`Patience`](super::Patience) and bound what they read; whoever calls them checks
+//! digests.
+
+use std::fmt;
+use std::ops::Range;
+
+use async_trait::async_trait;
+use tokio::runtime::Handle;
+
+use super::RemoteError;
+use crate::{Sha256, Tag};
+
+/// The bytes of a blob to be sent.
+pub(super) trait Source {
+    /// Fills `out` from `offset` on.
+    fn read(&self, offset: u64, out: &mut [u8]) -> Result<(), RemoteError>;
+}
+
+/// Connections that are opened ahead.
+pub(super) const CONNECTIONS: usize = 4;
+
+/// What a name means.
+pub(super) struct Meaning {
+    /// Digest of the manifest.
+    pub(super) id: Sha256,
+    /// Its length, where the remote says so.
+    pub(super) size: Option<u64>,
+    /// The manifest, where it came with the answer. Has the digest `id`.
+    pub(super) manifest: Option<Vec<u8>>,
+}
+
+/// A server, or a directory, that holds blobs and names.
+#[async_trait(?Send)]
+pub(super) trait Backend: fmt::Display + Send + Sync {
+    /// Looks up a name: a tag, or a manifest digest in the form `sha256:…`.
+    async fn resolve(&self, name: &str) -> Result<Meaning, RemoteError>;
+
+    /// Begins to open connections, as many as opening a snapshot may use, and waits for none of them.
+    fn prepare(&self, tasks: &Handle);
+
+    /// Refuses what can not name a snapshot here.
+    fn check_name(&self, name: &str) -> Result<(), RemoteError>;
+
+    /// The names, in order.
+    async fn tags(&self) -> Result<Vec<Tag>, RemoteError>;
+
+    /// A manifest, of at most `limit` bytes. Not checked against `id`.
+    async fn manifest(&self, id: Sha256, limit: u64) -> Result<Vec<u8>, RemoteError>;
+
+    /// A blob of at most `limit` bytes. Not checked against `digest`.
+    async fn blob(
+        &self,
+        what: &'static str,
+        digest: Sha256,
+        limit: u64,
+    ) -> Result<Vec<u8>, RemoteError>;
+
+    /// Exactly the bytes in `range`, which is not empty.
+    async fn range(&self, digest: Sha256, range: Range<u64>) -> Result<Vec<u8>, RemoteError>;
+
+    /// Whether a blob of `size` bytes is there.
+    async fn has(&self, digest: Sha256, size: u64) -> Result<bool, RemoteError>;
+
+    /// Sends a blob in one request.
+    async fn put(&self, digest: Sha256, bytes: Vec<u8>) -> Result<(), RemoteError>;
+
+    /// Sends a blob of `size` bytes in parts, with bounded memory, and says after each how many bytes
+    /// were sent.
+    async fn put_parts(
+        &self,
+        digest: Sha256,
+        size: u64,
+        source: &dyn Source,
+        sent: &mut dyn FnMut(u64),
+    ) -> Result<(), RemoteError>;
+
+    /// Makes `name` mean a manifest whose blobs are all there. Atomic: at every moment the name means the
+    /// old manifest or the new one.
+    async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError>;
+}

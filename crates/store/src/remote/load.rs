@@ -1,0 +1,133 @@
+//! Opening a snapshot where it is, with few round trips.
+//!
+//! One after the other: what the name means, the manifest (in a registry the same request), then at once
+//! the configuration and the end of every layer, which holds its index. The next request is for pages.
+
+use std::cell::RefCell;
+
+use futures_util::future::{try_join, try_join_all};
+
+use super::blob::RangeBlob;
+use super::cache::CacheFile;
+use super::{Remote, RemoteError};
+use crate::manifest::{MAX_CONFIG, MAX_MANIFEST, Manifest, layer_type, parse, sealed_type};
+use crate::open::{parse_config, unlock};
+use crate::seal::Access;
+use crate::{Layer, OpenError, Sha256, Snapshot};
+
+impl Remote {
+    /// Opens a snapshot where it is: fetches manifest, configuration and the index of every layer; pages
+    /// follow when they are read.
+    ///
+    /// # Errors
+    /// [`RemoteError`] by cause.
+    pub fn load(&self, name: &str) -> Result<Snapshot, RemoteError> {
+        self.load_by(name, &Access::default())
+    }
+
+    /// As [`Remote::load`], if the snapshot is what `access` demands: signed by a trusted key, or sealed
+    /// with the given one.
+    ///
+    /// # Errors
+    /// [`OpenError::Seal`] by cause, and those of [`Remote::load`].
+    #[cfg(feature = "seal")]
+    pub fn load_with(&self, name: &str, access: &Access) -> Result<Snapshot, RemoteError> {
+        self.load_by(name, access)
+    }
+
+    fn load_by(&self, name: &str, access: &Access) -> Result<Snapshot, RemoteError> {
+        let (id, manifest, config, blobs) = self.block_on(async {
+            let (id, manifest) = self.manifest_of(name).await?;
+            unlock(&manifest, access)?;
+            let mut blobs = Vec::with_capacity(manifest.layers.len());
+            for layer in &manifest.layers {
+                let digest = layer.digest("the manifest")?;
+                blobs.push(RangeBlob::new(self.clone(), digest, layer.size)?);
+            }
+            let tails = try_join_all(blobs.iter().map(RangeBlob::fetch_tail));
+            let (config, _) = try_join(self.config_of(&manifest), tails).await?;
+            Ok((id, manifest, config, blobs))
+        })?;
+        let key = unlock(&manifest, access)?;
+        let (config, sealed_config) = parse_config(config, key)?;
+        let layers = manifest.layers.clone();
+        let blobs = RefCell::new(blobs.into_iter().map(Some).collect::<Vec<_>>());
+        let snapshot = Snapshot::assemble(id, manifest, config, |number, root| {
+            let descriptor = &layers[number];
+            let digest = descriptor.digest("the manifest")?;
+            let blob = match blobs.borrow_mut()[number].take() {
+                Some(blob) => blob,
+                None => RangeBlob::new(self.clone(), digest, descriptor.size)?,
+            };
+            let tail = blob.tail();
+            let layer = Layer::from_stored(Box::new(blob), digest, descriptor.size, root, key)?;
+            tail.opened();
+            let wanted = sealed_type(layer_type(layer.role(), layer.encoding()), key.is_some());
+            if descriptor.media_type != wanted {
+                return Err(OpenError::MediaType {
+                    what: "a layer",
+                    found: descriptor.media_type.clone(),
+                });
+            }
+            Ok(layer)
+        })?;
+        Ok(match key.zip(sealed_config) {
+            None => snapshot,
+            Some((key, config)) => snapshot.with_seal(key.clone(), config),
+        })
+    }
+
+    /// The checked manifest that `name` means.
+    pub(super) async fn manifest_of(&self, name: &str) -> Result<(Sha256, Manifest), RemoteError> {
+        let meaning = self.backend.resolve(name).await?;
+        let id = meaning.id;
+        let bytes = match meaning.manifest {
+            Some(bytes) => bytes,
+            None => {
+                let fetch = self.backend.manifest(id, MAX_MANIFEST);
+                self.small("the manifest", id, meaning.size, MAX_MANIFEST, fetch).await?
+            }
+        };
+        let manifest: Manifest = parse("the manifest", &bytes)?;
+        manifest.check()?;
+        Ok((id, manifest))
+    }
+
+    /// The bytes of the configuration, checked against the manifest.
+    pub(super) async fn config_of(&self, manifest: &Manifest) -> Result<Vec<u8>, RemoteError> {
+        const WHAT: &str = "the configuration";
+        let digest = manifest.config.digest("the manifest")?;
+        let fetch = self.backend.blob(WHAT, digest, MAX_CONFIG);
+        self.small(WHAT, digest, Some(manifest.config.size), MAX_CONFIG, fetch).await
+    }
+
+    /// A small blob with the digest `digest`: from the cache, or by `fetch`.
+    async fn small(
+        &self,
+        what: &'static str,
+        digest: Sha256,
+        size: Option<u64>,
+        limit: u64,
+        fetch: impl Future<Output = Result<Vec<u8>, RemoteError>>,
+    ) -> Result<Vec<u8>, RemoteError> {
+        if let Some(size) = size.filter(|size| *size > limit) {
+            return Err(OpenError::TooLarge { what, size, limit }.into());
+        }
+        let mut cache = None;
+        if let (Some(dir), Some(size)) = (&self.cache, size) {
+            let file = CacheFile::open(dir, digest, size).map_err(|e| OpenError::io(dir, e))?;
+            if let Some(bytes) = file.whole().filter(|bytes| Sha256::of(bytes) == digest) {
+                return Ok(bytes);
+            }
+            cache = Some(file);
+        }
+        let bytes = fetch.await?;
+        if Sha256::of(&bytes) != digest {
+            return Err(OpenError::Digest { what, expected: digest }.into());
+        }
+        if let Some(cache) = cache.filter(|cache| cache.blob_len() == bytes.len() as u64) {
+            cache.keep(&bytes);
+        }
+        Ok(bytes)
+    }
+}

@@ -1,0 +1,311 @@
+//! Object stores as remotes: the files of an image layout, one object each.
+//!
+//! Names are in `index.json`, which is replaced last and, where the store can compare versions, only if
+//! nobody else replaced it meanwhile.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use futures_util::future::try_join;
+use futures_util::{TryFutureExt, TryStreamExt};
+use object_store::path::Path;
+use object_store::{
+    Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion, WriteMultipart,
+};
+use tokio::runtime::Handle;
+
+use super::backend::{Backend, CONNECTIONS, Meaning, Source};
+use super::{Patience, RemoteError};
+use crate::manifest::{
+    ARTIFACT_TYPE, Descriptor, INDEX_FILE, IndexJson, LAYOUT_FILE, LAYOUT_TEXT, MANIFEST_TYPE,
+    MAX_INDEX_JSON, REF_NAME, parse, print,
+};
+use crate::store::check_name;
+use crate::{OpenError, Sha256, Tag};
+
+/// Bytes in one part of a large upload; S3 wants at least 5 MiB.
+const PART: u64 = 8 << 20;
+/// Parts that an upload may have: S3 allows 10,000.
+const MAX_PARTS: u64 = 9_000;
+/// Parts in flight.
+const IN_FLIGHT: usize = 4;
+/// How often a change of the names is tried when others change them too.
+const ROUNDS: usize = 10;
+
+/// An object store that holds a layout under a prefix.
+pub(super) struct Objects {
+    objects: Arc<dyn ObjectStore>,
+    /// For uploads in parts. A part that failed can not be sent again from outside, so this client
+    /// repeats requests itself; `objects` does not.
+    uploads: Arc<dyn ObjectStore>,
+    prefix: Path,
+    patience: Patience,
+}
+
+impl fmt::Display for Objects {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}, {}", self.objects, self.prefix)
+    }
+}
+
+impl Objects {
+    pub(super) fn new(
+        objects: Arc<dyn ObjectStore>,
+        uploads: Arc<dyn ObjectStore>,
+        prefix: Path,
+        patience: Patience,
+    ) -> Self {
+        Self { objects, uploads, prefix, patience }
+    }
+
+    fn path(&self, name: &str) -> Path {
+        name.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
+    }
+
+    fn blob_path(&self, digest: Sha256) -> Path {
+        self.path(&format!("blobs/sha256/{}", digest.hex()))
+    }
+
+    async fn attempt<T, F>(&self, what: &str, request: impl Fn() -> F) -> Result<T, RemoteError>
+    where
+        F: Future<Output = object_store::Result<T>>,
+    {
+        let object = |source| RemoteError::Object { what: what.to_owned(), source };
+        self.patience.attempt(what, || request().map_err(object)).await
+    }
+
+    /// Waits for what repeats itself, as long as all its attempts may take.
+    async fn patiently<T>(
+        &self,
+        what: &str,
+        work: impl Future<Output = object_store::Result<T>>,
+    ) -> Result<T, RemoteError> {
+        let after = self.patience.timeout * self.patience.attempts.max(1);
+        match tokio::time::timeout(after, work).await {
+            Ok(result) => {
+                result.map_err(|source| RemoteError::Object { what: what.to_owned(), source })
+            }
+            Err(_) => Err(RemoteError::Timeout { what: what.to_owned(), after }),
+        }
+    }
+
+    /// Fetches a small object whole.
+    async fn get(
+        &self,
+        what: &'static str,
+        path: &Path,
+        limit: u64,
+    ) -> Result<(Vec<u8>, UpdateVersion), RemoteError> {
+        let (meta, bytes) = self
+            .attempt(what, || async {
+                let result = self.objects.get(path).await?;
+                let meta = result.meta.clone();
+                let mut bytes = Vec::new();
+                let mut stream = result.into_stream();
+                // Stops at the limit, whatever length the server announced.
+                while bytes.len() as u64 <= limit
+                    && let Some(part) = stream.try_next().await?
+                {
+                    bytes.extend_from_slice(&part);
+                }
+                Ok((meta, bytes))
+            })
+            .await?;
+        if bytes.len() as u64 > limit {
+            let size = meta.size.max(bytes.len() as u64);
+            return Err(OpenError::TooLarge { what, size, limit }.into());
+        }
+        Ok((bytes, UpdateVersion { e_tag: meta.e_tag, version: meta.version }))
+    }
+
+    async fn put_object(
+        &self,
+        path: &Path,
+        bytes: Vec<u8>,
+        mode: PutMode,
+    ) -> Result<(), RemoteError> {
+        let payload = PutPayload::from(bytes);
+        self.attempt(path.as_ref(), || async {
+            self.objects.put_opts(path, payload.clone(), mode.clone().into()).await
+        })
+        .await
+        .map(drop)
+    }
+
+    async fn index(&self) -> Result<Option<(IndexJson, UpdateVersion)>, RemoteError> {
+        match self.get("`index.json`", &self.path(INDEX_FILE), MAX_INDEX_JSON).await {
+            Ok((bytes, version)) => Ok(Some((parse("`index.json`", &bytes)?, version))),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+}
+
+#[async_trait(?Send)]
+impl Backend for Objects {
+    fn prepare(&self, tasks: &Handle) {
+        for _ in 0..CONNECTIONS {
+            let (objects, path) = (self.objects.clone(), self.path(LAYOUT_FILE));
+            // Whatever it answers, and that it may not, is for the requests that follow.
+            drop(tasks.spawn(async move { objects.head(&path).await.map(drop) }));
+        }
+    }
+
+    fn check_name(&self, name: &str) -> Result<(), RemoteError> {
+        Ok(check_name(name)?)
+    }
+
+    async fn resolve(&self, name: &str) -> Result<Meaning, RemoteError> {
+        if let Ok(id) = name.parse() {
+            return Ok(Meaning { id, size: None, manifest: None });
+        }
+        let index = self.index().await?.map(|(index, _)| index).unwrap_or_default();
+        let mut known = Vec::new();
+        for descriptor in index.manifests {
+            match descriptor.annotations.get(REF_NAME) {
+                Some(tag) if tag == name => {
+                    let id = descriptor.digest("`index.json`")?;
+                    return Ok(Meaning { id, size: Some(descriptor.size), manifest: None });
+                }
+                Some(tag) => known.push(tag.clone()),
+                None => {}
+            }
+        }
+        Err(OpenError::NoSuchName { name: name.to_owned(), known }.into())
+    }
+
+    async fn tags(&self) -> Result<Vec<Tag>, RemoteError> {
+        let index = self.index().await?.map(|(index, _)| index).unwrap_or_default();
+        let mut tags = Vec::new();
+        for descriptor in index.manifests {
+            if let Some(name) = descriptor.annotations.get(REF_NAME) {
+                tags.push(Tag { name: name.clone(), id: descriptor.digest("`index.json`")? });
+            }
+        }
+        tags.sort_by(|a, b| a.name.cmp(&b.name));
+        Ok(tags)
+    }
+
+    async fn manifest(&self, id: Sha256, limit: u64) -> Result<Vec<u8>, RemoteError> {
+        self.blob("the manifest", id, limit).await
+    }
+
+    async fn blob(
+        &self,
+        what: &'static str,
+        digest: Sha256,
+        limit: u64,
+    ) -> Result<Vec<u8>, RemoteError> {
+        Ok(self.get(what, &self.blob_path(digest), limit).await?.0)
+    }
+
+    async fn range(&self, digest: Sha256, range: Range<u64>) -> Result<Vec<u8>, RemoteError> {
+        let path = self.blob_path(digest);
+        let what = digest.to_string();
+        let wanted = range.end - range.start;
+        self.patience
+            .attempt(&what, || async {
+                let bytes = self
+                    .objects
+                    .get_range(&path, range.clone())
+                    .await
+                    .map_err(|source| RemoteError::Object { what: what.clone(), source })?;
+                let found = bytes.len() as u64;
+                if found != wanted {
+                    return Err(RemoteError::Length { what: what.clone(), found, wanted });
+                }
+                Ok(bytes.into())
+            })
+            .await
+    }
+
+    async fn has(&self, digest: Sha256, size: u64) -> Result<bool, RemoteError> {
+        let path = self.blob_path(digest);
+        match self.attempt(&digest.to_string(), || self.objects.head(&path)).await {
+            // Objects appear whole under their digest, so one of the right size is the right one.
+            Ok(meta) => Ok(meta.size == size),
+            Err(error) if error.is_not_found() => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn put(&self, digest: Sha256, bytes: Vec<u8>) -> Result<(), RemoteError> {
+        self.put_object(&self.blob_path(digest), bytes, PutMode::Overwrite).await
+    }
+
+    async fn put_parts(
+        &self,
+        digest: Sha256,
+        size: u64,
+        source: &dyn Source,
+        sent: &mut dyn FnMut(u64),
+    ) -> Result<(), RemoteError> {
+        let to = self.blob_path(digest);
+        let what = digest.to_string();
+        let part_len = PART.max(size.div_ceil(MAX_PARTS));
+        let upload = self.patiently(&what, self.uploads.put_multipart(&to)).await?;
+        let mut writer = WriteMultipart::new_with_chunk_size(upload, part_len as usize);
+        let mut buffer = vec![0; part_len.min(size) as usize];
+        let mut at = 0;
+        while at < size {
+            let part = &mut buffer[..part_len.min(size - at) as usize];
+            let ready = match source.read(at, part) {
+                Ok(()) => self.patiently(&what, writer.wait_for_capacity(IN_FLIGHT)).await,
+                Err(error) => Err(error),
+            };
+            if let Err(error) = ready {
+                // The parts already sent are given up; the first error is the one to report.
+                let _ = self.patiently(&what, writer.abort()).await;
+                return Err(error);
+            }
+            writer.write(part);
+            at += part.len() as u64;
+            sent(at);
+        }
+        self.patiently(&what, writer.finish()).await.map(drop)
+    }
+
+    async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
+        let size = manifest.len() as u64;
+        let layout = self.path(LAYOUT_FILE);
+        try_join(
+            self.put(id, manifest),
+            self.put_object(&layout, LAYOUT_TEXT.into(), PutMode::Overwrite),
+        )
+        .await?;
+        let path = self.path(INDEX_FILE);
+        for _ in 0..ROUNDS {
+            let (mut index, version) = match self.index().await? {
+                Some((index, version)) => (index, Some(version)),
+                None => (IndexJson::default(), None),
+            };
+            let mut descriptor = Descriptor::new(MANIFEST_TYPE, id, size);
+            descriptor.artifact_type = Some(ARTIFACT_TYPE.to_owned());
+            descriptor.annotations.insert(REF_NAME.to_owned(), name.to_owned());
+            index.manifests.retain(|d| d.annotations.get(REF_NAME).is_none_or(|n| n != name));
+            index.manifests.push(descriptor);
+            index.manifests.sort_by(|a, b| a.annotations.cmp(&b.annotations));
+            let bytes = print("`index.json`", &index)?;
+            let mode = version.map_or(PutMode::Create, PutMode::Update);
+            let mut result = self.put_object(&path, bytes.clone(), mode).await;
+            if let Err(RemoteError::Object {
+                source: Error::NotImplemented { .. } | Error::NotSupported { .. },
+                ..
+            }) = result
+            {
+                // The store can not compare versions: the last writer wins.
+                result = self.put_object(&path, bytes, PutMode::Overwrite).await;
+            }
+            match result {
+                Err(RemoteError::Object {
+                    source: Error::Precondition { .. } | Error::AlreadyExists { .. },
+                    ..
+                }) => {}
+                other => return other,
+            }
+        }
+        Err(RemoteError::Contended(name.to_owned()))
+    }
+}

@@ -1,0 +1,120 @@
+//! Addresses of remotes, and the clients that serve them.
+
+use std::sync::Arc;
+
+use object_store::aws::{AmazonS3Builder, AmazonS3ConfigKey};
+use object_store::azure::{AzureConfigKey, MicrosoftAzureBuilder};
+use object_store::gcp::{GoogleCloudStorageBuilder, GoogleConfigKey};
+use object_store::local::LocalFileSystem;
+use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
+
+use super::backend::Backend;
+use super::objects::Objects;
+use super::registry::{self, Registry};
+use super::{Patience, Remote, RemoteError};
+
+/// What an address may look like; the end of an error message.
+const FORMS: &str = "use s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, \
+                     oci://registry/repository[:tag] or file:///directory";
+
+impl Remote {
+    /// Opens a remote by its address:
+    ///
+    /// * `s3://bucket/prefix`: credentials, region and endpoint from the `AWS_…` environment variables;
+    /// * `gs://bucket/prefix`: from the `GOOGLE_…` variables;
+    /// * `az://container/prefix`: from the `AZURE_…` variables;
+    /// * `oci://registry/repository[:tag]` or `…@sha256:digest`: an OCI registry. Credentials from
+    ///   `AFRESH_REGISTRY_USER` and `AFRESH_REGISTRY_PASSWORD`, or from `config.json` in `$DOCKER_CONFIG`
+    ///   or `~/.docker`, inline or by a credential helper. `localhost` and loopback addresses are spoken
+    ///   to by http, others by https; `oci+http://` and `oci+https://` say which;
+    /// * `file:///directory`.
+    ///
+    /// # Errors
+    /// [`RemoteError::Url`] for another scheme, [`RemoteError::Object`] when the configuration is
+    /// incomplete. No request is made.
+    pub fn open(url: &str, patience: Patience) -> Result<Self, RemoteError> {
+        Self::open_with(url, patience, &[])
+    }
+
+    /// As [`Remote::open`], with options that come before the environment: named as the variables are, in
+    /// lower case (`aws_endpoint`, `aws_access_key_id`, …), and `user` and `password` for registries.
+    ///
+    /// # Errors
+    /// As [`Remote::open`]; [`RemoteError::Url`] for an option that the scheme does not know.
+    pub fn open_with(
+        url: &str,
+        patience: Patience,
+        options: &[(&str, &str)],
+    ) -> Result<Self, RemoteError> {
+        let bad = |why: String| RemoteError::Url { url: url.to_owned(), why };
+        if let Some(address) = registry::Address::parse(url)? {
+            let name = address.name.clone();
+            let registry = Registry::new(address, patience, options)?;
+            return Self::with_backend(Arc::new(registry), name);
+        }
+        let parsed = url::Url::parse(url).map_err(|e| bad(format!("{e}; {FORMS}")))?;
+        let (scheme, prefix) =
+            ObjectStoreScheme::parse(&parsed).map_err(|e| bad(format!("{e}; {FORMS}")))?;
+        let object = |source| RemoteError::Object { what: url.to_owned(), source };
+        // What one kind of client needs: a key for every option, and a build for each way to retry.
+        macro_rules! cloud {
+            ($builder:expr, $key:ty) => {{
+                let mut builder = $builder.with_url(url);
+                for (key, value) in options {
+                    let key: $key = key.parse().map_err(object)?;
+                    builder = builder.with_config(key, *value);
+                }
+                let client = client(patience, options);
+                let build = |retries, client| {
+                    let builder = builder.clone().with_retry(retry(patience, retries));
+                    builder.with_client_options(client).build().map_err(object)
+                };
+                // Whoever repeats a request also limits its time.
+                let objects: Arc<dyn ObjectStore> =
+                    Arc::new(build(0, client.clone().with_timeout_disabled())?);
+                let retries = patience.attempts.saturating_sub(1);
+                let uploads = build(retries, client.with_timeout(patience.timeout))?;
+                (objects, Arc::new(uploads) as Arc<dyn ObjectStore>)
+            }};
+        }
+        let (objects, uploads) = match scheme {
+            ObjectStoreScheme::Local => {
+                let files: Arc<dyn ObjectStore> = Arc::new(LocalFileSystem::new().with_fsync(true));
+                (files.clone(), files)
+            }
+            ObjectStoreScheme::AmazonS3 => cloud!(AmazonS3Builder::from_env(), AmazonS3ConfigKey),
+            ObjectStoreScheme::GoogleCloudStorage => {
+                cloud!(GoogleCloudStorageBuilder::from_env(), GoogleConfigKey)
+            }
+            ObjectStoreScheme::MicrosoftAzure => {
+                cloud!(MicrosoftAzureBuilder::from_env(), AzureConfigKey)
+            }
+            _ => return Err(bad(FORMS.to_owned())),
+        };
+        let backend: Arc<dyn Backend> = Arc::new(Objects::new(objects, uploads, prefix, patience));
+        Self::with_backend(backend, None)
+    }
+}
+
+fn retry(patience: Patience, max_retries: u32) -> RetryConfig {
+    let backoff = BackoffConfig { init_backoff: patience.pause, ..BackoffConfig::default() };
+    RetryConfig { backoff, max_retries: max_retries as usize, retry_timeout: patience.timeout }
+}
+
+/// Plain http only to an endpoint that was configured so.
+fn client(patience: Patience, options: &[(&str, &str)]) -> ClientOptions {
+    const ENDPOINTS: [&str; 6] = [
+        "aws_endpoint",
+        "aws_endpoint_url",
+        "aws_endpoint_url_s3",
+        "azure_endpoint",
+        "azure_storage_endpoint",
+        "google_base_url",
+    ];
+    let plain = |endpoint: &str| endpoint.starts_with("http://");
+    let allow_http = options.iter().any(|(key, value)| ENDPOINTS.contains(key) && plain(value))
+        || ENDPOINTS
+            .iter()
+            .any(|key| std::env::var(key.to_uppercase()).is_ok_and(|value| plain(&value)));
+    ClientOptions::new().with_allow_http(allow_http).with_connect_timeout(patience.connect())
+}

@@ -1,0 +1,373 @@
+//! Sealed blobs: any blob, cut into chunks that are each encrypted and authenticated.
+//!
+//! A blob has a random key of its own, wrapped by the user's. A chunk's nonce is its number and whether it
+//! is the last, so chunks can not change places, be left out or come from another blob. Chunks are as
+//! long as a group of pages, so a raw layer's groups are each one chunk. What is needed to open a blob comes
+//! last, as in a layer, so that the same request fetches both.
+
+use std::fmt;
+use std::io;
+use std::sync::Arc;
+
+use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
+use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
+
+use crate::SealError;
+use crate::blobs::BlobRead;
+use crate::digest::to_hex;
+use crate::{OpenError, SaveError};
+
+/// Bytes of the trailer.
+const TRAILER: usize = 128;
+const MAGIC: [u8; 8] = *b"AFRESHSL";
+const VERSION_1: u32 = 1;
+/// The only cipher: AES-256-GCM.
+const CIPHER: u32 = 1;
+/// Plain bytes of a chunk.
+const CHUNK: usize = 64 << 10;
+/// Bytes of an authentication tag.
+const TAG: usize = 16;
+/// What of the trailer the wrapped key is bound to.
+const BOUND: usize = 40;
+const WRAPPED: std::ops::Range<usize> = 52..100;
+/// Chunks decrypted at a time: 2 MiB.
+const BATCH: u64 = 32;
+
+pub(super) fn random<const N: usize>() -> Result<[u8; N], SealError> {
+    let mut bytes = [0; N];
+    aws_lc_rs::rand::fill(&mut bytes)
+        .map_err(|_| SealError::Library("the system gives no random bytes"))?;
+    Ok(bytes)
+}
+
+fn aead(key: &[u8; 32]) -> Result<LessSafeKey, SealError> {
+    UnboundKey::new(&AES_256_GCM, key)
+        .map(LessSafeKey::new)
+        .map_err(|_| SealError::Library("the key is none"))
+}
+
+/// How many bytes are derived.
+struct Length(usize);
+
+impl KeyType for Length {
+    fn len(&self) -> usize {
+        self.0
+    }
+}
+
+fn derive<const N: usize>(from: &Prk, what: &[u8]) -> Result<[u8; N], SealError> {
+    let mut out = [0; N];
+    from.expand(&[what], Length(N))
+        .and_then(|okm| okm.fill(&mut out))
+        .map_err(|_| SealError::Library("no key can be derived"))?;
+    Ok(out)
+}
+
+/// A user's key, 256 bits, which snapshots are sealed with. Cheap to clone; never printed.
+#[derive(Clone)]
+pub struct SealKey(Arc<Inner>);
+
+struct Inner {
+    bytes: [u8; 32],
+    wrap: LessSafeKey,
+    /// Says which key it is, and nothing about it.
+    id: [u8; 16],
+}
+
+impl fmt::Debug for SealKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "SealKey({})", name(&self.0.id))
+    }
+}
+
+impl PartialEq for SealKey {
+    fn eq(&self, other: &Self) -> bool {
+        self.0.id == other.0.id
+    }
+}
+
+/// Names a key in messages.
+fn name(id: &[u8]) -> String {
+    let mut bytes = [0; 32];
+    bytes[..16].copy_from_slice(id);
+    to_hex(&bytes)[..32].to_owned()
+}
+
+impl SealKey {
+    /// A new key.
+    ///
+    /// # Errors
+    /// [`SealError::Library`] when the system gives no random bytes.
+    pub fn generate() -> Result<Self, SealError> {
+        Self::from_bytes(random()?)
+    }
+
+    /// The key with these bytes, which must be random: a password is none.
+    ///
+    /// # Errors
+    /// [`SealError::Library`] when the library refuses.
+    pub fn from_bytes(bytes: [u8; 32]) -> Result<Self, SealError> {
+        let from = Salt::new(HKDF_SHA256, b"afresh sealed blob version 1").extract(&bytes);
+        let wrap = aead(&derive(&from, b"wrap")?)?;
+        Ok(Self(Arc::new(Inner { bytes, wrap, id: derive(&from, b"id")? })))
+    }
+
+    pub(super) fn bytes(&self) -> &[u8; 32] {
+        &self.0.bytes
+    }
+
+    /// Begins to seal a blob, with a key of its own.
+    pub(crate) fn sealer(&self) -> Result<Sealer, SaveError> {
+        let key = random::<32>()?;
+        let nonce = random::<12>()?;
+        let mut trailer = [0; TRAILER];
+        trailer[..8].copy_from_slice(&MAGIC);
+        trailer[8..12].copy_from_slice(&VERSION_1.to_le_bytes());
+        trailer[12..16].copy_from_slice(&CIPHER.to_le_bytes());
+        trailer[16..20].copy_from_slice(&(CHUNK as u32).to_le_bytes());
+        trailer[24..40].copy_from_slice(&self.0.id);
+        trailer[40..52].copy_from_slice(&nonce);
+        let mut wrapped = key.to_vec();
+        self.0
+            .wrap
+            .seal_in_place_append_tag(
+                Nonce::assume_unique_for_key(nonce),
+                Aad::from(&trailer[..BOUND]),
+                &mut wrapped,
+            )
+            .map_err(|_| SealError::Library("sealing failed"))?;
+        trailer[WRAPPED].copy_from_slice(&wrapped);
+        Ok(Sealer { key: aead(&key)?, next: 0, pending: Vec::new(), trailer })
+    }
+
+    /// The key of the blob that ends with `trailer`.
+    fn unwrap(&self, trailer: &[u8; TRAILER]) -> Result<LessSafeKey, SealError> {
+        let word = |at: usize| {
+            let mut word = [0; 4];
+            word.copy_from_slice(&trailer[at..at + 4]);
+            u32::from_le_bytes(word)
+        };
+        if trailer[..8] != MAGIC {
+            return Err(SealError::Format("it has no magic number"));
+        }
+        if (word(8), word(12), word(16)) != (VERSION_1, CIPHER, CHUNK as u32) {
+            return Err(SealError::Format("it is of a version or cipher this build does not read"));
+        }
+        if word(20) != 0 || trailer[100..].iter().any(|byte| *byte != 0) {
+            return Err(SealError::Format("a reserved byte of its trailer is not 0"));
+        }
+        if trailer[24..40] != self.0.id {
+            let (sealed, given) = (name(&trailer[24..40]), name(&self.0.id));
+            return Err(SealError::WrongKey { sealed, given });
+        }
+        let mut nonce = [0; 12];
+        nonce.copy_from_slice(&trailer[40..52]);
+        let mut wrapped = [0; 48];
+        wrapped.copy_from_slice(&trailer[WRAPPED]);
+        let nonce = Nonce::assume_unique_for_key(nonce);
+        let plain = self
+            .0
+            .wrap
+            .open_in_place(nonce, Aad::from(&trailer[..BOUND]), &mut wrapped)
+            .map_err(|_| SealError::Format("its trailer was damaged"))?;
+        let mut key = [0; 32];
+        key.copy_from_slice(plain);
+        aead(&key)
+    }
+
+    /// The plain blob in a sealed one.
+    pub(crate) fn open(&self, inner: Box<dyn BlobRead>) -> Result<Box<dyn BlobRead>, OpenError> {
+        let body =
+            inner.len().checked_sub(TRAILER as u64).ok_or(SealError::Format("it is too short"))?;
+        let chunks = body.div_ceil((CHUNK + TAG) as u64);
+        let len = body.checked_sub(chunks * TAG as u64).filter(|_| chunks > 0);
+        let len = len.ok_or(SealError::Format("it is too short"))?;
+        if chunks != len.div_ceil(CHUNK as u64).max(1) {
+            return Err(SealError::Format("it is cut short").into());
+        }
+        let mut trailer = [0; TRAILER];
+        let io = |e| OpenError::io(std::path::Path::new("a sealed blob"), e);
+        inner.read_at(&mut trailer, body).map_err(io)?;
+        let key = match self.unwrap(&trailer) {
+            Err(_) if inner.distrust(body, TRAILER as u64) => {
+                inner.read_at(&mut trailer, body).map_err(io)?;
+                self.unwrap(&trailer)?
+            }
+            other => other?,
+        };
+        Ok(Box::new(SealedBlob { inner, key, chunks, len }))
+    }
+}
+
+fn nonce(chunk: u64, last: bool) -> Nonce {
+    let mut bytes = [0; 12];
+    bytes[3] = last.into();
+    bytes[4..].copy_from_slice(&chunk.to_be_bytes());
+    Nonce::assume_unique_for_key(bytes)
+}
+
+/// Seals the bytes of one blob.
+pub(crate) struct Sealer {
+    key: LessSafeKey,
+    next: u64,
+    /// Plain bytes of the chunk that is not whole, or may be the last.
+    pending: Vec<u8>,
+    trailer: [u8; TRAILER],
+}
+
+impl Sealer {
+    fn chunk(&mut self, plain: &[u8], last: bool, out: &mut Vec<u8>) -> Result<(), SealError> {
+        let from = out.len();
+        out.extend_from_slice(plain);
+        let tag = self
+            .key
+            .seal_in_place_separate_tag(nonce(self.next, last), Aad::empty(), &mut out[from..])
+            .map_err(|_| SealError::Library("sealing failed"))?;
+        out.extend_from_slice(tag.as_ref());
+        self.next += 1;
+        Ok(())
+    }
+
+    /// Takes plain bytes, and puts what is to be written to `out`.
+    pub(crate) fn push(&mut self, plain: &[u8], out: &mut Vec<u8>) -> Result<(), SealError> {
+        let mut pending = std::mem::take(&mut self.pending);
+        pending.extend_from_slice(plain);
+        let mut rest = pending.as_slice();
+        // The last chunk is not known to be the last before the end.
+        while rest.len() > CHUNK {
+            let (chunk, behind) = rest.split_at(CHUNK);
+            self.chunk(chunk, false, out)?;
+            rest = behind;
+        }
+        self.pending = rest.to_vec();
+        Ok(())
+    }
+
+    /// Puts the end to `out`.
+    pub(crate) fn finish(mut self, out: &mut Vec<u8>) -> Result<(), SealError> {
+        let pending = std::mem::take(&mut self.pending);
+        self.chunk(&pending, true, out)?;
+        out.extend_from_slice(&self.trailer);
+        Ok(())
+    }
+}
+
+/// The plain bytes of a sealed blob.
+struct SealedBlob {
+    inner: Box<dyn BlobRead>,
+    key: LessSafeKey,
+    chunks: u64,
+    len: u64,
+}
+
+impl SealedBlob {
+    /// Where the chunks `first .. end` are in the sealed blob.
+    fn place(&self, first: u64, end: u64) -> std::ops::Range<u64> {
+        let at = |chunk: u64| chunk * (CHUNK + TAG) as u64;
+        at(first)..at(end).min(self.inner.len() - TRAILER as u64)
+    }
+
+    /// Decrypts, in place, chunks with their tags, the first of which is number `first`.
+    fn decrypt(&self, first: u64, bytes: &mut [u8]) -> Result<(), SealError> {
+        for (number, chunk) in (first..self.chunks).zip(bytes.chunks_mut(CHUNK + TAG)) {
+            let last = number + 1 == self.chunks;
+            self.key
+                .open_in_place(nonce(number, last), Aad::empty(), chunk)
+                .map_err(|_| SealError::Chunk(number))?;
+        }
+        Ok(())
+    }
+
+    /// Reads and decrypts the chunks `first .. end` to `bytes`. Wrong ones are asked for once more where
+    /// that may help.
+    fn read_chunks(&self, first: u64, end: u64, bytes: &mut Vec<u8>) -> io::Result<()> {
+        let place = self.place(first, end);
+        bytes.resize((place.end - place.start) as usize, 0);
+        self.inner.read_at(bytes, place.start)?;
+        if let Err(error) = self.decrypt(first, bytes) {
+            if !self.inner.distrust(place.start, place.end - place.start) {
+                return Err(io::Error::other(error));
+            }
+            self.inner.read_at(bytes, place.start)?;
+            self.decrypt(first, bytes).map_err(io::Error::other)?;
+        }
+        Ok(())
+    }
+
+    /// The chunks that hold `len` bytes from `offset` on, if the blob has them.
+    fn chunks_of(&self, offset: u64, len: usize) -> io::Result<std::ops::Range<u64>> {
+        let end = offset.checked_add(len as u64).filter(|end| *end <= self.len);
+        let end = end.ok_or(io::ErrorKind::UnexpectedEof)?;
+        Ok(offset / CHUNK as u64..end.div_ceil(CHUNK as u64))
+    }
+}
+
+/// Copies what `out` needs, from byte `offset` of the blob on, from decrypted chunks with their tags, the
+/// first of which is number `first`.
+fn copy_plain(first: u64, chunks: &[u8], offset: u64, out: &mut [u8]) {
+    let end = offset + out.len() as u64;
+    for (number, chunk) in (first..).zip(chunks.chunks(CHUNK + TAG)) {
+        let start = number * CHUNK as u64;
+        let plain = &chunk[..chunk.len().saturating_sub(TAG)];
+        let from = offset.max(start);
+        let to = end.min(start + plain.len() as u64);
+        if from < to {
+            out[(from - offset) as usize..(to - offset) as usize]
+                .copy_from_slice(&plain[(from - start) as usize..(to - start) as usize]);
+        }
+    }
+}
+
+impl BlobRead for SealedBlob {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()> {
+        let chunks = self.chunks_of(offset, out.len())?;
+        let mut bytes = Vec::new();
+        for first in chunks.clone().step_by(BATCH as usize) {
+            self.read_chunks(first, chunks.end.min(first + BATCH), &mut bytes)?;
+            copy_plain(first, &bytes, offset, out);
+        }
+        Ok(())
+    }
+
+    fn is_distant(&self) -> bool {
+        self.inner.is_distant()
+    }
+
+    fn read_many(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
+        if !self.is_distant() {
+            return parts.iter_mut().try_for_each(|(offset, out)| self.read_at(out, *offset));
+        }
+        let mut fetched = Vec::with_capacity(parts.len());
+        for (offset, out) in parts.iter() {
+            let chunks = self.chunks_of(*offset, out.len())?;
+            let place = self.place(chunks.start, chunks.end);
+            fetched.push((place.start, vec![0; (place.end - place.start) as usize]));
+        }
+        let mut wanted: Vec<_> =
+            fetched.iter_mut().map(|(start, bytes)| (*start, bytes.as_mut_slice())).collect();
+        self.inner.read_many(&mut wanted)?;
+        for ((start, mut bytes), (offset, out)) in fetched.into_iter().zip(parts) {
+            let first = start / (CHUNK + TAG) as u64;
+            match self.decrypt(first, &mut bytes) {
+                Ok(()) => copy_plain(first, &bytes, *offset, out),
+                // Asks again, past what may be cached.
+                Err(_) => self.read_at(out, *offset)?,
+            }
+        }
+        Ok(())
+    }
+
+    fn distrust(&self, offset: u64, len: u64) -> bool {
+        let end = offset.saturating_add(len).div_ceil(CHUNK as u64).min(self.chunks);
+        let place = self.place((offset / CHUNK as u64).min(end), end);
+        self.inner.distrust(place.start, place.end - place.start)
+    }
+
+    fn carrier(&self) -> Option<&dyn BlobRead> {
+        Some(&*self.inner)
+    }
+}

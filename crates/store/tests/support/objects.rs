@@ -1,0 +1,152 @@
+//! An object store in memory that misbehaves as told, and counts.
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+use futures_util::stream::BoxStream;
+use object_store::memory::InMemory;
+use object_store::path::Path;
+use object_store::{
+    CopyOptions, Error, GetOptions, GetResult, GetResultPayload, ListResult, MultipartUpload,
+    ObjectMeta, ObjectStore, PutMultipartOptions, PutOptions, PutPayload, PutResult, Result,
+};
+
+/// What a server does wrong.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum Wrong {
+    Nothing,
+    /// The connection is reset by so many requests, after so many good ones.
+    Reset {
+        after: usize,
+        times: usize,
+    },
+    /// So many answers are a byte short.
+    Short {
+        times: usize,
+    },
+    /// Bits of every blob read by range are flipped.
+    Flip,
+    /// Every answer takes so long. Counts rounds.
+    Slow(Duration),
+}
+
+/// An object store that misbehaves as told.
+#[derive(Debug)]
+pub(crate) struct Server {
+    objects: InMemory,
+    wrong: Mutex<Wrong>,
+    pub(crate) requests: AtomicUsize,
+    failed: AtomicUsize,
+    /// Longest chain of requests of which each began after the one before it had ended.
+    pub(crate) rounds: AtomicUsize,
+}
+
+impl Server {
+    pub(crate) fn new() -> Arc<Self> {
+        Arc::new(Self {
+            objects: InMemory::new(),
+            wrong: Mutex::new(Wrong::Nothing),
+            requests: AtomicUsize::new(0),
+            failed: AtomicUsize::new(0),
+            rounds: AtomicUsize::new(0),
+        })
+    }
+
+    pub(crate) fn be(&self, wrong: Wrong) {
+        *self.wrong.lock().unwrap() = wrong;
+        self.requests.store(0, Ordering::Relaxed);
+        self.failed.store(0, Ordering::Relaxed);
+        self.rounds.store(0, Ordering::Relaxed);
+    }
+
+    /// Lets a request through, late, or not.
+    async fn request(&self) -> Result<Wrong> {
+        let wrong = *self.wrong.lock().unwrap();
+        let number = self.requests.fetch_add(1, Ordering::Relaxed);
+        let round = self.rounds.load(Ordering::Relaxed) + 1;
+        match wrong {
+            Wrong::Slow(delay) => {
+                tokio::time::sleep(delay).await;
+                self.rounds.fetch_max(round, Ordering::Relaxed);
+            }
+            Wrong::Reset { after, times }
+                if number >= after && self.failed.fetch_add(1, Ordering::Relaxed) < times =>
+            {
+                let source = "connection reset by peer".into();
+                return Err(Error::Generic { store: "test", source });
+            }
+            _ => {}
+        }
+        Ok(wrong)
+    }
+}
+
+impl fmt::Display for Server {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("test server")
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Server {
+    async fn put_opts(&self, to: &Path, data: PutPayload, how: PutOptions) -> Result<PutResult> {
+        self.request().await?;
+        self.objects.put_opts(to, data, how).await
+    }
+
+    async fn put_multipart_opts(
+        &self,
+        to: &Path,
+        how: PutMultipartOptions,
+    ) -> Result<Box<dyn MultipartUpload>> {
+        self.request().await?;
+        self.objects.put_multipart_opts(to, how).await
+    }
+
+    async fn get_opts(&self, from: &Path, how: GetOptions) -> Result<GetResult> {
+        let wrong = self.request().await?;
+        let by_range = how.range.is_some();
+        let mut result = self.objects.get_opts(from, how).await?;
+        let short = matches!(wrong, Wrong::Short { times }
+            if by_range && self.failed.fetch_add(1, Ordering::Relaxed) < times);
+        if by_range && (short || wrong == Wrong::Flip) {
+            let range: Range<u64> = result.range.clone();
+            let mut data = self.objects.get_ranges(from, &[range]).await?[0].to_vec();
+            if short {
+                data.pop();
+            } else {
+                // Near the start, which may be pages or frames, and near the end, the footer.
+                let last = data.len() - 1;
+                data[17.min(last)] ^= 4;
+                data[last.saturating_sub(100)] ^= 4;
+            }
+            let stream = futures_util::stream::iter([Ok(Bytes::from(data))]);
+            result.payload = GetResultPayload::Stream(Box::pin(stream));
+        }
+        Ok(result)
+    }
+
+    fn delete_stream(
+        &self,
+        which: BoxStream<'static, Result<Path>>,
+    ) -> BoxStream<'static, Result<Path>> {
+        self.objects.delete_stream(which)
+    }
+
+    fn list(&self, prefix: Option<&Path>) -> BoxStream<'static, Result<ObjectMeta>> {
+        self.objects.list(prefix)
+    }
+
+    async fn list_with_delimiter(&self, prefix: Option<&Path>) -> Result<ListResult> {
+        self.objects.list_with_delimiter(prefix).await
+    }
+
+    async fn copy_opts(&self, from: &Path, to: &Path, how: CopyOptions) -> Result<()> {
+        self.objects.copy_opts(from, to, how).await
+    }
+}

@@ -1,0 +1,193 @@
+//! Servers that tests talk to: an S3 gateway and an OCI registry, from the Go module proxy.
+//!
+//! They are built once into `target/tools`, under names that carry their version. Building both from
+//! nothing takes three to four minutes on two cores, beside the other steps and within a limit of time,
+//! and 2.5 GB of sources and objects, which are removed afterwards: Go's own caches are left alone.
+//! Without Go, or without the proxy, their tests are skipped, loudly.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::find;
+use crate::host;
+
+/// Time for both, from when they were begun.
+const LIMIT: Duration = Duration::from_secs(10 * 60);
+
+/// A server that `go install` provides.
+struct Tool {
+    /// The file that comes out.
+    program: &'static str,
+    package: &'static str,
+    version: &'static str,
+    /// Where its tests look for it.
+    variable: &'static str,
+}
+
+const TOOLS: [Tool; 2] = [
+    Tool {
+        program: "versitygw",
+        package: "github.com/versity/versitygw/cmd/versitygw",
+        version: "v1.8.0",
+        variable: "AFRESH_TEST_VERSITYGW",
+    },
+    Tool {
+        program: "registry",
+        package: "github.com/distribution/distribution/v3/cmd/registry",
+        version: "v3.1.2",
+        variable: "AFRESH_TEST_REGISTRY",
+    },
+];
+
+impl Tool {
+    fn folder(&self) -> PathBuf {
+        host::target_folder().join("tools").join(format!("{}-{}", self.program, self.version))
+    }
+
+    fn file(&self) -> PathBuf {
+        self.folder().join(self.program)
+    }
+}
+
+/// What Go needs while it builds.
+fn cache() -> PathBuf {
+    host::target_folder().join("tools/cache")
+}
+
+/// The installations under way.
+pub(crate) struct Installing {
+    begun: Instant,
+    tools: Vec<(&'static Tool, Result<Option<Child>>)>,
+}
+
+/// Begins to install what is missing, in the background.
+pub(crate) fn install() -> Installing {
+    let begin = |tool: &'static Tool| {
+        // Who sets the variable brings a server of their own.
+        if std::env::var_os(tool.variable).is_some() || tool.file().is_file() {
+            return Ok(None);
+        }
+        if find("go").is_none() {
+            bail!("there is no Go to build it with");
+        }
+        let mut command = Command::new("go");
+        command
+            .args(["install", &format!("{}@{}", tool.package, tool.version)])
+            .env("GOBIN", tool.folder())
+            .env("GOMODCACHE", cache().join("modules"))
+            .env("GOCACHE", cache().join("objects"))
+            // Go protects its modules even from being removed.
+            .env("GOFLAGS", "-modcacherw")
+            // A folder's own settings for Go do not count here.
+            .current_dir(std::env::temp_dir())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        println!("$ go install {}@{} (in the background)", tool.package, tool.version);
+        command.spawn().map(Some).context("cannot run go")
+    };
+    Installing {
+        begun: Instant::now(),
+        tools: TOOLS.iter().map(|tool| (tool, begin(tool))).collect(),
+    }
+}
+
+impl Installing {
+    /// Waits for the installations and tells `command` where the servers are; `missing` hears of those
+    /// that there are not.
+    pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {
+        for (tool, installation) in self.tools {
+            let result = installation.and_then(|child| match child {
+                Some(child) => wait(child, self.begun + LIMIT),
+                None => Ok(()),
+            });
+            match result {
+                Ok(()) if std::env::var_os(tool.variable).is_some() => {}
+                Ok(()) if tool.file().is_file() => {
+                    command.env(tool.variable, tool.file());
+                }
+                Ok(()) => missing(&line(tool, "go install left no file")),
+                Err(error) => missing(&line(tool, &format!("{error:#}"))),
+            }
+        }
+        if let Err(error) = std::fs::remove_dir_all(cache())
+            && error.kind() != std::io::ErrorKind::NotFound
+        {
+            println!("cannot remove {}: {error}", cache().display());
+        }
+    }
+}
+
+fn line(tool: &Tool, why: &str) -> String {
+    format!("SKIPPED: tests with {} {}: {why}", tool.program, tool.version)
+}
+
+/// Waits until `deadline`, and no longer. Fails with the last thing that the program said.
+fn wait(mut child: Child, deadline: Instant) -> Result<()> {
+    // What it says is read beside, so that it never waits for a reader.
+    let mut stderr = child.stderr.take();
+    let reader = std::thread::spawn(move || {
+        let mut text = String::new();
+        if let Some(stderr) = &mut stderr {
+            // What cannot be read is only missing from the message.
+            let _ = std::io::Read::read_to_string(stderr, &mut text);
+        }
+        text
+    });
+    let status = loop {
+        if let Some(status) = child.try_wait().context("cannot wait for go")? {
+            break status;
+        }
+        if Instant::now() >= deadline {
+            // It may have ended just now. Compilers that it started end with their file.
+            let _ = child.kill();
+            child.wait().context("cannot wait for go")?;
+            bail!("not installed within {} minutes", LIMIT.as_secs() / 60);
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    };
+    let said = reader.join().unwrap_or_default();
+    if !status.success() {
+        let last = said.lines().rfind(|line| !line.starts_with("go: downloading"));
+        bail!("go install failed: {status}: {}", last.unwrap_or_default().trim());
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    fn sh(script: &str) -> Child {
+        Command::new("sh").args(["-c", script]).stderr(Stdio::piped()).spawn().expect("sh runs")
+    }
+
+    #[test]
+    fn an_installation_that_fails_says_why_and_one_that_hangs_is_ended() {
+        let soon = || Instant::now() + Duration::from_secs(20);
+        assert!(wait(sh("exit 0"), soon()).is_ok());
+        let script = "echo 'no such host' >&2; echo 'go: downloading x' >&2; exit 1";
+        let error = wait(sh(script), soon()).expect_err("exit 1").to_string();
+        assert!(error.contains("no such host"), "{error}");
+        let start = Instant::now();
+        let error = wait(sh("exec sleep 60"), Instant::now()).expect_err("too late").to_string();
+        assert!(error.contains("within"), "{error}");
+        assert!(start.elapsed() < Duration::from_secs(10));
+    }
+
+    #[test]
+    fn servers_lie_under_their_version_in_the_target_folder() {
+        for tool in &TOOLS {
+            let file = tool.file();
+            assert!(file.starts_with(host::target_folder()), "{}", file.display());
+            assert!(file.to_string_lossy().contains(tool.version), "{}", file.display());
+            let name: Option<&str> = Path::new(tool.package).file_name().and_then(|n| n.to_str());
+            assert_eq!(name, Some(tool.program));
+        }
+    }
+}
