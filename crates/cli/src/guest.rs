@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use afresh_memory::Strategy;
 use afresh_pager::{Options, SnapshotMemory};
 use afresh_store::Snapshot;
-use afresh_vm::Sandbox;
+use afresh_vm::{Sandbox, SandboxBuilder};
 use afresh_wasm::{
     Engine, EngineConfig, Frozen, Guest, GuestOptions, Mode, Output, Warm, WarmComponent, WarmUp,
     Wasi,
@@ -245,11 +245,20 @@ impl GuestArguments {
 
     /// Boots a micro-VM.
     fn sandbox(&self, elf: &[u8]) -> anyhow::Result<Sandbox> {
-        let mut builder = Sandbox::builder().memory(self.memory.unwrap_or(64) << 20);
-        if let Some(timeout) = self.timeout {
-            builder = builder.timeout(Duration::from_millis(timeout));
+        Ok(self.builder().memory(self.memory.unwrap_or(64) << 20).build(elf)?)
+    }
+
+    /// A micro-VM out of a frozen one.
+    pub(crate) fn thaw_sandbox(&self, frozen: &afresh_vm::Frozen) -> anyhow::Result<Sandbox> {
+        Ok(self.builder().thaw(frozen)?)
+    }
+
+    /// What a micro-VM gets from this host, booted or thawed.
+    fn builder(&self) -> SandboxBuilder {
+        let builder = Sandbox::builder().log(|level, text| eprintln!("guest[{level}]: {text}"));
+        match self.timeout {
+            Some(timeout) => builder.timeout(Duration::from_millis(timeout)),
+            None => builder,
         }
-        builder = builder.log(|level, text| eprintln!("guest[{level}]: {text}"));
-        Ok(builder.build(elf)?)
     }
 }

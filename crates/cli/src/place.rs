@@ -27,7 +27,7 @@ pub(crate) fn demand(access: Access) {
 }
 
 /// What is demanded of snapshots: nothing, unless [`demand`] was called.
-fn access() -> &'static Access {
+pub(crate) fn access() -> &'static Access {
     ACCESS.get_or_init(Access::new)
 }
 

@@ -6,6 +6,7 @@ use std::time::Instant;
 
 use afresh_memory::{PAGE_SIZE, PageRange};
 use afresh_pager::Recorder;
+use afresh_store::seal::Access;
 use afresh_store::{Encoding, Sha256, Snapshot, Store, archive};
 use afresh_wasm::{Frozen, Output, SaveWith, Warm};
 use anyhow::{Context, bail};
@@ -16,8 +17,8 @@ use serde_json::json;
 use crate::guest::{GuestArguments, Ready};
 use crate::keys::ProtectArguments;
 use crate::output::{Format, say, spinner};
-use crate::place::{LATEST, Place, Reference};
-use crate::request::{CallArguments, Request};
+use crate::place::{LATEST, Place, Reference, access};
+use crate::request::{Answer, CallArguments, Request};
 use crate::scratch::Scratch;
 use crate::store::EncodingArgument;
 
@@ -28,9 +29,10 @@ pub(crate) struct SnapshotArguments {
     /// Where to: PLACE[@NAME]; a directory is made if it is missing.
     #[arg(long, value_name = "PLACE[@NAME]")]
     to: Reference,
-    /// Calls to learn the working set from, each from the warm state: a function with its arguments, or a
-    /// handler of bytes with its input. What they touch is read first when the snapshot is opened.
-    #[arg(long, value_name = "F[:ARGS]|F=INPUT")]
+    /// Calls to learn the working set from, each from the warm state: a function with its arguments, a
+    /// handler of bytes with its input, or the input of a micro-VM. What they touch is read first when the
+    /// snapshot is opened.
+    #[arg(long, value_name = "F[:ARGS]|F=INPUT|INPUT")]
     record: Vec<String>,
     /// How pages are stored: raw ones are faster to open here, compressed ones travel well.
     #[arg(long, value_enum, default_value = "raw")]
@@ -63,60 +65,87 @@ fn target(to: &Reference) -> anyhow::Result<&str> {
     to.target(LATEST)
 }
 
+/// A frozen guest of any kind.
+enum Warmed {
+    Module(Frozen),
+    Sandbox(afresh_vm::Frozen),
+}
+
+impl Warmed {
+    fn save(&self, store: &Store, name: &str, with: &SaveWith) -> anyhow::Result<Snapshot> {
+        let id = match self {
+            Self::Module(frozen) => frozen.save(store, name, with)?,
+            Self::Sandbox(frozen) => frozen.save(store, name, with)?,
+        };
+        // A delta is sealed like its parent, with the key that opened that.
+        let own = with.seal.clone().map(|key| Access::new().with_key(key));
+        Ok(store.load_with(&id.to_string(), own.as_ref().unwrap_or_else(|| access()))?)
+    }
+
+    /// The pages that `calls` touch, each in a guest of its own that starts warm.
+    fn record(&self, guest: &GuestArguments, calls: &[String]) -> anyhow::Result<Vec<PageRange>> {
+        let scratch = Scratch::new(None)?;
+        let store = Store::create(scratch.path())?;
+        let snapshot = self.save(&store, "recorded", &SaveWith::default())?;
+        let mut recorder = Recorder::new();
+        for call in calls {
+            let failed = || format!("recording {call}");
+            match self {
+                Self::Module(_) => {
+                    let frozen = Frozen::record(snapshot.clone())?;
+                    let warm = guest.thaw_module(&frozen, Output::Discard)?;
+                    let request = recorded(&warm, call)?;
+                    request.ask(&mut warm.lease()?).with_context(failed)?;
+                    recorder.add(&frozen.memory().touched());
+                }
+                Self::Sandbox(_) => {
+                    let frozen = afresh_vm::Frozen::record(snapshot.clone())?;
+                    let mut sandbox = guest.thaw_sandbox(&frozen)?;
+                    sandbox.run(call.as_bytes()).with_context(failed)?;
+                    recorder.add(&frozen.memory().touched());
+                }
+            }
+        }
+        // Whatever one of them touches: the caller chose what is worth it. A module is only read to be
+        // compiled, and that takes longer than fetching it.
+        let skipped = match self {
+            Self::Module(frozen) => frozen.module_pages().end(),
+            Self::Sandbox(_) => 0,
+        };
+        let after = |run: PageRange| {
+            let start = run.start.max(skipped);
+            (start < run.end()).then(|| PageRange::new(start, run.end() - start))
+        };
+        Ok(recorder.pages(0.0).into_iter().filter_map(after).collect())
+    }
+}
+
 /// Saves a frozen guest where `to` says.
-fn save(frozen: &Frozen, to: &Reference, with: &SaveWith) -> anyhow::Result<(Sha256, Snapshot)> {
+fn save(frozen: &Warmed, to: &Reference, with: &SaveWith) -> anyhow::Result<(Sha256, Snapshot)> {
     let name = target(to)?;
+    let scratch = || {
+        let scratch = Scratch::new(None)?;
+        anyhow::Ok((Store::create(scratch.path())?, scratch))
+    };
     match &to.place {
         Place::Store(_) => {
-            let store = to.place.create()?;
-            let id = frozen.save(&store, name, with)?;
-            Ok((id, store.load_id(id)?))
+            let snapshot = frozen.save(&to.place.create()?, name, with)?;
+            Ok((snapshot.id(), snapshot))
         }
         Place::Remote(_) => {
             let remote = to.place.remote()?;
-            let scratch = Scratch::new(None)?;
-            let store = Store::create(scratch.path())?;
-            let snapshot = store.load_id(frozen.save(&store, name, with)?)?;
+            let (store, _scratch) = scratch()?;
+            let snapshot = frozen.save(&store, name, with)?;
             let id = remote.push(&store, &snapshot, name, with.encoding, &mut |_| {})?;
             Ok((id, snapshot))
         }
         Place::File(path) => {
-            let scratch = Scratch::new(None)?;
-            let store = Store::create(scratch.path())?;
-            let id = frozen.save(&store, LATEST, with)?;
-            let snapshot = store.load_id(id)?;
+            let (store, _scratch) = scratch()?;
+            let snapshot = frozen.save(&store, LATEST, with)?;
             archive::export(&snapshot, path, Some(LATEST))?;
-            Ok((id, snapshot))
+            Ok((snapshot.id(), snapshot))
         }
     }
-}
-
-/// The pages that `calls` touch, each in a guest of its own that starts warm.
-fn record(
-    guest: &GuestArguments,
-    frozen: &Frozen,
-    calls: &[String],
-) -> anyhow::Result<Vec<PageRange>> {
-    let scratch = Scratch::new(None)?;
-    let store = Store::create(scratch.path())?;
-    frozen.save(&store, "recorded", &SaveWith::default())?;
-    let snapshot = store.load("recorded")?;
-    let mut recorder = Recorder::new();
-    for call in calls {
-        let frozen = Frozen::record(snapshot.clone())?;
-        let warm = guest.thaw_module(&frozen, Output::Discard)?;
-        let request = recorded(&warm, call)?;
-        request.ask(&mut warm.lease()?).with_context(|| format!("recording {call}"))?;
-        recorder.add(&frozen.memory().touched());
-    }
-    // Whatever one of them touches: the caller chose what is worth it. The module is only read to be
-    // compiled, and that takes longer than fetching it.
-    let module = frozen.module_pages().end();
-    let after = |run: PageRange| {
-        let start = run.start.max(module);
-        (start < run.end()).then(|| PageRange::new(start, run.end() - start))
-    };
-    Ok(recorder.pages(0.0).into_iter().filter_map(after).collect())
 }
 
 /// The request that an argument of `--record` means.
@@ -169,12 +198,12 @@ fn report(
 pub(crate) fn snapshot(arguments: &SnapshotArguments, format: Format) -> anyhow::Result<ExitCode> {
     target(&arguments.to)?;
     let frozen = match arguments.guest.open(Output::Inherit)?.ready {
-        Ready::Module(warm) => warm.freeze()?,
+        Ready::Module(warm) => Warmed::Module(warm.freeze()?),
         Ready::Component(_) => bail!(
             "a component starts from its module each time: there is no warm state to keep; run the \
              component itself"
         ),
-        Ready::Sandbox(_) => bail!("micro-VMs cannot be saved yet"),
+        Ready::Sandbox(sandbox) => Warmed::Sandbox(sandbox.pristine().freeze()?),
     };
     let started = Instant::now();
     let bar = spinner("saving");
@@ -182,7 +211,7 @@ pub(crate) fn snapshot(arguments: &SnapshotArguments, format: Format) -> anyhow:
     let mut with = SaveWith { encoding, ..SaveWith::default() };
     arguments.protect.apply(&mut with)?;
     if !arguments.record.is_empty() {
-        with.working_set = record(&arguments.guest, &frozen, &arguments.record)?;
+        with.working_set = frozen.record(&arguments.guest, &arguments.record)?;
     }
     let saved = save(&frozen, &arguments.to, &with)?;
     bar.finish_and_clear();
@@ -190,21 +219,37 @@ pub(crate) fn snapshot(arguments: &SnapshotArguments, format: Format) -> anyhow:
     Ok(ExitCode::SUCCESS)
 }
 
+/// Calls the guest, prints the answer, and freezes what the call left.
+fn call_and_freeze(ready: Ready, call: &CallArguments, format: Format) -> anyhow::Result<Warmed> {
+    let print = |answer: &Answer| match format {
+        Format::Text => answer.print(&mut std::io::stdout()),
+        Format::Json => writeln!(std::io::stdout(), "{}", json!({"result": answer.json()})),
+    };
+    match ready {
+        Ready::Module(warm) => {
+            let request = call.request(&warm)?;
+            let mut lease = warm.lease()?;
+            print(&request.ask(&mut lease)?)?;
+            Ok(Warmed::Module(lease.freeze()?))
+        }
+        Ready::Component(_) => {
+            bail!("a component cannot be frozen after a call; a core module can")
+        }
+        Ready::Sandbox(mut sandbox) => {
+            print(&Answer::Bytes(sandbox.call(&call.bytes()?)?))?;
+            Ok(Warmed::Sandbox(sandbox.snapshot()?.freeze()?))
+        }
+    }
+}
+
 pub(crate) fn fork(arguments: &ForkArguments, format: Format) -> anyhow::Result<ExitCode> {
     target(&arguments.to)?;
     let opened = arguments.guest.open(Output::Inherit)?;
-    let Ready::Module(warm) = opened.ready else {
-        bail!("only core modules can be forked after a call")
+    let frozen = call_and_freeze(opened.ready, &arguments.call, format)?;
+    let pages = match &frozen {
+        Warmed::Module(frozen) => frozen.memory().pages().pages(),
+        Warmed::Sandbox(frozen) => frozen.memory().pages().pages(),
     };
-    let request = arguments.call.request(&warm)?;
-    let mut lease = warm.lease()?;
-    let answer = request.ask(&mut lease)?;
-    match format {
-        Format::Text => answer.print(&mut std::io::stdout())?,
-        Format::Json => writeln!(std::io::stdout(), "{}", json!({"result": answer.json()}))?,
-    }
-    let frozen = lease.freeze()?;
-    drop(lease);
     let started = Instant::now();
     let parent = opened
         .thawed
@@ -212,7 +257,7 @@ pub(crate) fn fork(arguments: &ForkArguments, format: Format) -> anyhow::Result<
             matches!(&thawed.reference.place, Place::Store(_))
                 && thawed.reference.place == arguments.to.place
                 // The pages of a guest that has shrunk are no delta.
-                && frozen.memory().pages().pages() >= thawed.snapshot.pages()
+                && pages >= thawed.snapshot.pages()
         })
         .map(|thawed| thawed.snapshot);
     let mut with = SaveWith { parent, ..SaveWith::default() };

@@ -133,6 +133,33 @@ fn requests_are_served_line_by_line_each_from_the_warm_state() {
     assert!(output.status.success());
 }
 
+/// A sample guest, where KVM is and `cargo xtask guests` built it.
+fn micro_vm() -> Option<String> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/vm/hash");
+    if !Path::new("/dev/kvm").exists() || !path.exists() {
+        println!("SKIPPED: no KVM here, or {} is not built", path.display());
+        return None;
+    }
+    Some(path.display().to_string())
+}
+
+#[test]
+fn a_micro_vm_runs_out_of_a_snapshot() {
+    let Some(elf) = micro_vm() else { return };
+    let dir = Dir::new();
+    let store = dir.path("store");
+    let expected = ok(&["run", &elf, "--memory", "32", "--input", "some words"]);
+    ok(&["snapshot", &elf, "--memory", "32", "--to", &store, "--record", "some words"]);
+    for _ in 0..2 {
+        assert_eq!(ok(&["run", &store, "--input", "some words"]), expected);
+    }
+    let fork = format!("{store}@fork");
+    ok(&["fork", &store, "--to", &fork, "--input", "others"]);
+    ok(&["run", &fork, "--input", "some words"]);
+    let verified = ok(&["verify", &fork, "--input", "some words", "-n", "3"]);
+    assert!(verified.contains(" 0 bytes differ, 0 globals"), "{verified}");
+}
+
 #[test]
 fn only_trusted_signatures_and_the_right_key_open_a_snapshot() {
     let dir = Dir::new();

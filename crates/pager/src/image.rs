@@ -23,6 +23,8 @@ use crate::{Options, PageSource, RestoreError, coordinator};
 
 /// Pages fetched for a fault: what the digests of a snapshot cover at once.
 const WINDOW: usize = 16;
+/// Threads that stream from a source that is far away: what each does is mostly waiting.
+const DISTANT_STREAMS: usize = 6;
 
 /// An image that is being filled, and the handle to wait for it. The image lives on without the handle.
 #[derive(Clone, Debug)]
@@ -45,7 +47,11 @@ impl LazyImage {
             (None, true) => (WINDOW, 1),
             (None, false) => (1, WINDOW),
         };
-        let streams = if options.background == Some(false) { 0 } else { options.streams.max(1) };
+        let streams = match options.background {
+            Some(false) => 0,
+            _ if source.is_distant() => options.streams.max(DISTANT_STREAMS),
+            _ => options.streams.max(1),
+        };
         Self::fill(source, window, around, streams, options.patience, &set)
     }
 

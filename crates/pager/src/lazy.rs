@@ -258,6 +258,9 @@ impl Lazy {
         let start = chunk * HUGE;
         let chunk = PageRange::new(start, HUGE.min(self.range.len - start));
         let windows = self.windows_of(chunk);
+        if self.uffd.is_none() && self.source.is_distant() {
+            return self.fill_at_once(windows);
+        }
         let mut from = windows.start;
         while from < windows.end {
             if !self.claim(from) {
@@ -270,6 +273,42 @@ impl Lazy {
             }
         }
         true
+    }
+
+    /// Fills those of `windows` that are missing with a single read, for the door of an image.
+    fn fill_at_once(&self, windows: std::ops::Range<usize>) -> bool {
+        let claimed: Vec<usize> = windows.filter(|window| self.claim(*window)).collect();
+        let (Some(first), Some(last)) = (claimed.first(), claimed.last()) else { return true };
+        let start = self.pages_of(*first).start;
+        let pages = PageRange::new(start, self.pages_of(*last).end() - start);
+        let result = if claimed.len() == last - first + 1 {
+            self.fill(pages)
+        } else {
+            let mut buffer = vec![0u8; pages.byte_len()];
+            // SAFETY: the buffer is ours, and as long as what is read.
+            let read = unsafe { self.source.read(pages.start, buffer.as_mut_ptr(), pages.len) };
+            read.map(|()| {
+                for part in claimed.iter().map(|window| self.pages_of(*window)) {
+                    let from = &buffer[(part.start - start) * PAGE_SIZE..][..part.byte_len()];
+                    // SAFETY: the window is claimed, so nobody else writes it through the door, and
+                    // nobody reads it before it is published.
+                    unsafe {
+                        self.address(part.start)
+                            .copy_from_nonoverlapping(from.as_ptr(), from.len());
+                    }
+                }
+            })
+        };
+        match result {
+            Ok(()) => {
+                claimed.into_iter().for_each(|window| self.publish(window));
+                true
+            }
+            Err(error) => {
+                self.control.fail(&error);
+                false
+            }
+        }
     }
 
     /// Streams the next chunk; `false` when there is none or the restore failed.

@@ -53,6 +53,11 @@ pub trait PageSource: Send + Sync {
         false
     }
 
+    /// Whether every read costs a round trip, so that it pays to read what is there already with the rest.
+    fn is_distant(&self) -> bool {
+        false
+    }
+
     /// The pages as mappable runs, in order and without gaps, or `None` when they can not be mapped
     /// or were not checked.
     fn pieces(&self) -> Option<Vec<Piece<'_>>> {
@@ -224,6 +229,10 @@ impl PageSource for SnapshotSource {
 
     fn occupied(&self) -> Vec<PageRange> {
         Pages::occupied(&self.snapshot)
+    }
+
+    fn is_distant(&self) -> bool {
+        self.snapshot.is_distant()
     }
 
     unsafe fn read(&self, first: usize, to: *mut u8, pages: usize) -> Result<(), SourceError> {

@@ -13,8 +13,9 @@ const WINDOW: usize = 4096;
 type Parts<'a> = Vec<(u64, &'a mut [u8])>;
 
 impl Snapshot {
-    /// Whether reading costs round trips.
-    pub(crate) fn is_distant(&self) -> bool {
+    /// Whether reading costs round trips, so that it pays to ask for much at once.
+    #[must_use]
+    pub fn is_distant(&self) -> bool {
         self.layers().iter().any(Layer::is_distant)
     }
 
