@@ -156,6 +156,11 @@ impl GuestArguments {
                 let frozen = Frozen::load(snapshot.clone(), &Options::default())?;
                 (Ready::Module(self.thaw_module(&frozen, output)?), frozen.memory().clone())
             }
+            "vm" => {
+                let frozen = afresh_vm::Frozen::load(snapshot.clone(), &Options::default())?;
+                let sandbox = Box::new(self.thaw_sandbox(&frozen)?);
+                (Ready::Sandbox(sandbox), frozen.memory().clone())
+            }
             other => {
                 bail!("{reference} holds memory of kind `{other}`, which this command cannot run")
             }
