@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use afresh_store::{Origin, Pages, Snapshot};
 use afresh_sys::{Memfd, PAGE_SIZE, PageRange, file};
@@ -59,6 +60,15 @@ pub trait PageSource: Send + Sync {
         None
     }
 
+    /// Whether what [`PageSource::pieces`] says is still what it was when the source was made, as far as
+    /// length and time of change of a file tell. Asked before mapped pages are taken for good.
+    ///
+    /// # Errors
+    /// [`SourceError::Changed`].
+    fn check_unchanged(&self) -> Result<(), SourceError> {
+        Ok(())
+    }
+
     /// Whether the pages are held in memory, as a memfd does, so that userfaultfd's CONTINUE and plain
     /// mappings never read a disk.
     fn held(&self) -> Option<&Memfd> {
@@ -99,6 +109,8 @@ pub trait PageSource: Send + Sync {
 #[derive(Debug)]
 pub struct FileSource {
     file: File,
+    /// Length and time of the last change.
+    state: (u64, Option<SystemTime>),
     pages: usize,
     set: Vec<PageRange>,
     set_file: Option<File>,
@@ -110,8 +122,15 @@ impl FileSource {
     /// # Errors
     /// An I/O error of `stat`.
     pub fn new(file: File) -> Result<Self, SourceError> {
-        let pages = file.metadata()?.len() as usize / PAGE_SIZE;
-        Ok(Self { file, pages, set: Vec::new(), set_file: None })
+        let state = Self::state(&file)?;
+        let pages = state.0 as usize / PAGE_SIZE;
+        Ok(Self { file, state, pages, set: Vec::new(), set_file: None })
+    }
+
+    fn state(file: &File) -> Result<(u64, Option<SystemTime>), SourceError> {
+        let metadata = file.metadata()?;
+        // A file system without times leaves the length.
+        Ok((metadata.len(), metadata.modified().ok()))
     }
 
     /// Adds a working set and the file that holds its compact copy.
@@ -141,6 +160,10 @@ impl PageSource for FileSource {
     fn pieces(&self) -> Option<Vec<Piece<'_>>> {
         let pages = PageRange::new(0, self.pages);
         Some(vec![Piece { pages, backing: Backing::File(self.file.as_fd(), 0) }])
+    }
+
+    fn check_unchanged(&self) -> Result<(), SourceError> {
+        if Self::state(&self.file)? == self.state { Ok(()) } else { Err(SourceError::Changed) }
     }
 
     fn working_set(&self) -> Vec<PageRange> {
@@ -249,6 +272,11 @@ impl PageSource for SnapshotSource {
             pieces.push(Piece { pages: run.pages, backing });
         }
         Some(pieces)
+    }
+
+    fn check_unchanged(&self) -> Result<(), SourceError> {
+        let layers = self.snapshot.layers().iter();
+        Ok(layers.map(|layer| layer.check_unchanged()).collect::<Result<(), _>>()?)
     }
 
     fn working_set(&self) -> Vec<PageRange> {
