@@ -8,6 +8,7 @@
 use std::fs;
 use std::ops::Range;
 
+use afresh_fuzz::accepted;
 use afresh_store::{OpenError, Sha256, Store, archive};
 use libfuzzer_sys::fuzz_target;
 
@@ -83,14 +84,14 @@ fuzz_target!(|data: &[u8]| {
     if fs::write(&path, file).is_err() {
         return;
     }
-    if let Ok(snapshot) = archive::open(&path) {
+    if let Some(snapshot) = accepted(archive::open(&path)) {
         let mut pages = vec![0; snapshot.pages().min(64) * 4096];
         let _ = snapshot.read(0, &mut pages);
-        let _ = snapshot.read_working_set(|_, _| Ok::<(), OpenError>(()));
-        let _ = snapshot.verify();
-        let _ = archive::export(&snapshot, &dir.path().join("b"), None);
+        let _ = accepted(snapshot.read_working_set(|_, _| Ok::<(), OpenError>(())));
+        let _ = accepted(snapshot.verify());
+        let _ = accepted(archive::export(&snapshot, &dir.path().join("b"), None));
         if let Ok(store) = Store::create(dir.path().join("s")) {
-            let _ = archive::import(&path, &store, "a");
+            let _ = accepted(archive::import(&path, &store, "a"));
         }
     }
 });

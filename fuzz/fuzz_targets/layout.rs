@@ -6,6 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 use std::sync::LazyLock;
 
+use afresh_fuzz::accepted;
 use afresh_store::{OpenError, Sha256, Store};
 use libfuzzer_sys::fuzz_target;
 
@@ -57,14 +58,14 @@ fuzz_target!(|data: &[u8]| {
     if fs::write(dir.path().join("index.json"), named(index, 'M', id)).is_err() {
         return;
     }
-    let _ = store.tags();
     let _ = store.load("a");
-    if let Ok(snapshot) = store.load_id(id.0) {
+    let _ = accepted(store.tags());
+    if let Some(snapshot) = accepted(store.load_id(id.0)) {
         let _ = snapshot.inspect();
-        let _ = snapshot.verify();
+        let _ = accepted(snapshot.verify());
         let mut pages = vec![0; snapshot.pages().min(64) * 4096];
         let _ = snapshot.read(0, &mut pages);
-        let _ = snapshot.read_working_set(|_, _| Ok::<(), OpenError>(()));
+        let _ = accepted(snapshot.read_working_set(|_, _| Ok::<(), OpenError>(())));
     }
     let _ = store.gc();
 });

@@ -152,34 +152,45 @@ fn one(
     for folder in [&corpus, &temporary, &kept] {
         fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
     }
+    let mut files = Vec::new();
     for (number, seed) in seeds.iter().enumerate() {
-        fs::write(corpus.join(format!("seed-{number}")), seed).context("cannot write a seed")?;
+        let file = corpus.join(format!("seed-{number}"));
+        fs::write(&file, seed).context("cannot write a seed")?;
+        files.push(file);
     }
     let log = kept.join("log");
-    let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
-    let status = Command::new(program)
-        .arg(format!("-max_total_time={seconds}"))
-        .arg(format!("-rss_limit_mb={MEMORY}"))
-        .arg(format!("-timeout={TIMEOUT}"))
-        .arg(format!("-artifact_prefix={}/", kept.display()))
-        .arg(&corpus)
-        .env("TMPDIR", &temporary)
-        .stdin(Stdio::null())
-        .stdout(file.try_clone().context("cannot share the log")?)
-        .stderr(file)
-        .status()
-        .with_context(|| format!("cannot run {}", program.display()))?;
-    let said = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
-    let said = String::from_utf8_lossy(&said);
-    if !status.success() {
-        let input = said.lines().find_map(|line| line.split_once("Test unit written to "));
-        match input {
-            Some((_, path)) => {
-                bail!("the input is in {path}; what was said is in {}", log.display())
-            }
-            None => bail!("{status}; what was said is in {}", log.display()),
+    let ask = |what: &dyn Fn(&mut Command)| -> Result<String> {
+        let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let mut command = Command::new(program);
+        command
+            .arg(format!("-rss_limit_mb={MEMORY}"))
+            .arg(format!("-timeout={TIMEOUT}"))
+            .arg(format!("-artifact_prefix={}/", kept.display()))
+            .env("TMPDIR", &temporary)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().context("cannot share the log")?)
+            .stderr(file);
+        what(&mut command);
+        let status =
+            command.status().with_context(|| format!("cannot run {}", program.display()))?;
+        let said = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        if !status.success() {
+            let input = said.lines().find_map(|line| line.split_once("Test unit written to "));
+            let input =
+                input.map_or(String::new(), |(_, path)| format!("; the input is in {path}"));
+            bail!("{status}{input}; what was said is in {}", log.display());
         }
-    }
+        Ok(said)
+    };
+    // A target that refuses its seeds never gets beyond the first check of what it is for.
+    ask(&|command| {
+        command.args(&files).env("AFRESH_FUZZ_SEEDS", "1");
+    })
+    .context("with nothing but the seeds")?;
+    let said = ask(&|command| {
+        command.arg(format!("-max_total_time={seconds}")).arg(&corpus);
+    })?;
     reached(&said)
         .with_context(|| format!("the fuzzer did not say what it reached: {}", log.display()))
 }

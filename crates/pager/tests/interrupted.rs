@@ -335,6 +335,24 @@ fn a_source_cut_short_or_overwritten_under_a_restore_is_an_error_that_says_so() 
     }
 }
 
+#[test]
+fn a_view_that_pages_are_copied_from_and_that_is_cut_short_is_an_error_that_says_so() {
+    if !has_userfaultfd() {
+        return;
+    }
+    for harm in [Harm::CutShort, Harm::Emptied] {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&content(1), 0).unwrap();
+        let source = Arc::new(FileSource::new(file.try_clone().unwrap()).unwrap());
+        let memory = Arc::new(Reservation::aligned(PAGES, 2 << 20).unwrap());
+        let options = Options::with(Strategy::UffdCopy);
+        let restore = Restore::start(memory, PageRange::new(0, PAGES), source, &options).unwrap();
+        harm.befall(&file);
+        let error = restore.wait(PATIENCE).unwrap_err().to_string();
+        assert!(error.contains("cut short"), "{harm:?}: {error}");
+    }
+}
+
 /// Pages that were read once, and found right, are read again.
 #[test]
 fn a_layer_overwritten_after_its_pages_were_checked_is_noticed_when_they_are_read_again() {
