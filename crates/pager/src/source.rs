@@ -275,8 +275,7 @@ impl PageSource for SnapshotSource {
     }
 
     fn check_unchanged(&self) -> Result<(), SourceError> {
-        let layers = self.snapshot.layers().iter();
-        Ok(layers.map(|layer| layer.check_unchanged()).collect::<Result<(), _>>()?)
+        Ok(self.snapshot.layers().iter().try_for_each(|layer| layer.check_unchanged())?)
     }
 
     fn working_set(&self) -> Vec<PageRange> {
