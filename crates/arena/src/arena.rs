@@ -134,6 +134,11 @@ impl Arena {
         self.view.holding()
     }
 
+    /// The accessible pages that may hold anything but zeros.
+    pub(crate) fn present(&self) -> Vec<PageRange> {
+        self.view.present()
+    }
+
     /// Adds `pages` zero pages at the end; returns how many there were before.
     ///
     /// # Errors

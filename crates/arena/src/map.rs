@@ -106,6 +106,14 @@ impl View {
         holding
     }
 
+    /// The accessible pages of all chunks that are backed by anything.
+    pub(crate) fn present(&self) -> Vec<PageRange> {
+        let (chunks, size) = (self.lock(), self.pages());
+        let backed = chunks.chunks.iter().enumerate().filter(|(_, chunk)| !chunk.is_empty());
+        let pages = backed.map(|(at, _)| Self::visible(at, 1, size));
+        pages.filter(|range| !range.is_empty()).collect()
+    }
+
     /// The accessible pages of `len` chunks from `chunk` on, when the arena has `size` pages.
     fn visible(chunk: usize, len: usize, size: usize) -> PageRange {
         let start = chunk * CHUNK;

@@ -10,6 +10,7 @@ pub mod live;
 pub mod modules;
 pub mod rivals;
 pub mod row;
+pub mod start;
 pub mod steady;
 pub mod wasm;
 

@@ -4,12 +4,13 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use afresh_bench::{Options, Row, arena, grow, js, steady, wasm};
+use afresh_bench::{Options, Row, arena, grow, js, start, steady, wasm};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
 use crate::output::Format;
+use crate::scratch::Scratch;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -78,6 +79,20 @@ enum Table {
         /// Where the files of the benchmark are made.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
+    },
+    /// From a snapshot to the first answer of the JavaScript guest, beside fetching it whole and warming it.
+    Start {
+        #[command(flatten)]
+        common: Common,
+        /// The JavaScript guest.
+        #[arg(long, default_value = "target/guests/js.wasm")]
+        js: PathBuf,
+        /// Where the snapshots of the benchmark are made.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+        /// A remote to open them in, too: a URL.
+        #[arg(long, value_name = "URL")]
+        remote: Option<String>,
     },
     /// Makes N calls of the small module and nothing else, for strace to look at.
     #[command(hide = true)]
@@ -263,6 +278,14 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                 options.dir.clone_from(dir);
             }
             restore(&options, &mut Lines::new(format))?;
+        }
+        Table::Start { common, js, dir, remote } => {
+            let wasm = std::fs::read(js).with_context(|| {
+                format!("cannot read {}; `cargo xtask guests --only js` builds it", js.display())
+            })?;
+            let scratch = Scratch::new(dir.as_deref())?;
+            let (options, remote) = (common.options(), remote.as_deref());
+            start::start(&wasm, js::REQUEST, scratch.path(), remote, &options, &mut print)?;
         }
         Table::Steady { calls, function } => {
             steady::run(*calls, function)?;

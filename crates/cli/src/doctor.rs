@@ -10,7 +10,7 @@ use crate::output::Format;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Answer as a host without these features would (uffd, uffd-sigbus, uffd-async, pagemap-scan,
+    /// Answer as a host without these features would (uffd, uffd-sigbus, uffd-async, uffd-kernel, pagemap-scan,
     /// mprotect, populate, kvm).
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     without: Vec<String>,
@@ -20,7 +20,9 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     let mut features = Features::host().clone();
     for name in &arguments.without {
         if name == "uffd" {
-            features = features.without(Feature::UffdSigbus).without(Feature::UffdAsync);
+            for kind in [Feature::UffdSigbus, Feature::UffdAsync, Feature::UffdKernel] {
+                features = features.without(kind);
+            }
         } else {
             features = features.without(name.parse()?);
         }

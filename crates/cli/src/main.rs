@@ -7,10 +7,12 @@ mod bench;
 mod demo;
 mod doctor;
 mod guest;
+mod keys;
 mod output;
 mod place;
 mod request;
 mod run;
+mod scratch;
 mod serve;
 mod snapshot;
 mod store;
@@ -29,6 +31,8 @@ struct Cli {
     /// How results are printed.
     #[arg(short = 'o', long = "output", value_enum, global = true, default_value = "text")]
     output: Format,
+    #[command(flatten)]
+    access: keys::AccessArguments,
     #[command(subcommand)]
     command: Command,
 }
@@ -73,13 +77,28 @@ enum Command {
     Import(store::import::Arguments),
     /// Write the memory of a snapshot as a raw image.
     Export(store::export::Arguments),
+    /// Make a key that signs or seals snapshots.
+    Keygen(keys::KeygenArguments),
     /// Serve a snapshot's memory to virtual machine monitors by Firecracker's userfaultfd handshake.
     Pager(store::pager::Arguments),
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = match &cli.command {
+    let result = cli.access.demand().and_then(|()| run_command(&cli));
+    match result {
+        Ok(code) => code,
+        // Whoever read the output has seen enough, as `head` does.
+        Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("afresh: {}", describe(&error));
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run_command(cli: &Cli) -> anyhow::Result<ExitCode> {
+    match &cli.command {
         Command::Run(arguments) => run::run(arguments, cli.output),
         Command::Serve(arguments) => serve::run(arguments, cli.output),
         Command::Snapshot(arguments) => snapshot::snapshot(arguments, cli.output),
@@ -99,16 +118,8 @@ fn main() -> ExitCode {
         Command::Gc(arguments) => store::gc::run(arguments, cli.output),
         Command::Import(arguments) => store::import::run(arguments, cli.output),
         Command::Export(arguments) => store::export::run(arguments, cli.output),
+        Command::Keygen(arguments) => keys::keygen(arguments, cli.output),
         Command::Pager(arguments) => store::pager::run(arguments, cli.output),
-    };
-    match result {
-        Ok(code) => code,
-        // Whoever read the output has seen enough, as `head` does.
-        Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
-        Err(error) => {
-            eprintln!("afresh: {}", describe(&error));
-            ExitCode::FAILURE
-        }
     }
 }
 

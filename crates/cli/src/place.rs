@@ -9,13 +9,27 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::sync::OnceLock;
 
 use afresh_store::remote::{Patience, Remote};
+use afresh_store::seal::Access;
 use afresh_store::{Snapshot, Store, archive};
 use anyhow::{Context, bail};
 
 /// The name that is meant where none is given.
 pub(crate) const LATEST: &str = "latest";
+
+static ACCESS: OnceLock<Access> = OnceLock::new();
+
+/// Sets what is demanded of every snapshot that this process opens. Only the first call has an effect.
+pub(crate) fn demand(access: Access) {
+    let _ = ACCESS.set(access);
+}
+
+/// What is demanded of snapshots: nothing, unless [`demand`] was called.
+fn access() -> &'static Access {
+    ACCESS.get_or_init(Access::new)
+}
 
 /// Where snapshots are.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -145,13 +159,16 @@ impl Reference {
     /// `cache` if there is one.
     pub(crate) fn load(&self, cache: Option<&Path>) -> anyhow::Result<Snapshot> {
         let snapshot = match &self.place {
-            Place::Store(_) => self.place.store()?.load(self.name()).map_err(anyhow::Error::from),
+            Place::Store(_) => {
+                self.place.store()?.load_with(self.name(), access()).map_err(anyhow::Error::from)
+            }
             Place::Remote(_) => {
                 let mut remote = self.place.remote()?;
+                remote.prepare();
                 if let Some(dir) = cache {
                     remote = remote.with_cache(dir);
                 }
-                remote.load(self.name()).map_err(anyhow::Error::from)
+                remote.load_with(self.name(), access()).map_err(anyhow::Error::from)
             }
             Place::File(path) => {
                 anyhow::ensure!(
@@ -160,7 +177,7 @@ impl Reference {
                     path.display(),
                     self.name()
                 );
-                archive::open(path).map_err(anyhow::Error::from)
+                archive::open_with(path, access()).map_err(anyhow::Error::from)
             }
         };
         snapshot.with_context(|| format!("opening {self}"))

@@ -1,10 +1,10 @@
 //! `afresh snapshot` and `afresh fork`: a warm guest, or what a call made of it, becomes a snapshot.
 
 use std::io::Write;
-use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
+use afresh_memory::{PAGE_SIZE, PageRange};
 use afresh_pager::Recorder;
 use afresh_store::{Encoding, Sha256, Snapshot, Store, archive};
 use afresh_wasm::{Frozen, Output, SaveWith, Warm};
@@ -14,9 +14,11 @@ use indicatif::BinaryBytes;
 use serde_json::json;
 
 use crate::guest::{GuestArguments, Ready};
+use crate::keys::ProtectArguments;
 use crate::output::{Format, say, spinner};
 use crate::place::{LATEST, Place, Reference};
 use crate::request::{CallArguments, Request};
+use crate::scratch::Scratch;
 use crate::store::EncodingArgument;
 
 #[derive(Debug, Args)]
@@ -33,6 +35,8 @@ pub(crate) struct SnapshotArguments {
     /// How pages are stored: raw ones are faster to open here, compressed ones travel well.
     #[arg(long, value_enum, default_value = "raw")]
     encoding: EncodingArgument,
+    #[command(flatten)]
+    protect: ProtectArguments,
 }
 
 #[derive(Debug, Args)]
@@ -44,27 +48,9 @@ pub(crate) struct ForkArguments {
     #[arg(long, value_name = "PLACE[@NAME]")]
     to: Reference,
     #[command(flatten)]
+    protect: ProtectArguments,
+    #[command(flatten)]
     call: CallArguments,
-}
-
-/// A store that lasts as long as this process needs it.
-struct Scratch {
-    store: Store,
-    path: PathBuf,
-}
-
-impl Scratch {
-    fn new() -> anyhow::Result<Self> {
-        let path = std::env::temp_dir().join(format!("afresh-{}", std::process::id()));
-        Ok(Self { store: Store::create(&path)?, path })
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        // What cannot be removed is in a directory for temporary files.
-        let _ = std::fs::remove_dir_all(&self.path);
-    }
 }
 
 /// The name to save under. A file has one snapshot, which needs no other.
@@ -88,16 +74,17 @@ fn save(frozen: &Frozen, to: &Reference, with: &SaveWith) -> anyhow::Result<(Sha
         }
         Place::Remote(_) => {
             let remote = to.place.remote()?;
-            let scratch = Scratch::new()?;
-            let id = frozen.save(&scratch.store, name, with)?;
-            let snapshot = scratch.store.load_id(id)?;
-            let id = remote.push(&scratch.store, &snapshot, name, with.encoding, &mut |_| {})?;
+            let scratch = Scratch::new(None)?;
+            let store = Store::create(scratch.path())?;
+            let snapshot = store.load_id(frozen.save(&store, name, with)?)?;
+            let id = remote.push(&store, &snapshot, name, with.encoding, &mut |_| {})?;
             Ok((id, snapshot))
         }
         Place::File(path) => {
-            let scratch = Scratch::new()?;
-            let id = frozen.save(&scratch.store, LATEST, with)?;
-            let snapshot = scratch.store.load_id(id)?;
+            let scratch = Scratch::new(None)?;
+            let store = Store::create(scratch.path())?;
+            let id = frozen.save(&store, LATEST, with)?;
+            let snapshot = store.load_id(id)?;
             archive::export(&snapshot, path, Some(LATEST))?;
             Ok((id, snapshot))
         }
@@ -109,10 +96,11 @@ fn record(
     guest: &GuestArguments,
     frozen: &Frozen,
     calls: &[String],
-) -> anyhow::Result<Vec<afresh_memory::PageRange>> {
-    let scratch = Scratch::new()?;
-    frozen.save(&scratch.store, "recorded", &SaveWith::default())?;
-    let snapshot = scratch.store.load("recorded")?;
+) -> anyhow::Result<Vec<PageRange>> {
+    let scratch = Scratch::new(None)?;
+    let store = Store::create(scratch.path())?;
+    frozen.save(&store, "recorded", &SaveWith::default())?;
+    let snapshot = store.load("recorded")?;
     let mut recorder = Recorder::new();
     for call in calls {
         let frozen = Frozen::record(snapshot.clone())?;
@@ -121,8 +109,14 @@ fn record(
         request.ask(&mut warm.lease()?).with_context(|| format!("recording {call}"))?;
         recorder.add(&frozen.memory().touched());
     }
-    // Whatever one of them touches: the caller chose what is worth it.
-    Ok(recorder.pages(0.0))
+    // Whatever one of them touches: the caller chose what is worth it. The module is only read to be
+    // compiled, and that takes longer than fetching it.
+    let module = frozen.module_pages().end();
+    let after = |run: PageRange| {
+        let start = run.start.max(module);
+        (start < run.end()).then(|| PageRange::new(start, run.end() - start))
+    };
+    Ok(recorder.pages(0.0).into_iter().filter_map(after).collect())
 }
 
 /// The request that an argument of `--record` means.
@@ -149,7 +143,7 @@ fn report(
 ) -> anyhow::Result<()> {
     let seconds = started.elapsed().as_secs_f64();
     let found = snapshot.inspect();
-    let memory = (found.pages * afresh_memory::PAGE_SIZE) as u64;
+    let memory = (found.pages * PAGE_SIZE) as u64;
     let stored: u64 = found.layers.iter().map(|layer| layer.bytes).sum();
     match format {
         Format::Json => say!(
@@ -186,6 +180,7 @@ pub(crate) fn snapshot(arguments: &SnapshotArguments, format: Format) -> anyhow:
     let bar = spinner("saving");
     let encoding: Encoding = arguments.encoding.into();
     let mut with = SaveWith { encoding, ..SaveWith::default() };
+    arguments.protect.apply(&mut with)?;
     if !arguments.record.is_empty() {
         with.working_set = record(&arguments.guest, &frozen, &arguments.record)?;
     }
@@ -220,7 +215,9 @@ pub(crate) fn fork(arguments: &ForkArguments, format: Format) -> anyhow::Result<
                 && frozen.memory().pages().pages() >= thawed.snapshot.pages()
         })
         .map(|thawed| thawed.snapshot);
-    let saved = save(&frozen, &arguments.to, &SaveWith { parent, ..SaveWith::default() })?;
+    let mut with = SaveWith { parent, ..SaveWith::default() };
+    arguments.protect.apply(&mut with)?;
+    let saved = save(&frozen, &arguments.to, &with)?;
     report("forked to", &arguments.to, &saved, started, format)?;
     Ok(ExitCode::SUCCESS)
 }

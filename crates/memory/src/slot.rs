@@ -21,6 +21,7 @@
 mod adapt;
 mod map;
 mod reset;
+mod serve;
 mod staged;
 mod switch;
 
@@ -40,6 +41,7 @@ use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
 
 use adapt::Adapt;
 pub use reset::{Mismatch, ResetReport};
+use serve::Served;
 
 /// How to make a slot. The default fits an image exactly, with one guard page on each side.
 #[derive(Clone, Debug)]
@@ -128,8 +130,10 @@ pub struct Slot {
     image: Image,
     /// The mappings show another image than `image`: see `switch`.
     stale: bool,
-    /// Pages of the placed image may be missing; the tracker answers for them.
+    /// Pages of the placed image may be missing; the tracker answers for them, or a thread.
     filling: bool,
+    /// While that is the thread.
+    served: Option<Served>,
     write_set: WriteSet,
     /// First pages of the blocks that came from the stock since the last reset: see `staged`.
     staged: Vec<usize>,
@@ -233,6 +237,7 @@ impl Slot {
             image: Image::zero(0),
             stale: false,
             filling: false,
+            served: None,
             write_set: WriteSet::default(),
             staged: Vec::new(),
             settled: HashSet::new(),
@@ -245,10 +250,14 @@ impl Slot {
             quarantine: None,
         };
         let regions = slot.config.regions.clone();
-        if tracker.is_some() || !slot.answers_for_missing() {
+        let external = tracker.is_some();
+        if !external && !slot.answers_for_missing() {
             image.complete()?;
         }
         slot.place(image, &regions)?;
+        if external {
+            slot.serve()?;
+        }
         slot.method = match (tracker, slot.choice.strategy) {
             (Some(make), Strategy::Scan) => Method::Scan(make(base, capacity)?),
             (Some(make), _) => Method::WriteSet(make(base, capacity)?),
@@ -260,8 +269,8 @@ impl Slot {
         Ok(slot)
     }
 
-    /// Whether the strategy brings a tracker that answers for pages that are not there yet. Any other
-    /// waits for the whole image first.
+    /// Whether the strategy brings a tracker that answers for pages that are not there yet. For a
+    /// caller's own tracker a thread answers; any other waits for the whole image first.
     fn answers_for_missing(&self) -> bool {
         self.choice.strategy == Strategy::WriteSet(Some(TrackerKind::UffdSigbus))
     }
@@ -296,7 +305,7 @@ impl Slot {
             &self.method,
             Method::WriteSet(t) | Method::Scan(t) if matches!(t.kind(), TrackerKind::Other(_))
         );
-        if external || !self.answers_for_missing() {
+        if !external && !self.answers_for_missing() {
             image.complete()?;
         }
         let result = (|| {
@@ -305,10 +314,13 @@ impl Slot {
                 // The old tracker goes first: it watches the range the new one will.
                 self.method = Method::FullCopy;
             }
+            self.served = None;
             let all = PageRange::new(self.first, self.capacity);
             self.memory.map_anonymous(all, Protection::None)?;
             self.place(image, &regions)?;
-            if !external {
+            if external {
+                self.serve()?;
+            } else {
                 self.method = self.method_for(self.choice.strategy)?;
             }
             self.watch_regions()
@@ -396,11 +408,13 @@ impl Slot {
     }
 
     /// Why the image's content will never arrive, if it is filled lazily and that is so. The memory is
-    /// closed then: touching it raises SIGSEGV.
+    /// closed then, or will be when a missing page is touched: that raises SIGSEGV, or `EFAULT` for KVM.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
-        match &self.method {
-            Method::WriteSet(tracker) if self.filling => tracker.failure(),
+        match (&self.served, &self.method) {
+            _ if !self.filling => None,
+            (Some(served), _) => served.failure(),
+            (None, Method::WriteSet(tracker)) => tracker.failure(),
             _ => None,
         }
     }

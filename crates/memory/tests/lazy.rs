@@ -10,6 +10,7 @@ use std::time::Duration;
 
 use afresh_memory::{
     Feature, Features, HostAccess, Image, PAGE_SIZE, PageRange, Slot, SlotConfig, Strategy,
+    TrackError, Tracker, TrackerKind,
 };
 use common::{lazy_image, occupied};
 
@@ -182,6 +183,165 @@ fn touching_a_page_that_never_comes_raises_sigsegv() {
     // SAFETY: the page is inside the slot; that reading it faults is the point.
     let read = unsafe { slot.base().add(31 * PAGE_SIZE).read_volatile() };
     println!("read {read} where nothing must be read");
+}
+
+/// A guest adapter's tracker that says of every page that it was written.
+#[derive(Default)]
+struct Own(Vec<PageRange>);
+
+impl Tracker for Own {
+    fn kind(&self) -> TrackerKind {
+        TrackerKind::Other("own")
+    }
+
+    fn watch(&mut self, range: PageRange) -> Result<(), TrackError> {
+        self.0.push(range);
+        Ok(())
+    }
+
+    fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), TrackError> {
+        written.extend_from_slice(&self.0);
+        Ok(())
+    }
+
+    fn arm(&mut self, _: &[PageRange]) -> Result<(), TrackError> {
+        Ok(())
+    }
+
+    fn open(&mut self, _: &[PageRange]) -> Result<(), TrackError> {
+        Ok(())
+    }
+}
+
+fn own_slot(image: &Image, features: Option<Features>) -> Slot {
+    let config = SlotConfig { features, ..SlotConfig::default() };
+    Slot::with_tracker(image, config, |_, _| Ok(Box::<Own>::default())).unwrap()
+}
+
+/// Has the kernel read a byte of the slot, as KVM would.
+fn kernel_reads(slot: &Slot, at: usize) -> Result<u8, std::io::Error> {
+    let mut pipe = [0; 2];
+    // SAFETY: the array has room for two descriptors.
+    assert_eq!(unsafe { libc::pipe(pipe.as_mut_ptr()) }, 0);
+    // SAFETY: the byte is inside the slot; whether it can be read is what is asked.
+    let sent = unsafe { libc::write(pipe[1], slot.base().add(at).cast(), 1) };
+    let error = std::io::Error::last_os_error();
+    let mut byte = 0_u8;
+    if sent == 1 {
+        // SAFETY: room for the one byte that the pipe holds.
+        assert_eq!(unsafe { libc::read(pipe[0], (&raw mut byte).cast(), 1) }, 1);
+    }
+    // SAFETY: both are ours.
+    pipe.iter().for_each(|fd| assert_eq!(unsafe { libc::close(*fd) }, 0));
+    if sent == 1 { Ok(byte) } else { Err(error) }
+}
+
+#[test]
+fn a_slot_with_a_tracker_of_the_callers_is_filled_when_the_kernel_touches_it() {
+    if !Features::host().has(Feature::UffdKernel) {
+        println!("SKIPPED: no userfaultfd for faults of the kernel here");
+        return;
+    }
+    let content = content();
+    let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let filler = filler.unwrap();
+    let mut slots: Vec<_> = (0..3).map(|_| own_slot(&image, None)).collect();
+    for slot in &slots {
+        for page in [5, 72, 250, 0, 150, 399] {
+            let at = page * PAGE_SIZE + 9;
+            assert_eq!(kernel_reads(slot, at).unwrap(), content[at], "page {page}");
+        }
+    }
+    assert!(filler.present() <= 6, "{} pages were fetched for 6 touches", filler.present());
+    // Threads touch it too, from their own mode.
+    std::thread::scope(|scope| {
+        for (seed, slot) in slots.iter_mut().enumerate() {
+            let content = &content;
+            scope.spawn(move || {
+                for step in 0..PAGES {
+                    let at = (step * 37 * (seed + 1) + seed) % PAGES * PAGE_SIZE + 1;
+                    let mut byte = [0];
+                    slot.read(at, &mut byte).unwrap();
+                    assert_eq!(byte[0], content[at]);
+                }
+            });
+        }
+    });
+    assert!(image.is_complete());
+    for mut slot in slots {
+        slot.write(5 * PAGE_SIZE, b"dirt").unwrap();
+        slot.reset().unwrap();
+        assert_eq!(slot.verify().unwrap(), []);
+    }
+    // Another image in the same slot, and the first one's source dies meanwhile.
+    let (one, dying) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let (other, _) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let mut slot = own_slot(&one, None);
+    assert_eq!(kernel_reads(&slot, 5 * PAGE_SIZE).unwrap(), content[5 * PAGE_SIZE]);
+    slot.set_image(&other, &[]).unwrap();
+    dying.unwrap().dead.store(true, Ordering::Release);
+    assert_eq!(kernel_reads(&slot, 230 * PAGE_SIZE).unwrap(), content[230 * PAGE_SIZE]);
+    slot.reset().unwrap();
+    assert_eq!(slot.verify().unwrap(), []);
+}
+
+#[test]
+fn a_page_that_never_comes_is_an_error_for_the_kernel_too() {
+    if !Features::host().has(Feature::UffdKernel) {
+        println!("SKIPPED: no userfaultfd for faults of the kernel here");
+        return;
+    }
+    let content = content();
+    let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let filler = filler.unwrap();
+    let mut slot = own_slot(&image, None);
+    let bystander = own_slot(&image, None);
+    let at = 31 * PAGE_SIZE;
+    assert_eq!(kernel_reads(&slot, at).unwrap(), content[at]);
+    filler.dead.store(true, Ordering::Release);
+    let error = kernel_reads(&slot, 32 * PAGE_SIZE).unwrap_err();
+    assert_eq!(error.raw_os_error(), Some(libc::EFAULT));
+    assert_eq!(kernel_reads(&slot, at).unwrap_err().raw_os_error(), Some(libc::EFAULT), "closed");
+    assert_eq!(kernel_reads(&bystander, at).unwrap(), content[at], "what is there may be read");
+    for refusal in
+        [slot.fetch(at, 1).unwrap_err().to_string(), slot.reset().unwrap_err().to_string()]
+    {
+        assert!(refusal.contains("the source is dead"), "{refusal}");
+    }
+}
+
+#[test]
+fn a_forked_child_that_drops_a_slot_does_not_end_the_filling_of_its_parent() {
+    if !Features::host().has(Feature::UffdKernel) {
+        println!("SKIPPED: no userfaultfd for faults of the kernel here");
+        return;
+    }
+    let content = content();
+    let (image, _) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let slot = own_slot(&image, None);
+    // SAFETY: the child drops what it inherited and ends at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        drop(slot);
+        // SAFETY: ends the child without running anything else.
+        unsafe { libc::_exit(0) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    let at = 31 * PAGE_SIZE;
+    assert_eq!(kernel_reads(&slot, at).unwrap(), content[at]);
+}
+
+#[test]
+fn without_a_userfaultfd_for_the_kernel_a_slot_with_a_tracker_waits_for_everything() {
+    let content = content();
+    let (image, _) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+    let poorer = Features::host().without(Feature::UffdKernel);
+    let slot = own_slot(&image, Some(poorer));
+    assert!(image.is_complete());
+    assert_eq!(kernel_reads(&slot, 5 * PAGE_SIZE).unwrap(), content[5 * PAGE_SIZE]);
 }
 
 #[test]

@@ -21,11 +21,25 @@ pub struct SaveWith {
     pub parent: Option<Snapshot>,
     /// Pages to keep a compact copy of, which is read first: see [`SnapshotMemory::touched`].
     pub working_set: Vec<PageRange>,
+    /// Seal the snapshot with this key.
+    #[cfg(feature = "seal")]
+    pub seal: Option<afresh_store::seal::SealKey>,
+    /// Sign the snapshot.
+    #[cfg(feature = "seal")]
+    pub sign: Option<afresh_store::seal::SigningKey>,
 }
 
 impl Default for SaveWith {
     fn default() -> Self {
-        Self { encoding: Encoding::Raw, parent: None, working_set: Vec::new() }
+        Self {
+            encoding: Encoding::Raw,
+            parent: None,
+            working_set: Vec::new(),
+            #[cfg(feature = "seal")]
+            seal: None,
+            #[cfg(feature = "seal")]
+            sign: None,
+        }
     }
 }
 
@@ -79,6 +93,10 @@ impl SnapshotMemory {
             encoding: with.encoding,
             parent: with.parent.clone(),
             working_set: with.working_set.clone(),
+            #[cfg(feature = "seal")]
+            seal: with.seal.clone(),
+            #[cfg(feature = "seal")]
+            sign: with.sign.clone(),
             ..SaveOptions::new(build)
         };
         Ok(store.save(name, &self.pages, &options)?)

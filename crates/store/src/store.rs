@@ -174,7 +174,7 @@ impl Store {
     /// # Errors
     /// [`OpenError`] by cause.
     pub fn load_id(&self, id: Sha256) -> Result<Snapshot, OpenError> {
-        open_snapshot(self, id, &Access::default())
+        open_snapshot(self, id, &Access::new())
     }
 
     /// Opens the snapshot that `name` means if it is what `access` demands: signed by a trusted key, or

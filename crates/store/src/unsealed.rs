@@ -9,7 +9,7 @@ use crate::manifest::Manifest;
 use crate::{OpenError, SaveError};
 
 /// Demands nothing.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub(crate) struct Access;
 
 /// There is none. The field is private so that code elsewhere is not taken for unreachable.
@@ -20,6 +20,10 @@ pub(crate) struct SealKey(Infallible);
 pub(crate) struct Sealer(Infallible);
 
 impl Access {
+    pub(crate) fn new() -> Self {
+        Self
+    }
+
     pub(crate) fn key(&self) -> Option<&SealKey> {
         None
     }

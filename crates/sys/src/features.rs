@@ -18,6 +18,9 @@ pub enum Feature {
     UffdSigbus,
     /// userfaultfd write protection lifted by the kernel (WP_ASYNC).
     UffdAsync,
+    /// userfaultfd that also answers for faults of the kernel's own, KVM's among them. Needs privilege:
+    /// `CAP_SYS_PTRACE`, or access to `/dev/userfaultfd`.
+    UffdKernel,
     /// `PAGEMAP_SCAN`.
     PagemapScan,
     /// Fault signals with mprotect; there on every Linux, listed so that it can be masked.
@@ -30,9 +33,10 @@ pub enum Feature {
 
 impl Feature {
     /// Every feature.
-    pub const ALL: [Feature; 6] = [
+    pub const ALL: [Feature; 7] = [
         Feature::UffdSigbus,
         Feature::UffdAsync,
+        Feature::UffdKernel,
         Feature::PagemapScan,
         Feature::Mprotect,
         Feature::Populate,
@@ -45,6 +49,7 @@ impl Feature {
         match self {
             Feature::UffdSigbus => "uffd-sigbus",
             Feature::UffdAsync => "uffd-async",
+            Feature::UffdKernel => "uffd-kernel",
             Feature::PagemapScan => "pagemap-scan",
             Feature::Mprotect => "mprotect",
             Feature::Populate => "populate",
@@ -56,7 +61,7 @@ impl Feature {
 /// An unknown feature name in `AFRESH_WITHOUT` or on a command line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "unknown feature `{0}`; known are uffd (both kinds), uffd-sigbus, uffd-async, pagemap-scan, mprotect, populate, kvm"
+    "unknown feature `{0}`; known are uffd (every kind), uffd-sigbus, uffd-async, uffd-kernel, pagemap-scan, mprotect, populate, kvm"
 )]
 pub struct UnknownFeature(String);
 
@@ -121,12 +126,12 @@ impl Features {
     }
 }
 
-/// Parses a comma-separated list; `uffd` stands for both kinds.
+/// Parses a comma-separated list; `uffd` stands for every kind.
 fn parse_list(list: &str) -> Result<Vec<Feature>, UnknownFeature> {
     let mut features = Vec::new();
     for name in list.split(',').map(str::trim).filter(|n| !n.is_empty()) {
         if name == "uffd" {
-            features.extend([Feature::UffdSigbus, Feature::UffdAsync]);
+            features.extend([Feature::UffdSigbus, Feature::UffdAsync, Feature::UffdKernel]);
         } else {
             features.push(name.parse()?);
         }
@@ -154,7 +159,7 @@ mod tests {
     fn a_list_names_each_feature_and_refuses_unknown_ones() {
         assert_eq!(
             parse_list("uffd, pagemap-scan").unwrap(),
-            [Feature::UffdSigbus, Feature::UffdAsync, Feature::PagemapScan]
+            [Feature::UffdSigbus, Feature::UffdAsync, Feature::UffdKernel, Feature::PagemapScan]
         );
         assert!(parse_list("uffd,warp-drive").unwrap_err().to_string().contains("warp-drive"));
     }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use afresh_sys::{
     Advice, Feature, Features, Interest, Memfd, PAGE_SIZE, PageRange, Protection, Reservation,
-    Uffd, UffdMode, fault, pagemap,
+    SysError, Uffd, UffdMode, fault, pagemap,
 };
 
 fn missing(feature: Feature) -> bool {
@@ -48,6 +48,34 @@ impl fault::FaultHandler for Lift {
         let page = (address & !(PAGE_SIZE - 1)) as *const u8;
         self.uffd.write_protect(page, PAGE_SIZE, false).is_ok()
     }
+}
+
+#[test]
+fn a_forked_child_cannot_touch_the_protection_of_its_parent() {
+    if missing(Feature::UffdSigbus) {
+        return;
+    }
+    let file = image(1, 7);
+    let memory = Reservation::new(1).unwrap();
+    let all = PageRange::new(0, 1);
+    memory.map_private(all, Protection::ReadWrite, &file, 0).unwrap();
+    let uffd = Uffd::open(UffdMode::Sigbus).unwrap();
+    let start = memory.base().as_ptr();
+    uffd.register(start, PAGE_SIZE, Interest::WRITES).unwrap();
+    // SAFETY: the child makes two calls that do not allocate, and ends at once.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        let refused = |result: Result<(), SysError>| result.is_err_and(|e| e.errno == libc::ESRCH);
+        let both = refused(uffd.write_protect(start, PAGE_SIZE, false))
+            && refused(uffd.unregister(start, PAGE_SIZE));
+        // SAFETY: ends the child without running anything else.
+        unsafe { libc::_exit(i32::from(!both)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    uffd.unregister(start, PAGE_SIZE).unwrap();
 }
 
 #[test]

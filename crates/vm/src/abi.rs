@@ -26,7 +26,7 @@ pub const CALL_FIND: u32 = 5;
 pub const CALL_HOST: u32 = 6;
 /// `random(buffer, len)`: fills the buffer with fresh randomness, different in every clone.
 pub const CALL_RANDOM: u32 = 7;
-/// `generation()`: a number that no other restore or fork of this process shares.
+/// `generation()`: a number that no other restore or fork shares, in this process or another.
 pub const CALL_GENERATION: u32 = 8;
 
 /// No host function has that name or number.

@@ -6,19 +6,19 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_memory::{Image, ImageBuilder, ImageError, PageRange, SlotError, ZeroStock};
+use afresh_memory::{ImageError, SlotError, ZeroStock};
 
 use crate::PAGE;
-use crate::call::{CallError, next_generation};
+use crate::call::CallError;
 use crate::elf::{ElfError, Program};
 use crate::host::{HostFunction, HostFunctions};
-use crate::layout::{BASE, Layout, LayoutError, RegionKind, Sizes, Span};
+use crate::layout::{BASE, Layout, LayoutError, RegionKind, Sizes};
 use crate::machine::{KvmError, extended_state};
-use crate::memory::Map;
 use crate::sandbox::Sandbox;
 use crate::shared::SharedMemory;
 use crate::strategy::Strategy;
 use crate::system::System;
+use crate::template::{Content, ProgramFile, Template, first_image};
 
 /// Why a sandbox could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -68,37 +68,14 @@ impl std::fmt::Debug for Config {
     }
 }
 
-/// What every sandbox of one program and configuration shares.
-#[derive(Debug)]
-pub(crate) struct Template {
-    /// Tells the templates of one process apart.
-    pub(crate) id: u64,
-    pub(crate) layout: Layout,
-    pub(crate) system: System,
-    pub(crate) functions: HostFunctions,
-    pub(crate) map: Arc<Map>,
-    /// Regions of the slot: everything but gaps and shared memory.
-    pub(crate) accessible: Vec<PageRange>,
-    /// Those that the guest may write.
-    pub(crate) writable: Vec<PageRange>,
-    pub(crate) shared: Vec<(Span, Arc<SharedMemory>)>,
-    pub(crate) read_only: Vec<Span>,
-}
-
-enum Content {
-    Zeros,
-    Bytes(Vec<u8>),
-    Shared(Arc<SharedMemory>),
-}
-
 /// Sizes, regions, host functions and limits of a sandbox.
 pub struct SandboxBuilder {
     memory: u64,
     stack: u64,
     input: u64,
-    regions: Vec<(u64, RegionKind, Content)>,
-    functions: HostFunctions,
-    config: Config,
+    pub(crate) regions: Vec<(u64, RegionKind, Content)>,
+    pub(crate) functions: HostFunctions,
+    pub(crate) config: Config,
 }
 
 impl Default for SandboxBuilder {
@@ -219,11 +196,13 @@ impl SandboxBuilder {
             regions: self.regions.iter().map(|(len, kind, _)| (*len, *kind)).collect(),
         };
         let layout = Layout::new(&program, &sizes)?;
+        let contents: Vec<Content> = self.regions.into_iter().map(|(_, _, it)| it).collect();
         let extended = extended_state()?;
         let system = System::build(&layout, &program, extended);
-        let contents = self.regions.into_iter().map(|(_, _, content)| content).collect();
-        let (template, image) = assemble(&program, layout, system, self.functions, contents)?;
+        let image = first_image(&program, &layout, &system, &contents)?;
         let entry = BASE + program.entry();
+        let file = ProgramFile::new(elf);
+        let template = Template::new(&program, file, layout, system, self.functions, contents);
         let boot = template.system.boot();
         let strategy = self.config.strategy;
         // Without tracking, finding out what the initialisation wrote would mean to read everything.
@@ -235,68 +214,4 @@ impl SandboxBuilder {
             _ => sandbox.pristine().with_strategy(strategy).spawn(),
         }
     }
-}
-
-fn assemble(
-    program: &Program<'_>,
-    layout: Layout,
-    system: System,
-    functions: HostFunctions,
-    contents: Vec<Content>,
-) -> Result<(Template, Image), BuildError> {
-    let run = |span: Span| PageRange::covering(span.start as usize, span.len as usize);
-    let mut accessible = vec![run(layout.main)];
-    let mut writable = vec![run(layout.main)];
-    let (mut shared, mut read_only) = (Vec::new(), Vec::new());
-    let loaded = program.image(BASE);
-    let mut image = ImageBuilder::new((system.span.end() / PAGE) as usize);
-    image.segment(BASE as usize, &loaded)?;
-    let mut region_map = Vec::new();
-    for (placed, content) in layout.regions.iter().zip(&contents) {
-        let pages = run(placed.span);
-        match (placed.kind, content) {
-            (RegionKind::Shared, Content::Shared(memory)) => {
-                shared.push((placed.span, Arc::clone(memory)));
-                region_map.push((placed.span, true, Some(Arc::clone(memory))));
-                continue;
-            }
-            (RegionKind::Gap, _) => continue,
-            (RegionKind::ReadOnly, Content::Bytes(bytes)) => {
-                image.segment(placed.span.start as usize, bytes)?;
-                read_only.push(placed.span);
-                region_map.push((placed.span, false, None));
-            }
-            _ => {
-                writable.push(pages);
-                region_map.push((placed.span, true, None));
-            }
-        }
-        accessible.push(pages);
-    }
-    accessible.push(run(system.span));
-    image.segment(system.span.start as usize, &system.bytes)?;
-    let image = image.build()?;
-    let mut map = Map::default();
-    for (span, writable, _) in layout.mapped(program) {
-        if span.start < layout.main.end() {
-            map.add(span, writable, None);
-        }
-    }
-    for (span, writable, memory) in region_map {
-        map.add(span, writable, memory);
-    }
-    // The guest may also pass pointers into the pages that tell it where it is.
-    map.add(Span { start: system.boot(), len: PAGE }, false, None);
-    let template = Template {
-        id: next_generation(),
-        layout,
-        system,
-        functions,
-        map: Arc::new(map),
-        accessible,
-        writable,
-        shared,
-        read_only,
-    };
-    Ok((template, image))
 }

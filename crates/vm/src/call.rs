@@ -4,6 +4,7 @@
 //! reach or ends the call with an error that says why; nothing is allocated by a length that was
 //! not checked against guest memory. May break it: a host function trusting its arguments' values.
 
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_memory::{ImageError, ResetError, SlotError, TrackError};
@@ -107,6 +108,10 @@ pub enum CallError {
     /// KVM failed.
     #[error(transparent)]
     Kvm(#[from] KvmError),
+    /// The guest's memory comes from a snapshot, and a page of it could not be fetched. The sandbox can
+    /// only be dropped.
+    #[error("the guest's memory is incomplete: {0}")]
+    Memory(String),
     /// Noticing the guest's writes failed.
     #[error(transparent)]
     Track(#[from] TrackError),
@@ -149,11 +154,21 @@ pub(crate) enum Phase {
     Probe,
 }
 
-static GENERATION: AtomicU64 = AtomicU64::new(1);
-
-/// A number no other pristine state of this process was given.
+/// A number that no other pristine state was given: in this process for certain, elsewhere but for a
+/// chance of one in 2^62. A guest may keep it in a snapshot, and two processes may thaw that.
 pub(crate) fn next_generation() -> u64 {
-    GENERATION.fetch_add(1, Ordering::Relaxed)
+    static NEXT: OnceLock<AtomicU64> = OnceLock::new();
+    let next = NEXT.get_or_init(|| {
+        let mut first = [0; 8];
+        let flags = rustix::rand::GetRandomFlags::empty();
+        if rustix::rand::getrandom(&mut first, flags) != Ok(first.len()) {
+            // Only sandboxes that filter the call come here.
+            let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
+            first = (now.tv_nsec as u64 ^ (now.tv_sec as u64 * 1_000_000_000)).to_ne_bytes();
+        }
+        AtomicU64::new((u64::from_ne_bytes(first) >> 2).max(1))
+    });
+    next.fetch_add(1, Ordering::Relaxed)
 }
 
 impl Sandbox {

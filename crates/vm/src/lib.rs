@@ -26,6 +26,7 @@ mod builder;
 mod call;
 mod crash;
 mod elf;
+mod frozen;
 mod host;
 mod layout;
 mod machine;
@@ -36,6 +37,8 @@ mod shared;
 mod snapshot;
 mod strategy;
 mod system;
+mod template;
+mod thaw;
 mod tracker;
 mod watch;
 
@@ -43,6 +46,7 @@ pub use builder::{BuildError, SandboxBuilder};
 pub use call::{CallError, GuestError};
 pub use crash::{Crash, CrashReason};
 pub use elf::{ElfError, Program};
+pub use frozen::{FreezeError, Frozen};
 pub use host::{FromWire, HostError, HostFunction, HostReturn, IntoWire};
 pub use layout::{LayoutError, RegionKind, Span};
 pub use machine::KvmError;
@@ -51,7 +55,10 @@ pub use sandbox::{Difference, Sandbox, VerifyError};
 pub use shared::SharedMemory;
 pub use snapshot::{Snapshot, SnapshotError};
 pub use strategy::{Abilities, Strategy};
+pub use thaw::ThawError;
 pub use watch::StopHandle;
+
+pub use afresh_pager::{SaveWith, SnapshotMemory};
 
 /// Bytes of a page.
 pub const PAGE: u64 = 4096;

@@ -13,8 +13,12 @@ use crate::shared::SharedMemory;
 use crate::tracker::Shared;
 
 /// An address range that is not (wholly) accessible.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{len} bytes at guest address {address:#x} are not {}", if *.write { "writable" } else { "readable" })]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error(
+    "{len} bytes at guest address {address:#x} are not {}{}",
+    if *.write { "writable" } else { "readable" },
+    .incomplete.as_ref().map(|cause| format!(": {cause}")).unwrap_or_default()
+)]
 #[non_exhaustive]
 pub struct AccessError {
     /// First guest address.
@@ -23,6 +27,8 @@ pub struct AccessError {
     pub len: u64,
     /// Whether the access was a write.
     pub write: bool,
+    /// Why the content will never be there, where the guest comes from a snapshot and that is the reason.
+    pub incomplete: Option<String>,
 }
 
 /// A span and how to reach it.
@@ -58,7 +64,7 @@ impl Map {
         self.windows
             .iter()
             .find(|w| w.span.holds(address, len) && (w.writable || !write))
-            .ok_or(AccessError { address, len, write })
+            .ok_or(AccessError { address, len, write, incomplete: None })
     }
 
     /// Whether a range is accessible; an empty one always is.
@@ -99,6 +105,26 @@ impl GuestMemory {
         }
     }
 
+    /// Waits until the bytes are in place, in a guest whose memory is filled lazily. Only then may they be
+    /// touched: a page that never comes closes the memory.
+    fn fetch(
+        &self,
+        window: &Window,
+        address: u64,
+        len: u64,
+        write: bool,
+    ) -> Result<(), AccessError> {
+        if window.shared.is_some() {
+            return Ok(());
+        }
+        self.slot.fetch(address as usize, len as usize).map_err(|error| AccessError {
+            address,
+            len,
+            write,
+            incomplete: Some(error.to_string()),
+        })
+    }
+
     /// Copies guest memory out.
     pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> Result<(), AccessError> {
         let len = out.len() as u64;
@@ -106,6 +132,7 @@ impl GuestMemory {
             return Ok(());
         }
         let window = self.map.find(address, len, false)?;
+        self.fetch(window, address, len, false)?;
         // SAFETY: the window holds `len` bytes at `address`, mapped for as long as `self` lives;
         // the vCPU is stopped, and another party of shared memory can at worst tear the copy.
         unsafe {
@@ -124,6 +151,7 @@ impl GuestMemory {
             return Ok(Vec::new());
         }
         let window = self.map.find(address, len, false)?;
+        self.fetch(window, address, len, false)?;
         let len = len as usize;
         let mut out = Vec::with_capacity(len);
         // SAFETY: as in `read`; the vector has room for `len` bytes and they are initialised by the
@@ -142,6 +170,7 @@ impl GuestMemory {
             return Ok(());
         }
         let window = self.map.find(address, len, true)?;
+        self.fetch(window, address, len, true)?;
         let target = self.pointer(window, address);
         if window.shared.is_none()
             && let Some(tracker) = &self.tracker

@@ -10,13 +10,14 @@ use afresh_memory::{HostAccess, Image, ResetReport, Slot, SlotConfig, TrackError
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 use crate::PAGE;
-use crate::builder::{BuildError, Config, SandboxBuilder, Template};
+use crate::builder::{BuildError, Config, SandboxBuilder};
 use crate::call::{CallError, End, Phase, next_generation};
 use crate::crash::NO_FAULT;
 use crate::layout::Span;
 use crate::machine::{Backing, Machine, Tracking, abilities, extended_state};
 use crate::memory::{AccessError, GuestMemory};
 use crate::strategy::Strategy;
+use crate::template::Template;
 use crate::watch::{StopHandle, Watch};
 
 /// Whether a sandbox may be called.
@@ -197,13 +198,21 @@ impl Sandbox {
         }
         // A host function that panics must not leave a half-run guest that looks ready.
         self.state = State::NeedsReset;
-        let output = self.call_inner(buffer, input)?;
+        let output = self.call_inner(buffer, input).map_err(|error| self.explain(error))?;
         self.state = State::Ready;
         Ok(output)
     }
 
+    /// Once pages of the guest will never come, every failure is that one: KVM says no more than that an
+    /// address is bad.
+    fn explain(&self, error: CallError) -> CallError {
+        self.memory.slot.failure().map_or(error, CallError::Memory)
+    }
+
     fn call_inner(&mut self, buffer: Span, input: &[u8]) -> Result<Vec<u8>, CallError> {
-        let _ = self.memory.write(buffer.start, input);
+        let call = crate::abi::CALL_DONE;
+        let bad = |access| crate::call::GuestError::BadPointer { call, access };
+        self.memory.write(buffer.start, input).map_err(bad)?;
         self.enter(self.entry, [buffer.start, input.len() as u64, 0]);
         match self.drive(Phase::Call)? {
             End::Done(output) => Ok(output),

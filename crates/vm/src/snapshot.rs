@@ -9,10 +9,11 @@ use std::sync::Arc;
 use afresh_memory::Image;
 use afresh_snapshot::{Frozen, Guest};
 
-use crate::builder::{BuildError, Config, Template};
+use crate::builder::{BuildError, Config};
 use crate::call::{CallError, next_generation};
 use crate::sandbox::{Sandbox, State};
 use crate::strategy::Strategy;
+use crate::template::Template;
 
 /// A guest's state between two calls: its memory. Registers are the same at the start of every
 /// call, so there is nothing else to keep.
@@ -21,7 +22,7 @@ pub struct Snapshot {
     pub(crate) template: Arc<Template>,
     image: Image,
     config: Config,
-    entry: u64,
+    pub(crate) entry: u64,
 }
 
 impl Snapshot {

@@ -52,7 +52,8 @@ impl Program {
         match &self.source {
             Source::Bytes(bytes) => Ok(bytes.to_vec()),
             Source::Pages(image) => {
-                image.complete().map_err(ThawError::Image)?;
+                // Not all that is filled together with it: the memories can wait.
+                image.resolve(PageRange::new(0, image.pages())).map_err(ThawError::Image)?;
                 let mut wasm = vec![0; self.bytes];
                 image.read(0, &mut wasm);
                 if blake3::hash(&wasm) != blake3::Hash::from(self.digest) {
@@ -108,6 +109,12 @@ impl Frozen {
     #[must_use]
     pub fn memory(&self) -> &SnapshotMemory {
         &self.memory
+    }
+
+    /// The pages that hold the module. Whoever has it compiled in a cache does not need them.
+    #[must_use]
+    pub fn module_pages(&self) -> PageRange {
+        PageRange::new(0, page_align_up(self.program.bytes) / PAGE_SIZE)
     }
 
     /// Everything else, in a form of this crate's own.

@@ -139,7 +139,7 @@ pub(crate) enum Met {
     Present,
     /// It is in place now.
     Filled,
-    /// It will never be; the slot's memory is closed.
+    /// It will never be.
     Closed,
 }
 
@@ -161,22 +161,40 @@ impl Missing {
         self.chunks.iter().filter_map(move |chunk| chunk.range.intersect(range))
     }
 
-    /// Answers a fault on `page` of the slot. Safe in a signal handler.
+    /// Answers a fault on `page` of the slot, and closes the slot's memory if the page will never be in
+    /// place. Safe in a signal handler.
     pub(crate) fn answer(&self, page: usize) -> Met {
+        let met = self.meet(page);
+        if met == Met::Closed {
+            self.close();
+        }
+        met
+    }
+
+    /// Waits for `page` of the slot.
+    pub(crate) fn meet(&self, page: usize) -> Met {
         let at = self.chunks.partition_point(|chunk| chunk.range.end() <= page);
         let Some(chunk) = self.chunks.get(at).filter(|chunk| chunk.range.contains(page)) else {
             return Met::Present;
         };
-        match chunk.backing.answer(chunk.at + page - chunk.range.start) {
-            // Nothing may be read as if it were content, so access ends; the retry raises SIGSEGV.
-            Met::Closed => {
-                let all = PageRange::new(self.first, self.capacity);
-                // Where even that is refused, the missing pages go on raising SIGBUS.
-                let _ = self.memory.protect(all, Protection::None);
-                Met::Closed
-            }
-            met => met,
-        }
+        chunk.backing.answer(chunk.at + page - chunk.range.start)
+    }
+
+    /// Ends access: nothing may be read as if it were content. The retry raises SIGSEGV, or `EFAULT`.
+    pub(crate) fn close(&self) {
+        let all = PageRange::new(self.first, self.capacity);
+        // Where even that is refused, the missing pages go on raising faults.
+        let _ = self.memory.protect(all, Protection::None);
+    }
+
+    /// Address of `page` of the slot.
+    pub(crate) fn address(&self, page: usize) -> *mut u8 {
+        self.memory.page_ptr(self.first + page)
+    }
+
+    /// Pages of the slot, accessible or not.
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
     }
 
     /// Why pages will never come, once that is certain.

@@ -77,7 +77,11 @@ impl Slot {
     fn look_for_failure(&mut self) {
         match self.failure() {
             Some(cause) => self.quarantine(crate::ImageError::Filler(cause).to_string()),
-            None => self.filling = !self.image.is_complete(),
+            None if self.image.is_complete() => {
+                self.filling = false;
+                self.served = None;
+            }
+            None => {}
         }
     }
 

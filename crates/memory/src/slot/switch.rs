@@ -42,6 +42,8 @@ impl Slot {
                 .iter()
                 .flat_map(|range| regions.iter().filter_map(|region| region.intersect(*range)))
                 .collect();
+            // They are copied over the mapping, which may have to show its own content first.
+            inside.iter().try_for_each(|range| self.image.resolve(*range))?;
             if let Method::WriteSet(tracker) = &mut self.method {
                 self.written.clear();
                 tracker.drain(&mut self.written)?;

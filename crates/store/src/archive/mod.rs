@@ -74,7 +74,7 @@ pub fn export(snapshot: &Snapshot, path: &Path, name: Option<&str>) -> Result<()
 pub fn open(path: &Path) -> Result<Snapshot, OpenError> {
     let members = Members::open(path)?;
     let id = only_snapshot(&members)?;
-    open_snapshot(&members, id, &Access::default())
+    open_snapshot(&members, id, &Access::new())
 }
 
 /// As [`open`], if the snapshot is what `access` demands: signed by a trusted key, or sealed with the

@@ -22,7 +22,7 @@ impl Remote {
     /// # Errors
     /// [`RemoteError`] by cause.
     pub fn load(&self, name: &str) -> Result<Snapshot, RemoteError> {
-        self.load_by(name, &Access::default())
+        self.load_by(name, &Access::new())
     }
 
     /// As [`Remote::load`], if the snapshot is what `access` demands: signed by a trusted key, or sealed

@@ -15,16 +15,28 @@ pub enum UffdMode {
 
 /// Which faults a registered range reports.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Interest(());
+pub struct Interest {
+    /// Pages that are not there.
+    pub missing: bool,
+}
 
 impl Interest {
     /// Only writes to write-protected pages.
-    pub const WRITES: Self = Self(());
+    pub const WRITES: Self = Self { missing: false };
+    /// Only pages that are not there.
+    pub const MISSING: Self = Self { missing: true };
 }
 
 /// An event; none ever comes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum UffdEvent {}
+#[non_exhaustive]
+pub enum UffdEvent {
+    /// A thread waits for the page at this address.
+    Fault {
+        /// The faulting address.
+        address: usize,
+    },
+}
 
 /// A userfaultfd that cannot be opened.
 #[derive(Debug)]
@@ -60,6 +72,38 @@ impl Uffd {
     /// # Errors
     /// None.
     pub fn write_protect(&self, _: *const u8, _: usize, _: bool) -> Result<(), SysError> {
+        match *self {}
+    }
+
+    /// Always fails.
+    ///
+    /// # Errors
+    /// `ENOSYS`.
+    pub fn open_for_kernel() -> Result<Self, SysError> {
+        Err(SysError::new(Call::UffdOpen, libc::ENOSYS))
+    }
+
+    /// Unreachable: no value exists.
+    ///
+    /// # Errors
+    /// None.
+    pub fn wait(&self) -> Result<(), SysError> {
+        match *self {}
+    }
+
+    /// Unreachable: no value exists.
+    ///
+    /// # Errors
+    /// None.
+    pub fn next_event(&self) -> Result<Option<UffdEvent>, SysError> {
+        match *self {}
+    }
+
+    /// Unreachable: no value exists.
+    ///
+    /// # Errors
+    /// None.
+    pub fn wake(&self, _: *const u8, _: usize) -> Result<(), SysError> {
         match *self {}
     }
 }

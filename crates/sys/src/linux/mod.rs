@@ -35,6 +35,7 @@ pub(crate) fn probe() -> BTreeMap<Feature, String> {
     };
     note(Feature::UffdSigbus, probe_uffd(UffdMode::Sigbus));
     note(Feature::UffdAsync, probe_uffd(UffdMode::Async));
+    note(Feature::UffdKernel, Uffd::open_for_kernel().map(drop));
     note(
         Feature::PagemapScan,
         Reservation::new(1).and_then(|r| {

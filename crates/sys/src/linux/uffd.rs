@@ -25,6 +25,7 @@ use linux_raw_sys::ioctl::{
     UFFDIO_WRITEPROTECT, UFFDIO_ZEROPAGE,
 };
 
+use super::fork;
 use crate::{Call, SysError, inject};
 
 /// `_IOWR(0xAA, 5, struct uffdio_move)`.
@@ -108,11 +109,14 @@ pub enum UffdEvent {
     Other(u8),
 }
 
-/// A userfaultfd.
+/// A userfaultfd. In a child forked from the process that opened it every call fails with `ESRCH`.
 #[derive(Debug)]
 pub struct Uffd {
     fd: OwnedFd,
     mode: UffdMode,
+    /// Of the process that has it. In a forked child the descriptor still stands for the memory that it
+    /// stood for, and dropping a slot there would end the parent's protection.
+    generation: u32,
 }
 
 impl Uffd {
@@ -140,6 +144,11 @@ impl Uffd {
         }
         // SAFETY: the kernel just returned this descriptor and nobody else owns it.
         let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
+        Self::negotiate(fd, mode, more)
+    }
+
+    /// Settles the features of a new descriptor.
+    pub(super) fn negotiate(fd: OwnedFd, mode: UffdMode, more: u64) -> Result<Self, SysError> {
         let write = u64::from(UFFD_FEATURE_PAGEFAULT_FLAG_WP)
             | u64::from(UFFD_FEATURE_WP_HUGETLBFS_SHMEM)
             | u64::from(UFFD_FEATURE_WP_UNPOPULATED);
@@ -153,7 +162,7 @@ impl Uffd {
         let fill = u64::from(UFFD_FEATURE_MISSING_SHMEM)
             | FEATURE_MINOR_SHMEM
             | u64::from(UFFD_FEATURE_MOVE);
-        let this = Self { fd, mode };
+        let this = Self { fd, mode, generation: fork::generation() };
         let api = |features| {
             let mut api = uffdio_api { api: u64::from(UFFD_API), features, ioctls: 0 };
             this.ioctl(Call::UffdOpen, UFFDIO_API, &mut api)
@@ -176,6 +185,9 @@ impl Uffd {
         request: u32,
         argument: &mut T,
     ) -> Result<(), SysError> {
+        if self.generation != fork::generation() {
+            return Err(SysError::new(call, libc::ESRCH));
+        }
         // SAFETY: every caller in this file pairs the request with the structure the kernel's ABI
         // names for it, and the reference keeps it alive through the call.
         let rc = unsafe {
@@ -370,7 +382,7 @@ impl Uffd {
     /// protocol that sent it.
     #[must_use]
     pub fn from_fd(fd: OwnedFd, mode: UffdMode) -> Self {
-        Self { fd, mode }
+        Self { fd, mode, generation: fork::generation() }
     }
 }
 

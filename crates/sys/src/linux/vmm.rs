@@ -1,5 +1,7 @@
-//! What a userfaultfd needs beyond filling when a VMM and its pager are two processes: remove events, and
-//! poisoned pages.
+//! What a userfaultfd needs beyond filling for the memory of a virtual machine: faults that KVM takes in the
+//! kernel, and, when a VMM and its pager are two processes, remove events and poisoned pages.
+
+use std::os::fd::{AsFd, AsRawFd, FromRawFd, OwnedFd};
 
 use linux_raw_sys::general::{
     UFFD_FEATURE_EVENT_REMOVE, UFFD_FEATURE_POISON, uffdio_poison, uffdio_range,
@@ -10,7 +12,58 @@ use crate::{Call, SysError, Uffd, UffdMode, inject};
 /// `_IOWR(0xAA, 8, struct uffdio_poison)`.
 const UFFDIO_POISON: u32 = 0xc020_aa08;
 
+/// `_IO(0xAA, 0)`, of `/dev/userfaultfd`.
+const USERFAULTFD_IOC_NEW: libc::c_ulong = 0xaa00;
+
 impl Uffd {
+    /// Opens a descriptor with events that also answers for faults taken in the kernel: by KVM for a
+    /// guest, or by a system call.
+    ///
+    /// # Errors
+    /// `EPERM` or `EACCES` without `CAP_SYS_PTRACE` and without access to `/dev/userfaultfd` (Linux 6.1);
+    /// otherwise as [`Uffd::open`].
+    pub fn open_for_kernel() -> Result<Self, SysError> {
+        inject::gate(Call::UffdOpen)?;
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK;
+        // SAFETY: the call takes flags only.
+        let mut fd = unsafe { libc::syscall(libc::SYS_userfaultfd, libc::c_long::from(flags)) };
+        if fd < 0 {
+            let denied = SysError::last(Call::UffdOpen);
+            let device = std::fs::File::options().read(true).write(true).open("/dev/userfaultfd");
+            let device = device.map_err(|_| denied)?;
+            // SAFETY: the device's one request takes the same flags.
+            fd = unsafe { libc::ioctl(device.as_raw_fd(), USERFAULTFD_IOC_NEW, flags) }.into();
+            if fd < 0 {
+                return Err(SysError::last(Call::UffdOpen));
+            }
+        }
+        // SAFETY: the kernel just returned this descriptor and nobody else owns it.
+        let fd = unsafe { OwnedFd::from_raw_fd(fd as libc::c_int) };
+        Self::negotiate(fd, UffdMode::Events, 0)
+    }
+
+    /// Sleeps until there is an event.
+    ///
+    /// # Errors
+    /// An error of `poll`; `EIO` when the descriptor is broken.
+    pub fn wait(&self) -> Result<(), SysError> {
+        loop {
+            let mut poll =
+                libc::pollfd { fd: self.as_fd().as_raw_fd(), events: libc::POLLIN, revents: 0 };
+            // SAFETY: one descriptor, which lives through the call.
+            if unsafe { libc::poll(&mut poll, 1, -1) } < 0 {
+                let error = SysError::last(Call::UffdRead);
+                if error.errno != libc::EINTR {
+                    return Err(error);
+                }
+            } else if poll.revents & libc::POLLIN != 0 {
+                return Ok(());
+            } else {
+                return Err(SysError::new(Call::UffdRead, libc::EIO));
+            }
+        }
+    }
+
     /// Opens a descriptor as a VMM does that hands it to a pager: events, discarded ranges among them, and
     /// pages that can be poisoned.
     ///

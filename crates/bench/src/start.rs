@@ -1,0 +1,143 @@
+//! `start`: from nothing but a snapshot to the first answer of the warm JavaScript guest, beside the ways
+//! that fetch everything first, and beside warming it anew.
+//!
+//! Each run is what a new process does: an engine, the snapshot opened, a guest, one call. The compiled
+//! module comes from a cache in every case.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use afresh_pager::{Options as RestoreOptions, Recorder};
+use afresh_store::remote::{Patience, Remote};
+use afresh_store::{Encoding, Snapshot, Store};
+use afresh_wasm::{Engine, EngineConfig, Frozen, Guest, GuestOptions, SaveWith, Warm, WarmUp};
+
+use crate::row::{Contestant, Options, Sink, contest};
+
+/// Name of the snapshots that the benchmark makes.
+const NAME: &str = "start";
+/// The same, stored as it is where the other is compressed.
+const RAW: &str = "start-raw";
+/// Without a working set.
+const PLAIN: &str = "start-plain";
+
+fn engine(cache: &Path) -> anyhow::Result<Engine> {
+    let cache = Some(cache.to_owned());
+    Ok(Engine::new(EngineConfig { timeouts: false, cache, ..EngineConfig::default() })?)
+}
+
+/// An answer, and the guest that gave it: taking that down is no part of a start.
+type Answered = (Vec<u8>, Warm, Option<Frozen>);
+
+/// One answer of a thawed guest.
+fn answer(cache: &Path, frozen: Frozen, input: &[u8]) -> anyhow::Result<Answered> {
+    let warm = Warm::thaw(&engine(cache)?, &GuestOptions::default(), &frozen)?;
+    let entry = warm.bytes_entry("handle")?;
+    let bytes = warm.lease()?.call_bytes(&entry, input)?;
+    Ok((bytes, warm, Some(frozen)))
+}
+
+/// Opened and called while the rest is fetched.
+fn lazily(cache: &Path, snapshot: Snapshot, input: &[u8]) -> anyhow::Result<Answered> {
+    answer(cache, Frozen::load(snapshot, &RestoreOptions::default())?, input)
+}
+
+/// Fetched whole, then called.
+fn wholly(cache: &Path, snapshot: Snapshot, input: &[u8]) -> anyhow::Result<Answered> {
+    let frozen = Frozen::load(snapshot, &RestoreOptions::default())?;
+    frozen.memory().wait(Duration::from_secs(60))?;
+    answer(cache, frozen, input)
+}
+
+/// Not out of a snapshot at all.
+fn warmed(cache: &Path, wasm: &[u8], input: &[u8]) -> anyhow::Result<Answered> {
+    let warm = Guest::new(&engine(cache)?, wasm)?.warm(WarmUp::new().call("warm", &[]))?;
+    let entry = warm.bytes_entry("handle")?;
+    let bytes = warm.lease()?.call_bytes(&entry, input)?;
+    Ok((bytes, warm, None))
+}
+
+/// Saves the guest twice, with the working set of one request and without.
+fn prepare(wasm: &[u8], cache: &Path, store: &Store, input: &[u8]) -> anyhow::Result<Vec<u8>> {
+    let (expected, warm, _) = warmed(cache, wasm, input)?;
+    let frozen = warm.freeze()?;
+    frozen.save(store, PLAIN, &SaveWith::default())?;
+    // Fills the cache, so that recording meets no module pages.
+    drop(lazily(cache, store.load(PLAIN)?, input)?);
+    let recorded = Frozen::record(store.load(PLAIN)?)?;
+    let memory = recorded.memory().clone();
+    let recording = answer(cache, recorded, input)?;
+    let mut recorder = Recorder::new();
+    recorder.add(&memory.touched());
+    drop(recording);
+    let with = SaveWith { working_set: recorder.pages(1.0), ..SaveWith::default() };
+    frozen.save(store, NAME, &with)?;
+    Ok(expected)
+}
+
+/// A contestant that is timed up to its first answer.
+fn contestant<'a>(
+    strategy: &'static str,
+    expected: &'a [u8],
+    mut run: impl FnMut() -> anyhow::Result<Answered> + 'a,
+) -> Contestant<'a> {
+    let mut once = move || {
+        let started = Instant::now();
+        let answered = run()?;
+        let took = started.elapsed();
+        anyhow::ensure!(answered.0 == expected, "{strategy} answers otherwise");
+        Ok(took)
+    };
+    Contestant::timed(strategy, move |n| (0..n).map(|_| once()).sum())
+}
+
+/// The contest on the byte-handling guest in `wasm`, warmed by its export `warm`. Snapshots and caches are
+/// made in `dir`; with `remote`, a URL, they are opened there too.
+///
+/// # Errors
+/// The first that any contestant meets, or answers that differ.
+pub fn start(
+    wasm: &[u8],
+    input: &[u8],
+    dir: &Path,
+    remote: Option<&str>,
+    options: &Options,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<()> {
+    let cache = &dir.join("cache");
+    let path = &dir.join("store");
+    let store = &Store::create(path)?;
+    let expected = &prepare(wasm, cache, store, input)?;
+    let open = |name: &str| anyhow::Ok(Store::open(path)?.load(name)?);
+    let field = vec![
+        contestant("lazy", expected, || lazily(cache, open(NAME)?, input)),
+        contestant("lazy-unrecorded", expected, || lazily(cache, open(PLAIN)?, input)),
+        contestant("whole", expected, || wholly(cache, open(PLAIN)?, input)),
+        contestant("warm-up", expected, || warmed(cache, wasm, input)),
+    ];
+    contest("start", "js/file", options, field, sink)?;
+    let Some(url) = remote else { return Ok(()) };
+    let there = Remote::open(url, Patience::default())?;
+    for (name, encoding) in [(NAME, Encoding::Zstd), (RAW, Encoding::Raw)] {
+        there.push(store, &store.load(NAME)?, name, encoding, &mut |_| {})?;
+    }
+    let connect = || {
+        let remote = Remote::open(url, Patience::default())?;
+        remote.prepare();
+        anyhow::Ok(remote)
+    };
+    let pulled = &dir.join("pulled");
+    let field = vec![
+        contestant("lazy", expected, || lazily(cache, connect()?.load(NAME)?, input)),
+        contestant("lazy-raw", expected, || lazily(cache, connect()?.load(RAW)?, input)),
+        contestant("whole", expected, || wholly(cache, connect()?.load(NAME)?, input)),
+        contestant("pull-first", expected, || {
+            let local = Store::create(pulled)?;
+            connect()?.pull(&local, NAME, NAME, Encoding::Raw, &mut |_| {})?;
+            let answered = lazily(cache, local.load(NAME)?, input)?;
+            std::fs::remove_dir_all(pulled)?;
+            Ok(answered)
+        }),
+    ];
+    contest("start", "js/remote", options, field, sink)
+}

@@ -1,0 +1,190 @@
+//! Warm guests that become snapshots and run out of them: in directories, single files and remotes, signed
+//! and sealed, forked and served.
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+const COUNTER: &str = r#"(module
+    (memory (export "memory") 20)
+    (global $calls (mut i32) (i32.const 0))
+    (func (export "warm") (param i32)
+        (i32.store (i32.const 70000) (local.get 0))
+        (i32.store (i32.const 900000) (i32.const 5)))
+    (func (export "next") (param i32) (result i32)
+        (global.set $calls (i32.add (global.get $calls) (i32.const 1)))
+        (i32.store (i32.const 70000)
+            (i32.add (i32.load (i32.const 70000)) (i32.mul (local.get 0) (global.get $calls))))
+        (i32.load (i32.const 70000)))
+    (func (export "afresh_buffer") (param i32) (result i32) (i32.const 1000))
+    (func (export "echo") (param i32) (result i64)
+        (i32.store8 (i32.const 999) (i32.add (i32.const 48) (i32.load (i32.const 900000))))
+        (i64.or (i64.shl (i64.const 999) (i64.const 32))
+            (i64.extend_i32_u (i32.add (local.get 0) (i32.const 1))))))"#;
+
+/// A temporary directory with the guest in it.
+struct Dir(tempfile::TempDir);
+
+impl Dir {
+    fn new() -> Self {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join("guest.wasm"), wat::parse_str(COUNTER).unwrap()).unwrap();
+        Self(dir)
+    }
+
+    fn path(&self, name: &str) -> String {
+        self.0.path().join(name).display().to_string()
+    }
+}
+
+fn afresh(arguments: &[&str]) -> Output {
+    Command::new(env!("CARGO_BIN_EXE_afresh")).args(arguments).output().unwrap()
+}
+
+/// Standard output of a command that must succeed.
+fn ok(arguments: &[&str]) -> String {
+    let output = afresh(arguments);
+    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+    text
+}
+
+/// What a command that must fail says.
+fn refused(arguments: &[&str]) -> String {
+    let output = afresh(arguments);
+    assert_eq!(output.status.code(), Some(1), "{arguments:?}");
+    String::from_utf8_lossy(&output.stderr).into_owned()
+}
+
+fn next(place: &str, cache: &str) -> String {
+    ok(&["run", place, "--cache", cache, "--call", "next", "-n", "2", "7"])
+}
+
+#[test]
+fn a_warm_guest_runs_out_of_a_directory_a_file_and_a_remote() {
+    let dir = Dir::new();
+    let (guest, cache) = (dir.path("guest.wasm"), dir.path("cache"));
+    let expected = ok(&["run", &guest, "--warm", "warm:40", "--call", "next", "-n", "2", "7"]);
+    assert_eq!(expected, "47\n47\n");
+    let remote = format!("file://{}", dir.path("remote"));
+    std::fs::create_dir(dir.path("remote")).unwrap();
+    let places = [
+        format!("{}@v1", dir.path("store")),
+        dir.path("store"),
+        dir.path("guest.afresh"),
+        format!("{remote}@v2"),
+    ];
+    for place in &places {
+        let said =
+            ok(&["snapshot", &guest, "--warm", "warm:40", "--to", place, "--record", "next:1"]);
+        assert!(said.contains("saved") && said.contains("sha256:"), "{said}");
+        for _ in 0..2 {
+            assert_eq!(next(place, &cache), expected, "{place}");
+        }
+        let verified = ok(&["verify", place, "--call", "next", "-n", "3", "7"]);
+        assert!(verified.contains(" 0 bytes differ"), "{verified}");
+        let found = ok(&["-o", "json", "inspect", place]);
+        assert!(found.contains(r#""working_set_pages":1"#), "{found}");
+    }
+    // The guest itself is not needed any more, nor is the machine it was warmed on.
+    std::fs::remove_file(&guest).unwrap();
+    std::fs::copy(dir.path("guest.afresh"), dir.path("moved")).unwrap();
+    assert_eq!(next(&dir.path("moved"), &dir.path("cold-cache")), expected);
+}
+
+#[test]
+fn forks_go_on_from_where_a_call_ended_and_store_what_it_changed() {
+    let dir = Dir::new();
+    let (guest, store) = (dir.path("guest.wasm"), dir.path("store"));
+    let at = |name: &str| format!("{store}@{name}");
+    ok(&["snapshot", &guest, "--warm", "warm:40", "--to", &at("0")]);
+    for (step, answer) in [(1, "47"), (2, "61"), (3, "82")] {
+        let (from, to) = (at(&(step - 1).to_string()), at(&step.to_string()));
+        let said = ok(&["fork", &from, "--to", &to, "--call", "next", "7"]);
+        assert_eq!(said.lines().next(), Some(answer), "{said}");
+        assert!(said.contains(&format!("in {} layers", step + 1)), "{said}");
+    }
+    // Every state is still there, and none has changed.
+    for (name, answer) in [("0", "47"), ("1", "61"), ("2", "82"), ("3", "110")] {
+        assert_eq!(next(&at(name), &dir.path("cache")), format!("{answer}\n{answer}\n"));
+    }
+    let grown = std::fs::read_dir(Path::new(&store).join("blobs/sha256"))
+        .unwrap()
+        .map(|entry| entry.unwrap().metadata().unwrap().len())
+        .filter(|len| (4096..40_000).contains(len))
+        .count();
+    assert!(grown >= 3, "each fork is a small layer");
+}
+
+#[test]
+fn requests_are_served_line_by_line_each_from_the_warm_state() {
+    let dir = Dir::new();
+    let store = dir.path("store");
+    ok(&["snapshot", &dir.path("guest.wasm"), "--warm", "warm:1", "--to", &store]);
+    let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["serve", &store, "--call", "echo"])
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(b"one\ntwo\n\nthree\n").unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(String::from_utf8_lossy(&output.stdout), "5one\n5two\n5\n5three\n");
+    assert!(output.status.success());
+}
+
+#[test]
+fn only_trusted_signatures_and_the_right_key_open_a_snapshot() {
+    let dir = Dir::new();
+    let (guest, store) = (dir.path("guest.wasm"), dir.path("store"));
+    let (mine, sealing, other) = (dir.path("mine"), dir.path("sealing"), dir.path("other"));
+    let public = ok(&["keygen", "signing", &mine]);
+    std::fs::write(dir.path("trusted"), public).unwrap();
+    std::fs::write(dir.path("stranger"), ok(&["keygen", "signing", &other])).unwrap();
+    ok(&["keygen", "sealing", &sealing]);
+    let (signed, sealed, bare) =
+        (format!("{store}@signed"), format!("{store}@sealed"), format!("{store}@bare"));
+    ok(&["snapshot", &guest, "--warm", "warm:40", "--to", &bare]);
+    ok(&["snapshot", &guest, "--warm", "warm:40", "--to", &signed, "--sign", &mine]);
+    ok(&["snapshot", &guest, "--warm", "warm:40", "--to", &sealed, "--seal", &sealing]);
+    let trusted = dir.path("trusted");
+    let stranger = dir.path("stranger");
+    let good: [(&str, Vec<&str>); 3] =
+        [(&bare, vec![]), (&signed, vec!["--trust", &trusted]), (&sealed, vec!["--key", &sealing])];
+    for (place, with) in good {
+        // Options of the command go before the guest's own arguments.
+        let mut arguments: Vec<&str> = with;
+        arguments.extend(["run", place, "--call", "next", "7"]);
+        assert_eq!(ok(&arguments), "47\n");
+    }
+    let bad: [(&str, Vec<&str>, &str); 4] = [
+        (&bare, vec!["--trust", &trusted], "sign"),
+        (&signed, vec!["--trust", &stranger], "sign"),
+        (&sealed, vec![], "seal"),
+        (&bare, vec!["--key", &sealing], "seal"),
+    ];
+    for (place, with, word) in bad {
+        let mut arguments: Vec<&str> = with;
+        arguments.extend(["run", place, "--call", "next", "7"]);
+        let said = refused(&arguments);
+        assert!(said.contains(word), "{arguments:?}: {said}");
+    }
+}
+
+#[test]
+fn what_cannot_be_saved_or_opened_is_said_with_its_reason() {
+    let dir = Dir::new();
+    let (guest, store) = (dir.path("guest.wasm"), dir.path("store"));
+    ok(&["snapshot", &guest, "--warm", "warm:40", "--to", &store]);
+    let twice = refused(&["run", &store, "--warm", "warm:1", "--call", "next", "1"]);
+    assert!(twice.contains("snapshot of a warm guest"), "{twice}");
+    let unknown = refused(&["run", &format!("{store}@nothing"), "--call", "next", "1"]);
+    assert!(unknown.contains("nothing") && unknown.contains("latest"), "{unknown}");
+    let missing = refused(&["run", &dir.path("nowhere"), "--call", "next", "1"]);
+    assert!(missing.contains("nowhere"), "{missing}");
+    ok(&["import", &guest, &format!("{store}@raw")]);
+    let raw = refused(&["run", &format!("{store}@raw"), "--call", "next", "1"]);
+    assert!(raw.contains("kind `raw`"), "{raw}");
+    let digest = refused(&["snapshot", &guest, "--to", &format!("{store}@sha256:00")]);
+    assert!(digest.contains("digest"), "{digest}");
+}

@@ -1,0 +1,239 @@
+//! A guest's state as pages and bytes: what a snapshot holds of it.
+//!
+//! The pages are those of the guest's own memory and then those of its program's file, so that a snapshot
+//! is all another machine needs. The bytes say how large everything is and where calls start. Descriptors,
+//! entry code and page tables are in neither: they are built anew, for the host that thaws.
+//!
+//! Promises: what was frozen is what a sandbox thawed from it starts with, bit for bit; what is read from
+//! elsewhere is checked before it is used. May break it: memory shared with the host, which is no part of
+//! any snapshot.
+
+use afresh_memory::{Image, ImageError, PageRange};
+use afresh_pager::{Options, RestoreError, SaveMemoryError, SaveWith, SnapshotMemory};
+use afresh_store::{GuestBuild, Sha256, Snapshot as Saved, Store, host_cpu_features};
+use serde::{Deserialize, Serialize};
+
+use crate::layout::{RegionKind, Sizes};
+use crate::{PAGE, Snapshot, ThawError};
+
+/// Kind of guest, in snapshots.
+const KIND: &str = "vm";
+/// What gives the state its meaning.
+const ENGINE: &str = concat!("afresh-vm ", env!("CARGO_PKG_VERSION"));
+
+/// Freezing or saving a guest failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FreezeError {
+    /// Its pages are not all there, or could not be stored.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The rest of its state cannot be encoded.
+    #[error("the guest's state cannot be encoded: {0}")]
+    State(String),
+    /// The snapshot could not be written.
+    #[error(transparent)]
+    Save(#[from] SaveMemoryError),
+}
+
+/// An extra region's kind, as the bytes number it.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+enum Kind {
+    ReadWrite,
+    ReadOnly,
+    Shared,
+    Gap,
+}
+
+/// The bytes of a frozen guest. Sizes are in bytes.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct Header {
+    /// blake3 of the program's file.
+    pub(crate) program: [u8; 32],
+    pub(crate) program_bytes: u64,
+    memory: u64,
+    stack: u64,
+    input: u64,
+    regions: Vec<(u64, Kind)>,
+    /// Where calls start.
+    pub(crate) entry: u64,
+}
+
+impl Header {
+    pub(crate) fn sizes(&self) -> Sizes {
+        let kind = |kind: &Kind| match kind {
+            Kind::ReadWrite => RegionKind::ReadWrite,
+            Kind::ReadOnly => RegionKind::ReadOnly,
+            Kind::Shared => RegionKind::Shared,
+            Kind::Gap => RegionKind::Gap,
+        };
+        Sizes {
+            memory: self.memory,
+            stack: self.stack,
+            input: self.input,
+            regions: self.regions.iter().map(|(len, it)| (*len, kind(it))).collect(),
+        }
+    }
+}
+
+/// A frozen guest. Cheap to clone; it shares the memory of the guest it came from.
+#[derive(Clone, Debug)]
+pub struct Frozen {
+    pub(crate) header: Header,
+    /// From guest address 0 to the system span.
+    pub(crate) guest: Image,
+    /// The program's file, the last page padded with zeros.
+    pub(crate) program: Image,
+    memory: SnapshotMemory,
+    cpu: Vec<String>,
+}
+
+impl Frozen {
+    /// The pages: the guest's memory, then its program.
+    #[must_use]
+    pub fn memory(&self) -> &SnapshotMemory {
+        &self.memory
+    }
+
+    /// Everything else, in a form of this crate's own.
+    ///
+    /// # Errors
+    /// [`FreezeError::State`] when it cannot be encoded.
+    pub fn bytes(&self) -> Result<Vec<u8>, FreezeError> {
+        postcard::to_allocvec(&self.header).map_err(|e| FreezeError::State(e.to_string()))
+    }
+
+    /// The guest build that a snapshot of it belongs to. The CPU features are those of the host that it
+    /// ran on, for a guest may have detected them and acted upon it.
+    #[must_use]
+    pub fn build(&self) -> GuestBuild {
+        GuestBuild {
+            kind: KIND.to_owned(),
+            module: format!("blake3:{}", blake3::Hash::from(self.header.program).to_hex()),
+            engine: ENGINE.to_owned(),
+            cpu: self.cpu.clone(),
+        }
+    }
+
+    /// Saves it under `name`.
+    ///
+    /// # Errors
+    /// [`FreezeError`]; the name means then what it meant before.
+    pub fn save(&self, store: &Store, name: &str, with: &SaveWith) -> Result<Sha256, FreezeError> {
+        Ok(self.memory.save(store, name, self.build(), self.bytes()?, with)?)
+    }
+
+    /// Takes a guest out of pages and bytes that [`Frozen::memory`] and [`Frozen::bytes`] gave on a host
+    /// of the same CPU features.
+    ///
+    /// # Errors
+    /// [`ThawError::State`] when they do not fit together.
+    pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
+        let (header, rest): (Header, _) =
+            postcard::take_from_bytes(bytes).map_err(|e| ThawError::State(e.to_string()))?;
+        if !rest.is_empty() {
+            return Err(ThawError::State("there are bytes after its end".to_owned()));
+        }
+        let all = memory.pages();
+        let program = usize::try_from(header.program_bytes.div_ceil(PAGE))
+            .ok()
+            .filter(|pages| *pages <= all.pages())
+            .ok_or_else(|| ThawError::State("the program lies outside its pages".to_owned()))?;
+        let own = all.pages() - program;
+        Ok(Self {
+            guest: all.slice(PageRange::new(0, own)),
+            program: all.slice(PageRange::new(own, program)),
+            header,
+            memory,
+            cpu: host_cpu_features(),
+        })
+    }
+
+    /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
+    ///
+    /// # Errors
+    /// [`ThawError`]: a snapshot of another kind of guest or for a CPU with more features, a damaged one,
+    /// or no memory for it.
+    pub fn load(snapshot: Saved, options: &Options) -> Result<Self, ThawError> {
+        Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, options))
+    }
+
+    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists them.
+    ///
+    /// # Errors
+    /// As [`Frozen::load`].
+    pub fn record(snapshot: Saved) -> Result<Self, ThawError> {
+        Self::open(snapshot, SnapshotMemory::record)
+    }
+
+    fn open(
+        snapshot: Saved,
+        load: impl FnOnce(Saved) -> Result<SnapshotMemory, RestoreError>,
+    ) -> Result<Self, ThawError> {
+        let guest = snapshot.guest().clone();
+        let here = GuestBuild {
+            kind: KIND.to_owned(),
+            module: guest.module.clone(),
+            engine: ENGINE.to_owned(),
+            cpu: host_cpu_features(),
+        };
+        snapshot.check_guest(&here)?;
+        let state = snapshot.state().to_vec();
+        let mut this = Self::from_parts(load(snapshot)?, &state)?;
+        this.cpu = guest.cpu;
+        if this.build().module != guest.module {
+            return Err(ThawError::Program);
+        }
+        Ok(this)
+    }
+
+    /// The program's file, checked against its digest.
+    pub(crate) fn read_program(&self) -> Result<Vec<u8>, ThawError> {
+        let all = PageRange::new(0, self.program.pages());
+        self.program.resolve(all).map_err(ThawError::Image)?;
+        let bytes = self.header.program_bytes as usize;
+        // Before room is made for it: the length is only what the snapshot says.
+        let mut hasher = blake3::Hasher::new();
+        for page in 0..self.program.pages() {
+            let content = self.program.page(page).unwrap_or(&[0; PAGE as usize]);
+            hasher.update(&content[..(bytes - page * PAGE as usize).min(PAGE as usize)]);
+        }
+        if hasher.finalize() != blake3::Hash::from(self.header.program) {
+            return Err(ThawError::Program);
+        }
+        let mut file = vec![0; bytes];
+        self.program.read(0, &mut file);
+        Ok(file)
+    }
+}
+
+impl Snapshot {
+    /// The state, to be saved or thawed elsewhere, together with the program. Shares the memory.
+    ///
+    /// # Errors
+    /// [`FreezeError::Image`] when memory or descriptors ran out.
+    pub fn freeze(&self) -> Result<Frozen, FreezeError> {
+        let template = &*self.template;
+        let layout = &template.layout;
+        let kind = |kind| match kind {
+            RegionKind::ReadWrite => Kind::ReadWrite,
+            RegionKind::ReadOnly => Kind::ReadOnly,
+            RegionKind::Shared => Kind::Shared,
+            RegionKind::Gap => Kind::Gap,
+        };
+        let header = Header {
+            program: template.file.digest(),
+            program_bytes: template.file.len() as u64,
+            memory: layout.main.len,
+            stack: layout.stack.len,
+            input: layout.input.len,
+            regions: layout.regions.iter().map(|it| (it.span.len, kind(it.kind))).collect(),
+            entry: self.entry,
+        };
+        let own = PageRange::new(0, (layout.system / PAGE) as usize);
+        let guest = self.image().slice(own);
+        let program = template.file.pages()?;
+        let memory = Image::join(&[guest.clone(), program.clone()]).into();
+        Ok(Frozen { header, guest, program, memory, cpu: host_cpu_features() })
+    }
+}

@@ -1,0 +1,145 @@
+//! Thawing: a sandbox out of a frozen guest, without running its initialisation.
+//!
+//! Promises: the sandbox starts in the state that was frozen, and returns to it at every reset; the parts
+//! that keep a guest in its place are built here and never read from a snapshot.
+
+use std::sync::Arc;
+
+use afresh_memory::{Image, ImageBuilder, ImageError};
+use afresh_pager::RestoreError;
+use afresh_store::OpenError;
+
+use crate::builder::BuildError;
+use crate::elf::{ElfError, Program};
+use crate::frozen::Frozen;
+use crate::layout::{Layout, LayoutError, RegionKind, Span};
+use crate::machine::{KvmError, extended_state};
+use crate::sandbox::Sandbox;
+use crate::system::System;
+use crate::template::{Content, ProgramFile, Template};
+use crate::{PAGE, SandboxBuilder};
+
+/// Making a sandbox out of a frozen guest failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ThawError {
+    /// The snapshot is damaged, or of another kind of guest.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its pages could not be fetched.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// Pages that are needed at once will never be there.
+    #[error(transparent)]
+    Image(ImageError),
+    /// The state does not fit.
+    #[error("the frozen state cannot be used: {0}")]
+    State(String),
+    /// The program is not the one that was frozen.
+    #[error("the snapshot's program does not have the digest it was frozen with")]
+    Program,
+    /// The builder adds other regions than the guest was frozen with.
+    #[error("{0}; a guest is thawed with the regions it was built with, or with none at all")]
+    Regions(String),
+    /// The sandbox could not be made.
+    #[error(transparent)]
+    Build(#[from] BuildError),
+}
+
+impl From<ElfError> for ThawError {
+    fn from(error: ElfError) -> Self {
+        Self::State(format!("bad guest program: {error}"))
+    }
+}
+
+impl From<LayoutError> for ThawError {
+    fn from(error: LayoutError) -> Self {
+        Self::State(error.to_string())
+    }
+}
+
+impl From<KvmError> for ThawError {
+    fn from(error: KvmError) -> Self {
+        Self::Build(error.into())
+    }
+}
+
+impl SandboxBuilder {
+    /// A sandbox in the state of `frozen`, which it returns to at every reset. No initialisation runs.
+    ///
+    /// The builder brings host functions, time limit, log and strategy. Sizes come from the frozen state.
+    /// So do the regions, if the builder adds none; a guest with shared memory needs all of its regions
+    /// added as when it was built, for the shared memory is not in the snapshot.
+    ///
+    /// # Errors
+    /// [`ThawError`]; [`ThawError::Regions`] names the first region that differs.
+    pub fn thaw(self, frozen: &Frozen) -> Result<Sandbox, ThawError> {
+        let file = frozen.read_program()?;
+        let program = Program::parse(&file)?;
+        let header = &frozen.header;
+        let layout = Layout::new(&program, &header.sizes())?;
+        if layout.system / PAGE != frozen.guest.pages() as u64 {
+            return Err(ThawError::State("its memory has another size than it says".to_owned()));
+        }
+        let contents = contents(self.regions, &layout, &frozen.guest)?;
+        let system = System::build(&layout, &program, extended_state()?);
+        let mut tables = ImageBuilder::new((system.span.len / PAGE) as usize);
+        tables.segment(0, &system.bytes).map_err(BuildError::from)?;
+        let tables = tables.build().map_err(BuildError::from)?;
+        let image = Image::join(&[frozen.guest.clone(), tables]);
+        let known = ProgramFile::known(&file, header.program, frozen.program.clone());
+        let template = Template::new(&program, known, layout, system, self.functions, contents);
+        Ok(Sandbox::start(Arc::new(template), &image, self.config, header.entry)?)
+    }
+}
+
+/// What the regions of the layout hold: what the builder brings must be what was frozen.
+fn contents(
+    brought: Vec<(u64, RegionKind, Content)>,
+    layout: &Layout,
+    guest: &Image,
+) -> Result<Vec<Content>, ThawError> {
+    let placed = &layout.regions;
+    if brought.is_empty() && placed.iter().all(|region| region.kind != RegionKind::Shared) {
+        return Ok(placed.iter().map(|_| Content::Zeros).collect());
+    }
+    if brought.len() != placed.len() {
+        let (here, there) = (brought.len(), placed.len());
+        return Err(ThawError::Regions(format!(
+            "the builder adds {here} regions, the guest was frozen with {there}"
+        )));
+    }
+    let mut contents = Vec::with_capacity(placed.len());
+    for (index, ((len, kind, content), region)) in brought.into_iter().zip(placed).enumerate() {
+        if (len, kind) != (region.span.len, region.kind) {
+            return Err(ThawError::Regions(format!(
+                "region {index} is {len} bytes {kind:?} here and {} bytes {:?} in the frozen guest",
+                region.span.len, region.kind
+            )));
+        }
+        if let Content::Bytes(bytes) = &content
+            && !equals(guest, region.span, bytes)?
+        {
+            return Err(ThawError::Regions(format!(
+                "region {index} holds other bytes than in the frozen guest"
+            )));
+        }
+        contents.push(content);
+    }
+    Ok(contents)
+}
+
+/// Whether `span` holds `bytes`, which are as long.
+fn equals(guest: &Image, span: Span, bytes: &[u8]) -> Result<bool, ThawError> {
+    let mut page = [0; PAGE as usize];
+    for (index, expected) in bytes.chunks_exact(PAGE as usize).enumerate() {
+        let at = span.start as usize + index * PAGE as usize;
+        let run = afresh_memory::PageRange::covering(at, PAGE as usize);
+        guest.resolve(run).map_err(ThawError::Image)?;
+        guest.read(at, &mut page);
+        if page != *expected {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
