@@ -74,7 +74,7 @@ fn ways(snapshot: &Snapshot) -> &'static [Way] {
 
 /// A restore under way.
 enum Running {
-    Slots(LazyImage, Slot),
+    Slots(LazyImage, Box<Slot>),
     Range(Restore, Arc<Reservation>),
 }
 
@@ -89,7 +89,7 @@ impl Running {
             let image = LazyImage::start(Arc::new(SnapshotSource::new(snapshot)), &options);
             let image = image.unwrap();
             let slot = Slot::new(image.image(), SlotConfig::default()).unwrap();
-            return Self::Slots(image, slot);
+            return Self::Slots(image, Box::new(slot));
         }
         let source = match way {
             Way::MapDetach => SnapshotSource::checked(snapshot).unwrap(),
