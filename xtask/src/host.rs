@@ -45,6 +45,14 @@ pub(crate) fn c_compiler() -> Result<()> {
     apt_install(&["gcc", "libc6-dev"]).context("a C compiler, `cc`, is needed")
 }
 
+/// Makes sure that there is a C++ compiler for the host itself.
+pub(crate) fn cxx_compiler() -> Result<()> {
+    if std::env::var_os("CXX").is_some() || find("c++").is_some() {
+        return Ok(());
+    }
+    apt_install(&["g++"]).context("a C++ compiler, `c++`, is needed")
+}
+
 /// A C compiler and C library headers for `wasm32-wasip1`.
 #[derive(Debug)]
 pub(crate) enum WasiCompiler {

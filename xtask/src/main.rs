@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 
 mod command;
 mod demo;
+mod fuzz;
 mod guests;
 mod host;
 mod servers;
@@ -23,11 +24,14 @@ Usage: cargo xtask COMMAND
 Commands:
   demo                   Build the JavaScript guest and the `afresh` command, and show the main job:
                          a call plants a secret, the next finds nothing of it; and what that costs.
+  fuzz [--seconds N] [TARGET…]
+                         Build the fuzz targets and run each for a time, 20 s unless said otherwise;
+                         a crash fails, and the input that did it is kept and named.
   guests [--only NAME]   Build the guests (installing compilers and targets that are missing)
                          into target/guests; those whose inputs did not change are skipped.
                          NAME: component, js, python, sieve or vm; may be repeated.
   test                   Check format, lints and documentation, build the guests and the servers that
-                         tests talk to, run every test, check the dependencies; ends with a line
+                         tests talk to, run every test, fuzz, check the dependencies; ends with a line
                          `N passed, N failed, N skipped`.
 ";
 
@@ -45,6 +49,7 @@ fn main() -> ExitCode {
 fn dispatch(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first().map(|(name, rest)| (name.as_str(), rest)) {
         Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("fuzz", rest)) => fuzz::main(rest),
         Some(("guests", rest)) => guests::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("test", rest)) => test::main(rest),
         Some(("help" | "--help" | "-h", _)) => {

@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, find, run, run_watched};
-use crate::{guests, host, servers};
+use crate::{fuzz, guests, host, servers};
 
 /// The step whose failures are counted by the tests themselves.
 const TESTS: &str = "tests";
@@ -65,6 +65,13 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             .args(["--", "--show-output"]);
         servers.finish(&mut test, |line| tally.skip(line));
         run_watched(&mut test, |line| tally.note(line))
+    });
+    steps.run("fuzzing", || {
+        if let Err(error) = host::cxx_compiler() {
+            tally.skip(&format!("SKIPPED: fuzzing: {error:#}"));
+            return Ok(());
+        }
+        fuzz::all()
     });
     steps.run("dependencies", || dependencies(&mut tally));
 

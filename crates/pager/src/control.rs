@@ -12,6 +12,7 @@ use crate::{RestoreError, SourceError};
 const STUCK: u32 = 1;
 const BROKEN: u32 = 2;
 const DROPPED: u32 = 3;
+const CUT: u32 = 4;
 
 /// Shared by the restore, its threads and its fault handler.
 #[derive(Debug)]
@@ -80,6 +81,11 @@ impl Control {
         self.close(STUCK);
     }
 
+    /// A mapped page is gone. Safe in a signal handler.
+    pub(crate) fn fail_cut(&self) {
+        self.close(CUT);
+    }
+
     /// Filling failed. In a signal handler only errors without allocation come here.
     pub(crate) fn fail(&self, error: &SourceError) {
         if let SourceError::Sys(sys) = error {
@@ -122,6 +128,8 @@ impl Control {
         let text = match self.failed.load(Ordering::Acquire) {
             0 => return Ok(()),
             STUCK => format!("no page within {:?}: the filler is stuck", self.patience),
+            CUT => "a page of the file that is mapped is gone: the file was cut short, or cannot be read"
+                .to_owned(),
             DROPPED => "the restore was dropped before it ended".to_owned(),
             _ => match &*self.message.lock().unwrap_or_else(PoisonError::into_inner) {
                 Some(message) => message.clone(),

@@ -49,7 +49,7 @@ pub(crate) fn spawn(
             Work::Detach(detach) => match detach.run() {
                 Ok(()) => !control.stop.load(Ordering::Acquire),
                 Err(error) => {
-                    control.fail(&error.into());
+                    control.fail(&error);
                     false
                 }
             },

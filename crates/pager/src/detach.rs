@@ -7,6 +7,9 @@
 //! of a millisecond; reads never wait. userfaultfd's write protection can not serve here, since the
 //! kernel offers it for anonymous and shared memory only.
 //!
+//! When the file is cut short, or changed, meanwhile, the memory is closed: a page that is gone is met by the
+//! kernel, never by a copy of ours, and what was copied counts only if the file is still what it was.
+//!
 //! What may break it: a system call that writes to the piece being detached gets `EFAULT`; see
 //! `Restore::resolve`.
 
@@ -15,14 +18,21 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_sys::fault::{FaultHandler, FaultSignal};
-use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, Reservation, SysError, futex, usage};
+use afresh_sys::{
+    Advice, PAGE_SIZE, PageRange, Protection, Reservation, SysError, file, futex, usage,
+};
 
 use crate::control::Control;
 use crate::lazy::HUGE;
+use crate::{PageSource, SourceError};
 
 const MAPPED: u32 = 0;
 const MOVING: u32 = 1;
 const OWNED: u32 = 2;
+
+const EPERM: i32 = 1;
+const EFAULT: i32 = 14;
+const ENOSYS: i32 = 38;
 
 /// Faults of other threads, during a piece or a pause, from which on they count as busy.
 const BUSY: u64 = 32;
@@ -35,9 +45,10 @@ const PAUSE_PER_PIECE: Duration = Duration::from_millis(2);
 const POPULATE: usize = 2048;
 
 /// A mapping on its way to owned memory.
-#[derive(Debug)]
 pub(crate) struct Detach {
     pub(crate) control: Arc<Control>,
+    /// Asked whether it is still what was mapped.
+    source: Arc<dyn PageSource>,
     target: Arc<Reservation>,
     range: PageRange,
     /// As large as the target and laid out alike, so that the kernel can merge the pieces again.
@@ -52,6 +63,7 @@ impl Detach {
     /// Prepares to detach `range`, whose pages `zero` are anonymous already.
     pub(crate) fn new(
         control: Arc<Control>,
+        source: Arc<dyn PageSource>,
         target: Arc<Reservation>,
         range: PageRange,
         zero: &[PageRange],
@@ -62,7 +74,7 @@ impl Detach {
         staging.advise(all, Advice::HugePage)?;
         let states: Box<[AtomicU32]> =
             (0..range.len.div_ceil(HUGE)).map(|_| AtomicU32::new(MAPPED)).collect();
-        let this = Self { control, target, range, staging, states, turn: Mutex::new(()) };
+        let this = Self { control, source, target, range, staging, states, turn: Mutex::new(()) };
         for (piece, state) in this.states.iter().enumerate() {
             let pages = this.pages_of(piece);
             if zero.iter().any(|z| z.start <= pages.start && pages.end() <= z.end()) {
@@ -82,13 +94,18 @@ impl Detach {
     }
 
     /// Faults pages in ahead of the guest, then detaches every piece. Returns early when told to stop.
-    pub(crate) fn run(&self) -> Result<(), SysError> {
+    pub(crate) fn run(&self) -> Result<(), SourceError> {
         for start in (0..self.range.len).step_by(POPULATE) {
             if self.control.stop.load(Ordering::Acquire) {
                 return Ok(());
             }
             let pages = PageRange::new(start, POPULATE.min(self.range.len - start));
-            self.target.advise(self.in_target(pages), Advice::PopulateRead)?;
+            if let Err(error) = self.target.advise(self.in_target(pages), Advice::PopulateRead) {
+                if error.errno == EFAULT {
+                    self.control.fail_cut();
+                }
+                return Err(error.into());
+            }
         }
         let mut patience = PAUSE_PER_PIECE * self.states.len() as u32;
         for piece in 0..self.states.len() {
@@ -115,8 +132,30 @@ impl Detach {
         }
     }
 
+    /// Copies pages of the target, which nobody writes meanwhile, to their place in the staged memory.
+    fn copy(&self, at: PageRange, pages: PageRange) -> Result<(), SourceError> {
+        let from = self.target.page_ptr(at.start).cast_const();
+        let to = self.staging.page_ptr(pages.start);
+        // SAFETY: both ranges are mapped readable and as long as `pages`; they are distinct
+        // reservations. Nobody can write the source: the protection is in force in every
+        // thread when the call that set it returns.
+        match unsafe { file::copy_mapped(from, to, pages.byte_len()) } {
+            Err(error) if error.errno == EFAULT => {
+                self.control.fail_cut();
+                return Err(error.into());
+            }
+            // A sandbox that filters the call.
+            Err(error) if error.errno == ENOSYS || error.errno == EPERM => {
+                // SAFETY: as above.
+                unsafe { std::ptr::copy_nonoverlapping(from, to, pages.byte_len()) };
+            }
+            other => other?,
+        }
+        self.source.check_unchanged()
+    }
+
     /// Detaches a piece unless it is owned already.
-    pub(crate) fn detach(&self, piece: usize) -> Result<(), SysError> {
+    pub(crate) fn detach(&self, piece: usize) -> Result<(), SourceError> {
         let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &self.states[piece];
         if state.load(Ordering::Acquire) == OWNED || self.control.stop.load(Ordering::Acquire) {
@@ -127,22 +166,21 @@ impl Detach {
         // The staged pages come first, so that writers wait for the copy alone.
         self.staging.advise(pages, Advice::PopulateWrite)?;
         state.store(MOVING, Ordering::SeqCst);
-        let moved = self.target.protect(at, Protection::Read).and_then(|()| {
-            // SAFETY: both ranges are mapped readable and as long as `pages`; they are distinct
-            // reservations. Nobody can write the source: the protection is in force in every
-            // thread when the call that set it returns.
-            unsafe {
-                std::ptr::copy_nonoverlapping(
-                    self.target.page_ptr(at.start).cast_const(),
-                    self.staging.page_ptr(pages.start),
-                    pages.byte_len(),
-                );
-            }
-            self.target.take_mapping(at, &self.staging, pages)
-        });
-        if moved.is_err() {
+        let protected = self.target.protect(at, Protection::Read).map_err(SourceError::from);
+        let moved = protected
+            .and_then(|()| self.copy(at, pages))
+            .and_then(|()| Ok(self.target.take_mapping(at, &self.staging, pages)?));
+        match &moved {
+            Ok(()) => {}
             // Still a correct private mapping; give writers their access back.
-            self.target.protect(at, Protection::ReadWrite)?;
+            Err(SourceError::Sys(error)) if error.errno != EFAULT => {
+                self.target.protect(at, Protection::ReadWrite)?;
+            }
+            Err(error) => self.control.fail(error),
+        }
+        if self.control.has_failed() {
+            // Closed meanwhile, perhaps before the piece was opened again.
+            self.target.protect(at, Protection::None)?;
         }
         state.store(if moved.is_ok() { OWNED } else { MAPPED }, Ordering::SeqCst);
         futex::wake_all(state);
@@ -150,7 +188,7 @@ impl Detach {
     }
 
     /// Detaches every piece that `pages` touches.
-    pub(crate) fn resolve(&self, pages: PageRange) -> Result<(), SysError> {
+    pub(crate) fn resolve(&self, pages: PageRange) -> Result<(), SourceError> {
         (pages.start / HUGE..pages.end().div_ceil(HUGE)).try_for_each(|piece| self.detach(piece))
     }
 
@@ -169,7 +207,12 @@ thread_local! {
 
 impl FaultHandler for Detach {
     fn on_fault(&self, address: usize, signal: FaultSignal) -> bool {
-        if signal == FaultSignal::Bus || self.control.has_failed() {
+        if signal == FaultSignal::Bus {
+            // The mapped page is gone. Once the memory is closed the retry raises SIGSEGV.
+            self.control.fail_cut();
+            return self.control.is_closed();
+        }
+        if self.control.has_failed() {
             return false;
         }
         let base = self.target.page_ptr(self.range.start) as usize;

@@ -19,6 +19,11 @@ pub enum SourceError {
     /// Reading failed.
     #[error("reading pages: {0}")]
     Io(#[from] io::Error),
+    /// A file is not what it was when it was opened.
+    #[error(
+        "the file was changed while it was in use; write to a new file and rename it over the old one"
+    )]
+    Changed,
     /// The source has fewer pages than asked for.
     #[error("the source has {pages} pages, fewer than the {wanted} asked for")]
     TooShort {

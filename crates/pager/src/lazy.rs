@@ -33,6 +33,7 @@ const PRESENT: u32 = 3;
 
 const EEXIST: i32 = 17;
 const EAGAIN: i32 = 11;
+const EFAULT: i32 = 14;
 const EBUSY: i32 = 16;
 const EINVAL: i32 = 22;
 
@@ -246,7 +247,15 @@ impl Lazy {
         let first = self.pages_of(from).start;
         let pages = PageRange::new(first, self.pages_of(until - 1).end() - first);
         if let Err(error) = self.fill(pages) {
-            self.control.fail(&error);
+            match &error {
+                // The kernel met a page of the view that the file no longer has.
+                SourceError::Sys(sys)
+                    if sys.errno == EFAULT && matches!(self.fill, Fill::CopyView(_)) =>
+                {
+                    self.control.fail_cut();
+                }
+                error => self.control.fail(error),
+            }
             return None;
         }
         (from..until).for_each(|window| self.publish(window));

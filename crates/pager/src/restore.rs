@@ -153,7 +153,13 @@ impl Restore {
             }
             Strategy::MapDetach => {
                 let zero = map_source(&target, range, &*source, strategy)?;
-                let detach = Arc::new(Detach::new(control.clone(), target.clone(), range, &zero)?);
+                let detach = Arc::new(Detach::new(
+                    control.clone(),
+                    source.clone(),
+                    target.clone(),
+                    range,
+                    &zero,
+                )?);
                 let registration = fault::register(
                     target.page_ptr(range.start),
                     range.byte_len(),

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use afresh_store::{Origin, Pages, Snapshot};
 use afresh_sys::{Memfd, PAGE_SIZE, PageRange, file};
@@ -64,6 +65,15 @@ pub trait PageSource: Send + Sync {
         None
     }
 
+    /// Whether what [`PageSource::pieces`] says is still what it was when the source was made, as far as
+    /// length and time of change of a file tell. Asked before mapped pages are taken for good.
+    ///
+    /// # Errors
+    /// [`SourceError::Changed`].
+    fn check_unchanged(&self) -> Result<(), SourceError> {
+        Ok(())
+    }
+
     /// Whether the pages are held in memory, as a memfd does, so that userfaultfd's CONTINUE and plain
     /// mappings never read a disk.
     fn held(&self) -> Option<&Memfd> {
@@ -104,6 +114,8 @@ pub trait PageSource: Send + Sync {
 #[derive(Debug)]
 pub struct FileSource {
     file: File,
+    /// Length and time of the last change.
+    state: (u64, Option<SystemTime>),
     pages: usize,
     set: Vec<PageRange>,
     set_file: Option<File>,
@@ -115,8 +127,15 @@ impl FileSource {
     /// # Errors
     /// An I/O error of `stat`.
     pub fn new(file: File) -> Result<Self, SourceError> {
-        let pages = file.metadata()?.len() as usize / PAGE_SIZE;
-        Ok(Self { file, pages, set: Vec::new(), set_file: None })
+        let state = Self::state(&file)?;
+        let pages = state.0 as usize / PAGE_SIZE;
+        Ok(Self { file, state, pages, set: Vec::new(), set_file: None })
+    }
+
+    fn state(file: &File) -> Result<(u64, Option<SystemTime>), SourceError> {
+        let metadata = file.metadata()?;
+        // A file system without times leaves the length.
+        Ok((metadata.len(), metadata.modified().ok()))
     }
 
     /// Adds a working set and the file that holds its compact copy.
@@ -146,6 +165,10 @@ impl PageSource for FileSource {
     fn pieces(&self) -> Option<Vec<Piece<'_>>> {
         let pages = PageRange::new(0, self.pages);
         Some(vec![Piece { pages, backing: Backing::File(self.file.as_fd(), 0) }])
+    }
+
+    fn check_unchanged(&self) -> Result<(), SourceError> {
+        if Self::state(&self.file)? == self.state { Ok(()) } else { Err(SourceError::Changed) }
     }
 
     fn working_set(&self) -> Vec<PageRange> {
@@ -258,6 +281,10 @@ impl PageSource for SnapshotSource {
             pieces.push(Piece { pages: run.pages, backing });
         }
         Some(pieces)
+    }
+
+    fn check_unchanged(&self) -> Result<(), SourceError> {
+        Ok(self.snapshot.layers().iter().try_for_each(|layer| layer.check_unchanged())?)
     }
 
     fn working_set(&self) -> Vec<PageRange> {

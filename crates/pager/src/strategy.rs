@@ -8,12 +8,14 @@ use crate::PageSource;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Strategy {
-    /// Map the source privately and leave it mapped. The rival to beat.
+    /// Map the source privately and leave it mapped. The rival to beat. Whoever cuts the file short ends
+    /// the guest by SIGBUS.
     Mmap,
     /// Map it and fault every page in at once.
     MmapPopulate,
     /// Map it, fault pages in ahead from a second thread, then replace the mapping by owned memory
-    /// piece by piece while the guest runs.
+    /// piece by piece while the guest runs. A file that is cut short or changed before the end closes the
+    /// memory.
     MapDetach,
     /// Read everything into 4 KiB pages before the guest starts.
     Read,

@@ -132,7 +132,7 @@ fn damage_in_the_file_is_an_error_and_no_guest_sees_it() {
     use std::os::unix::fs::{FileExt, PermissionsExt};
     let dir = tempfile::tempdir().unwrap();
     let content = content();
-    let snapshot = save(dir.path(), Encoding::Raw, vec![]);
+    drop(save(dir.path(), Encoding::Raw, vec![]));
     let path = layer(dir.path());
     std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o600)).unwrap();
     let file = std::fs::File::options().read(true).write(true).open(&path).unwrap();
@@ -140,6 +140,7 @@ fn damage_in_the_file_is_an_error_and_no_guest_sees_it() {
     let mut byte = [0];
     file.read_exact_at(&mut byte, middle).unwrap();
     file.write_all_at(&[byte[0] ^ 4], middle).unwrap();
+    let snapshot = Store::open(dir.path()).unwrap().load("a").unwrap();
     let image =
         LazyImage::start(Arc::new(SnapshotSource::new(snapshot)), &Options::default()).unwrap();
     let Some(mut slot) = slot(&image) else { return };

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
+use std::time::SystemTime;
 
 use sha2::Digest;
 
@@ -116,6 +117,15 @@ pub trait BlobRead: Send + Sync {
         false
     }
 
+    /// Whether the blob is still what it was when it was opened, as far as length and time of change of a
+    /// file tell.
+    ///
+    /// # Errors
+    /// One that says that it was changed.
+    fn check_unchanged(&self) -> io::Result<()> {
+        Ok(())
+    }
+
     /// The blob as it is stored, where this one shows what is inside.
     fn carrier(&self) -> Option<&dyn BlobRead> {
         None
@@ -133,18 +143,27 @@ pub(crate) struct FileBlob {
     file: Arc<File>,
     start: u64,
     len: u64,
+    /// Length and time of the last change of the file; `None` where they could not be had.
+    state: Option<(u64, SystemTime)>,
+}
+
+/// Length and time of the last change; without times there is nothing to compare.
+fn state(file: &File) -> Option<(u64, SystemTime)> {
+    let metadata = file.metadata().ok()?;
+    Some((metadata.len(), metadata.modified().ok()?))
 }
 
 impl FileBlob {
     pub(crate) fn open(path: &Path) -> io::Result<Self> {
         let file = open_file(path)?;
         let len = file.metadata()?.len();
-        Ok(Self { file: Arc::new(file), start: 0, len })
+        Ok(Self::part(Arc::new(file), 0, len))
     }
 
     /// The `len` bytes from `start` on, which the caller knows to be within the file.
     pub(crate) fn part(file: Arc<File>, start: u64, len: u64) -> Self {
-        Self { file, start, len }
+        let state = state(&file);
+        Self { file, start, len, state }
     }
 }
 
@@ -159,6 +178,13 @@ impl BlobRead for FileBlob {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         self.file.read_exact_at(out, self.start + offset)
+    }
+
+    fn check_unchanged(&self) -> io::Result<()> {
+        if self.state.is_some() && state(&self.file) != self.state {
+            return Err(io::Error::other("the file was changed after it was opened"));
+        }
+        Ok(())
     }
 
     fn file(&self) -> Option<(&File, u64)> {

@@ -177,6 +177,15 @@ impl Layer {
         start.is_multiple_of(page).then_some((file, start / page))
     }
 
+    /// Whether the blob is still what it was when it was opened, as far as length and time of change of a
+    /// file tell. For pages that were checked before.
+    ///
+    /// # Errors
+    /// [`OpenError::Io`] when it was changed.
+    pub fn check_unchanged(&self) -> Result<(), OpenError> {
+        self.blob().check_unchanged().map_err(|e| self.io(e))
+    }
+
     /// The blob as it is stored.
     pub(crate) fn blob(&self) -> &dyn BlobRead {
         self.blob.carrier().unwrap_or(&*self.blob)
@@ -256,7 +265,10 @@ impl Layer {
                     return Err(self.bad(LayerError::Decompress(group as u64)));
                 }
             }
-            if blake3::hash(part) != blake3::Hash::from_bytes(self.index.groups[group]) {
+            // As with the root: a fuzzer can not guess a digest.
+            if blake3::hash(part) != blake3::Hash::from_bytes(self.index.groups[group])
+                && !cfg!(fuzzing)
+            {
                 let range = self.index.group_range(group);
                 return Err(self.bad(LayerError::Group { first: range.start, end: range.end }));
             }
@@ -275,7 +287,7 @@ impl Layer {
         if self.is_distant() {
             return self.read_many(&mut [(first, out)]);
         }
-        let end = first + (out.len() / PAGE_SIZE) as u64;
+        let end = first.saturating_add((out.len() / PAGE_SIZE) as u64);
         if end > self.index.stored {
             return Err(self.bad(LayerError::Layout("a page past the stored ones was asked for")));
         }
@@ -305,6 +317,7 @@ impl Layer {
             let part = &mut out[from..][..(until - at) as usize * PAGE_SIZE];
             if checked {
                 self.blob.read_at(part, at * PAGE_SIZE as u64).map_err(|e| self.io(e))?;
+                self.check_unchanged()?;
             } else if at == range.start && until == range.end {
                 self.read_groups(groups, part)?;
             } else {

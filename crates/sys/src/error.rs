@@ -48,6 +48,8 @@ pub enum Call {
     Schedule,
     /// Count events of the processor.
     Perf,
+    /// Copy memory that may be gone.
+    Copy,
 }
 
 impl Call {
@@ -76,6 +78,7 @@ impl Call {
             Call::Signal => "sigaction",
             Call::Schedule => "sched_setscheduler",
             Call::Perf => "perf_event_open",
+            Call::Copy => "process_vm_readv",
         }
     }
 }

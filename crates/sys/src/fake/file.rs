@@ -42,6 +42,17 @@ pub unsafe fn read_into(_: BorrowedFd<'_>, _: *mut u8, _: usize, _: usize) -> Re
 
 /// Always fails.
 ///
+/// # Safety
+/// None needed.
+///
+/// # Errors
+/// `ENOSYS`.
+pub unsafe fn copy_mapped(_: *const u8, _: *mut u8, _: usize) -> Result<(), SysError> {
+    Err(SysError::new(Call::Copy, libc::ENOSYS))
+}
+
+/// Always fails.
+///
 /// # Errors
 /// `ENOSYS`.
 pub fn next_data(_: BorrowedFd<'_>, _: u64) -> Result<Option<Range<u64>>, SysError> {

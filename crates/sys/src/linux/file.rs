@@ -99,6 +99,41 @@ pub unsafe fn read_into(
     Ok(())
 }
 
+/// Copies `len` bytes of this process's memory from `from` to `to`. Where the file behind a mapping has
+/// become shorter, or cannot be read, that is an error and not a SIGBUS. About a tenth slower than `memcpy`.
+///
+/// # Safety
+/// `from .. from + len` must be mapped readable and not be changed meanwhile, `to .. to + len` be writable
+/// memory that nobody relies on meanwhile; they must not overlap.
+///
+/// # Errors
+/// `EFAULT` where a page of `from` is gone; `ENOSYS` or `EPERM` in a sandbox that filters the call.
+pub unsafe fn copy_mapped(from: *const u8, to: *mut u8, len: usize) -> Result<(), SysError> {
+    let mut done = 0;
+    while done < len {
+        inject::gate(Call::Copy)?;
+        // SAFETY: `done < len` keeps both pointers inside what the caller promises. The structures are
+        // only read, and the kernel checks every page itself.
+        let n = unsafe {
+            let part =
+                |at: *mut u8| libc::iovec { iov_base: at.add(done).cast(), iov_len: len - done };
+            let (local, remote) = (part(to), part(from.cast_mut()));
+            libc::process_vm_readv(libc::getpid(), &raw const local, 1, &raw const remote, 1, 0)
+        };
+        match n {
+            n if n > 0 => done += n as usize,
+            0 => return Err(SysError::new(Call::Copy, libc::EFAULT)),
+            _ => {
+                let error = SysError::last(Call::Copy);
+                if error.errno != libc::EINTR {
+                    return Err(error);
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
 /// The first bytes of `file` at or behind `from` that are no hole, or `None` when only a hole follows. A
 /// file system that does not know calls everything data. Moves the file's position.
 ///

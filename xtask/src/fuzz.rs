@@ -1,0 +1,315 @@
+//! `cargo xtask fuzz`: every fuzz target for a bounded time, on the stable toolchain.
+//!
+//! libFuzzer comes with the crate `libfuzzer-sys`, built by the host's C++ compiler; what it is guided by
+//! is a pass of LLVM that stable compilers have too. The seeds are made of the golden snapshots. A target
+//! that crashes, hangs, or takes too much memory fails, and the input that did it is kept and named.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, ExitCode, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{cargo, output, run};
+use crate::host;
+
+const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
+
+/// Seconds for each target unless something else is asked for.
+pub(crate) const SECONDS: u32 = 20;
+
+/// Every target, which is a binary in `fuzz/fuzz_targets`.
+const TARGETS: [&str; 4] = ["page_layer", "layout", "archive", "vmm_handshake"];
+
+/// What the compiler adds to code for the fuzzer to see: which edges ran, and what was compared.
+const FLAGS: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
+    -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
+    -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
+
+/// Memory that a target may use, in MiB.
+const MEMORY: u32 = 1024;
+/// Seconds that one input may take.
+const TIMEOUT: u32 = 10;
+
+/// What a VMM sends.
+const HANDSHAKES: [&str; 2] = [
+    r#"[{"base_host_virt_addr":140000000000000,"size":8192,"offset":4096,"page_size":4096,"page_size_kib":4096}]"#,
+    r#"[{"base_host_virt_addr":2097152,"size":2097152,"offset":0,"page_size":2097152},{"base_host_virt_addr":8388608,"size":2097152,"offset":2097152,"page_size_kib":2097152}]"#,
+];
+
+/// `cargo xtask fuzz`
+pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
+    let mut seconds = SECONDS;
+    let mut targets = Vec::new();
+    let mut arguments = arguments.iter();
+    while let Some(argument) = arguments.next() {
+        if argument == "--seconds" {
+            let number = arguments.next().and_then(|n| n.parse().ok()).filter(|n| *n > 0);
+            seconds = number.with_context(|| format!("--seconds needs a number; {USAGE}"))?;
+        } else if let Some(target) = TARGETS.iter().find(|target| *target == argument) {
+            targets.push(*target);
+        } else {
+            bail!("unknown target {argument:?}; known are {}; {USAGE}", TARGETS.join(", "));
+        }
+    }
+    if targets.is_empty() {
+        targets.extend(TARGETS);
+    }
+    host::cxx_compiler()?;
+    fuzz(&targets, seconds).map(|()| ExitCode::SUCCESS)
+}
+
+/// Every target, for [`SECONDS`]. The compiler is there.
+pub(crate) fn all() -> Result<()> {
+    fuzz(&TARGETS, SECONDS)
+}
+
+/// Builds the targets and runs as many of them at a time as there are processors.
+fn fuzz(targets: &[&str], seconds: u32) -> Result<()> {
+    let programs = build()?;
+    let scratch = Scratch::new()?;
+    let seeds = seeds(&host::repository().join("crates/store/tests/golden"))?;
+    let next = AtomicUsize::new(0);
+    let failures = Mutex::new(Vec::new());
+    let at_a_time = std::thread::available_parallelism().map_or(1, usize::from).min(targets.len());
+    std::thread::scope(|scope| {
+        for _ in 0..at_a_time {
+            scope.spawn(|| {
+                while let Some(target) = targets.get(next.fetch_add(1, Ordering::Relaxed)) {
+                    let seeds = seeds.get(target).map_or(&[][..], Vec::as_slice);
+                    match one(target, &programs.join(target), &scratch.0, seeds, seconds) {
+                        Ok(line) => println!("fuzz {target}: {line}"),
+                        Err(error) => {
+                            println!("fuzz {target}: FAILED: {error:#}");
+                            let mut failures = failures.lock().unwrap_or_else(|e| e.into_inner());
+                            failures.push(format!("{target}: {error:#}"));
+                        }
+                    }
+                }
+            });
+        }
+    });
+    let failures = failures.into_inner().unwrap_or_else(|e| e.into_inner());
+    if failures.is_empty() { Ok(()) } else { bail!("fuzzing found: {}", failures.join("; ")) }
+}
+
+/// Builds every target; returns the folder with the programs.
+fn build() -> Result<PathBuf> {
+    // With a target named, the flags reach no build script.
+    let version = output(Command::new("rustc").arg("-vV"))?;
+    let triple = version.lines().find_map(|line| line.strip_prefix("host: "));
+    let triple = triple.context("rustc does not say what host it runs on")?;
+    let folder = host::target_folder().join("fuzz");
+    let mut command = cargo();
+    command
+        .current_dir(host::repository().join("fuzz"))
+        .args(["build", "--release", "--locked", "--bins", "--target", triple])
+        .env("CARGO_TARGET_DIR", &folder)
+        .env("RUSTFLAGS", FLAGS)
+        .env_remove("CARGO_ENCODED_RUSTFLAGS");
+    run(&mut command).context("cannot build the fuzz targets")?;
+    Ok(folder.join(triple).join("release"))
+}
+
+/// A folder for what targets write, in memory where the host has such a place: they write small files by
+/// the thousand, and make each durable.
+struct Scratch(PathBuf);
+
+impl Scratch {
+    fn new() -> Result<Self> {
+        let name = format!("afresh-fuzz-{}", std::process::id());
+        for parent in [PathBuf::from("/dev/shm"), std::env::temp_dir()] {
+            let folder = parent.join(&name);
+            if fs::create_dir(&folder).is_ok() {
+                return Ok(Self(folder));
+            }
+        }
+        bail!("cannot make a folder in {}", std::env::temp_dir().display())
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What is left is only untidy.
+        let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+/// Runs one target; returns what it reached.
+fn one(
+    target: &str,
+    program: &Path,
+    scratch: &Path,
+    seeds: &[Vec<u8>],
+    seconds: u32,
+) -> Result<String> {
+    let corpus = scratch.join(target).join("corpus");
+    let temporary = scratch.join(target).join("tmp");
+    let kept = host::target_folder().join("fuzz/artifacts").join(target);
+    for folder in [&corpus, &temporary, &kept] {
+        fs::create_dir_all(folder).with_context(|| format!("cannot make {}", folder.display()))?;
+    }
+    let mut files = Vec::new();
+    for (number, seed) in seeds.iter().enumerate() {
+        let file = corpus.join(format!("seed-{number}"));
+        fs::write(&file, seed).context("cannot write a seed")?;
+        files.push(file);
+    }
+    let log = kept.join("log");
+    let ask = |what: &dyn Fn(&mut Command)| -> Result<String> {
+        let file = File::create(&log).with_context(|| format!("cannot write {}", log.display()))?;
+        let mut command = Command::new(program);
+        command
+            .arg(format!("-rss_limit_mb={MEMORY}"))
+            .arg(format!("-timeout={TIMEOUT}"))
+            .arg(format!("-artifact_prefix={}/", kept.display()))
+            .env("TMPDIR", &temporary)
+            .stdin(Stdio::null())
+            .stdout(file.try_clone().context("cannot share the log")?)
+            .stderr(file);
+        what(&mut command);
+        let status =
+            command.status().with_context(|| format!("cannot run {}", program.display()))?;
+        let said = fs::read(&log).with_context(|| format!("cannot read {}", log.display()))?;
+        let said = String::from_utf8_lossy(&said).into_owned();
+        if !status.success() {
+            let input = said.lines().find_map(|line| line.split_once("Test unit written to "));
+            let input =
+                input.map_or(String::new(), |(_, path)| format!("; the input is in {path}"));
+            bail!("{status}{input}; what was said is in {}", log.display());
+        }
+        Ok(said)
+    };
+    // A target that refuses its seeds never gets beyond the first check of what it is for.
+    ask(&|command| {
+        command.args(&files).env("AFRESH_FUZZ_SEEDS", "1");
+    })
+    .context("with nothing but the seeds")?;
+    let said = ask(&|command| {
+        command.arg(format!("-max_total_time={seconds}")).arg(&corpus);
+    })?;
+    reached(&said)
+        .with_context(|| format!("the fuzzer did not say what it reached: {}", log.display()))
+}
+
+/// Edges reached by the seeds and at the end, and how many inputs that took.
+fn reached(said: &str) -> Option<String> {
+    let cov = |word: &str| {
+        let line = said.lines().rfind(|line| line.split_whitespace().nth(1) == Some(word))?;
+        let cov = line.split_once("cov: ")?.1.split_whitespace().next()?;
+        Some((line.split_whitespace().next()?.trim_start_matches('#'), cov))
+    };
+    let ((_, first), (runs, last)) = (cov("INITED")?, cov("DONE")?);
+    Some(format!("{runs} inputs, {first} edges reached by the seeds, {last} at the end"))
+}
+
+/// The seeds of every target, from the golden snapshots in `folder`.
+fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>>> {
+    let read =
+        |path: &Path| fs::read(path).with_context(|| format!("cannot read {}", path.display()));
+    let mut blobs = BTreeMap::new();
+    let list = folder.join("v1/blobs/sha256");
+    for entry in fs::read_dir(&list).with_context(|| format!("cannot list {}", list.display()))? {
+        let path = entry.context("cannot list the golden blobs")?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        blobs.insert(name, read(&path)?);
+    }
+    let layers = blobs.values().filter(|bytes| !bytes.starts_with(b"{"));
+    let index = read(&folder.join("v1/index.json"))?;
+    let mut all = BTreeMap::new();
+    all.insert("page_layer", layers.map(|bytes| layer_seed(bytes)).collect());
+    all.insert("layout", layout_seeds(&blobs, &String::from_utf8_lossy(&index)));
+    all.insert("archive", vec![archive_seed(&read(&folder.join("v1.afresh"))?)]);
+    all.insert("vmm_handshake", HANDSHAKES.map(|text| text.as_bytes().to_vec()).to_vec());
+    Ok(all)
+}
+
+/// A page layer as the target takes it: the number of its pages, and what follows them.
+fn layer_seed(bytes: &[u8]) -> Vec<u8> {
+    const PAGE: usize = 4096;
+    // Compressed layers begin with a frame of zstd, and are short.
+    let pages = if bytes.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) { 0 } else { bytes.len() / PAGE };
+    let mut seed = vec![pages as u8];
+    seed.extend_from_slice(&bytes[pages * PAGE..]);
+    seed
+}
+
+/// Configuration, manifest and index of each snapshot, with marks in place of digests and lengths.
+fn layout_seeds(blobs: &BTreeMap<String, Vec<u8>>, index: &str) -> Vec<Vec<u8>> {
+    let mark = |text: &str, name: &str, mark: char| {
+        let size = blobs[name].len();
+        let marked = format!("\"${mark}\",\"size\":${}", mark.to_ascii_lowercase());
+        text.replace(&format!("\"sha256:{name}\",\"size\":{size}"), &marked)
+    };
+    let mut seeds = Vec::new();
+    for (id, manifest) in blobs {
+        let manifest = String::from_utf8_lossy(manifest);
+        let named = manifest.split_once("config.v1+json\",\"digest\":\"sha256:");
+        let Some(config) = named.and_then(|(_, rest)| rest.get(..64)) else { continue };
+        let parts = [
+            String::from_utf8_lossy(&blobs[config]).into_owned(),
+            mark(&manifest, config, 'C'),
+            mark(index, id, 'M').replace("\"base\"", "\"a\""),
+        ];
+        seeds.push(parts.join("\0").into_bytes());
+    }
+    seeds
+}
+
+/// An archive as the target takes it: pages become zeros, and blocks of zeros are counted.
+fn archive_seed(bytes: &[u8]) -> Vec<u8> {
+    const BLOCK: usize = 512;
+    let mut seed = Vec::new();
+    let mut zeros = 0u8;
+    for page in bytes.chunks(8 * BLOCK) {
+        let says = |word: &[u8]| page.windows(word.len()).any(|part| part == word);
+        let dull = ![b"ustar".as_slice(), b"AFRESHPG", b"{\""].iter().any(|word| says(word));
+        for block in page.chunks(BLOCK) {
+            if (dull || block.iter().all(|byte| *byte == 0)) && zeros < u8::MAX {
+                zeros += 1;
+                continue;
+            }
+            if zeros > 0 {
+                seed.extend([0xfe, zeros]);
+                zeros = 0;
+            }
+            seed.extend_from_slice(block);
+        }
+    }
+    seed
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_target_has_a_source_an_entry_and_seeds_that_are_short() -> Result<()> {
+        let folder = host::repository().join("fuzz");
+        let manifest = fs::read_to_string(folder.join("Cargo.toml"))?;
+        let seeds = seeds(&host::repository().join("crates/store/tests/golden"))?;
+        for target in TARGETS {
+            assert!(folder.join("fuzz_targets").join(target).with_extension("rs").is_file());
+            assert!(manifest.contains(&format!("name = \"{target}\"")), "{target}");
+            assert!(!seeds[target].is_empty(), "{target}");
+            assert!(seeds[target].iter().all(|seed| seed.len() < 16 << 10), "{target}");
+        }
+        assert_eq!(fs::read_dir(folder.join("fuzz_targets"))?.count(), TARGETS.len());
+        assert_eq!(seeds["layout"].len(), 3);
+        let layout = String::from_utf8_lossy(&seeds["layout"][0]);
+        assert!(["$C", "$c", "$M", "$m"].iter().all(|mark| layout.contains(mark)), "{layout}");
+        Ok(())
+    }
+
+    #[test]
+    fn what_was_reached_is_read_from_the_fuzzers_lines() {
+        let said =
+            "INFO: x\n#3\tINITED cov: 37 ft: 37 corp: 1/1b\n#9\tDONE   cov: 52 ft: 60\nDone 9";
+        let line = reached(said).expect("both lines are there");
+        assert_eq!(line, "9 inputs, 37 edges reached by the seeds, 52 at the end");
+        assert_eq!(reached("#3\tINITED cov: 37"), None);
+    }
+}
