@@ -158,16 +158,7 @@ pub(crate) enum Phase {
 /// chance of one in 2^62. A guest may keep it in a snapshot, and two processes may thaw that.
 pub(crate) fn next_generation() -> u64 {
     static NEXT: OnceLock<AtomicU64> = OnceLock::new();
-    let next = NEXT.get_or_init(|| {
-        let mut first = [0; 8];
-        let flags = rustix::rand::GetRandomFlags::empty();
-        if rustix::rand::getrandom(&mut first, flags) != Ok(first.len()) {
-            // Only sandboxes that filter the call come here.
-            let now = rustix::time::clock_gettime(rustix::time::ClockId::Realtime);
-            first = (now.tv_nsec as u64 ^ (now.tv_sec as u64 * 1_000_000_000)).to_ne_bytes();
-        }
-        AtomicU64::new((u64::from_ne_bytes(first) >> 2).max(1))
-    });
+    let next = NEXT.get_or_init(|| AtomicU64::new((afresh_sys::host::random_word() >> 2).max(1)));
     next.fetch_add(1, Ordering::Relaxed)
 }
 

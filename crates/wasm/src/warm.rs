@@ -3,12 +3,13 @@
 use std::any::TypeId;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
 use afresh_pool::{Limits, Pool, PoolStats};
 use afresh_rewrite::{Prepared, WarmState, bake, names};
+use afresh_sys::host::random_word;
 use wasmtime::{FuncType, Instance, ModuleExport, Store, WasmParams, WasmResults};
 
 use crate::fresh::{FreshMemories, FreshState};
@@ -122,14 +123,16 @@ impl std::fmt::Debug for Warm {
     }
 }
 
-/// Numbers for clones: unique in the process, without a counter that all threads share.
+/// Numbers for clones, without a counter that all threads share: unique in this process for certain,
+/// elsewhere but for a tiny chance. A guest may keep its number in a snapshot that two processes thaw.
 pub(crate) fn next_generation() -> u64 {
     const BLOCK: u64 = 1 << 16;
-    static NEXT: AtomicU64 = AtomicU64::new(0);
+    static NEXT: OnceLock<AtomicU64> = OnceLock::new();
     thread_local!(static MINE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
     let mut next = MINE.get();
     if next.is_multiple_of(BLOCK) {
-        next = NEXT.fetch_add(BLOCK, Ordering::Relaxed);
+        let blocks = NEXT.get_or_init(|| AtomicU64::new((random_word() >> 2) & !(BLOCK - 1)));
+        next = blocks.fetch_add(BLOCK, Ordering::Relaxed);
     }
     MINE.set(next + 1);
     next + 1

@@ -29,3 +29,10 @@ pub fn run_when_idle() -> Result<(), SysError> {
 pub fn thread_cpu_time() -> Duration {
     Duration::ZERO
 }
+
+/// Drawn by the standard library.
+#[must_use]
+pub fn random_word() -> u64 {
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(0)
+}

@@ -109,6 +109,20 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32)
 }
 
+/// A number that nobody can guess, and that no other process draws but for a chance of one in 2^64.
+#[must_use]
+pub fn random_word() -> u64 {
+    let mut word = [0; 8];
+    // SAFETY: writes at most eight bytes to a local of that length.
+    let got = unsafe { libc::getrandom(word.as_mut_ptr().cast(), word.len(), 0) };
+    if got == word.len() as isize {
+        return u64::from_ne_bytes(word);
+    }
+    // Only sandboxes that filter the call come here; the standard library has its own ways there.
+    use std::hash::{BuildHasher, RandomState};
+    RandomState::new().hash_one(std::process::id())
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -127,6 +141,11 @@ mod tests {
     fn available_memory_is_read_in_bytes() {
         assert_eq!(available("MemTotal: 9 kB\nMemAvailable:    3 kB\n"), Some(3 << 10));
         assert_eq!(available("MemTotal: 9 kB\n"), None);
+    }
+
+    #[test]
+    fn random_words_differ() {
+        assert_ne!(random_word(), random_word());
     }
 
     #[test]

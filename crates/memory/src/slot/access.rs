@@ -1,0 +1,103 @@
+//! The host's own access to a slot's bytes.
+
+use afresh_sys::{Advice, PAGE_SIZE, PageRange};
+
+use super::{Method, Slot};
+use crate::SlotError;
+
+impl Slot {
+    fn check_bytes(&self, offset: usize, len: usize) -> Result<(), SlotError> {
+        let outside = SlotError::OutOfBounds { offset, len };
+        let Some(end) = offset.checked_add(len) else { return Err(outside) };
+        let fits = self
+            .accessible()
+            .any(|r| offset >= r.byte_start() && end <= r.byte_start() + r.byte_len());
+        if fits || len == 0 { Ok(()) } else { Err(outside) }
+    }
+
+    /// Copies bytes out of the slot; they must lie in one region.
+    ///
+    /// # Errors
+    /// [`SlotError::OutOfBounds`], or a quarantined slot.
+    pub fn read(&self, offset: usize, out: &mut [u8]) -> Result<(), SlotError> {
+        self.check()?;
+        self.check_bytes(offset, out.len())?;
+        // SAFETY: the bytes are accessible; the copy goes through a raw pointer because a guest thread
+        // may write them meanwhile, in which case the caller sees some mixture.
+        unsafe { std::ptr::copy(self.base().add(offset), out.as_mut_ptr(), out.len()) };
+        Ok(())
+    }
+
+    /// Copies bytes into the slot, like a write of the guest: noticed, and undone by the next reset.
+    ///
+    /// # Errors
+    /// [`SlotError::OutOfBounds`], or a quarantined slot.
+    pub fn write(&mut self, offset: usize, bytes: &[u8]) -> Result<(), SlotError> {
+        self.check()?;
+        self.check_bytes(offset, bytes.len())?;
+        // SAFETY: the bytes are accessible and `&mut self` keeps other hosts away; faults on protected
+        // pages are resolved by the tracker.
+        unsafe { std::ptr::copy(bytes.as_ptr(), self.base().add(offset), bytes.len()) };
+        Ok(())
+    }
+
+    /// Waits until the bytes are in place, in a slot whose image is filled lazily, so that a system call
+    /// may touch them. Costs next to nothing otherwise. Bytes outside the slot are ignored.
+    ///
+    /// # Errors
+    /// [`SlotError::Image`] when they will never be, or a quarantined slot.
+    pub fn fetch(&self, offset: usize, len: usize) -> Result<(), SlotError> {
+        if self.filling {
+            self.check()?;
+            let pages = self.capacity.saturating_mul(PAGE_SIZE);
+            let end = offset.saturating_add(len).min(pages);
+            if offset < end {
+                self.image.resolve(PageRange::covering(offset, end - offset))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes a range writable without a fault, so that a system call may write it under every tracker.
+    /// The next reset restores it.
+    ///
+    /// # Errors
+    /// [`SlotError::OutOfBounds`]; any other error quarantines the slot.
+    pub fn open_range(&mut self, offset: usize, len: usize) -> Result<(), SlotError> {
+        self.check()?;
+        self.check_bytes(offset, len)?;
+        self.preload(&[PageRange::covering(offset, len)])
+    }
+
+    /// Puts pages into the write set before anything was written: what another slot of the same image
+    /// has learned. They are made writable and resident.
+    ///
+    /// Pages outside the accessible regions are ignored.
+    ///
+    /// # Errors
+    /// [`SlotError`]; the slot is quarantined.
+    pub fn preload(&mut self, pages: &[PageRange]) -> Result<(), SlotError> {
+        self.check()?;
+        let inside: Vec<PageRange> =
+            pages.iter().flat_map(|p| self.accessible().filter_map(|r| r.intersect(*p))).collect();
+        let memory = self.memory.clone();
+        let first = self.first;
+        let Method::WriteSet(tracker) = &mut self.method else { return Ok(()) };
+        if self.adapt.discarding() {
+            return Ok(());
+        }
+        let result = tracker.open(&inside);
+        if let Err(error) = &result {
+            self.quarantine(error.to_string());
+        }
+        result?;
+        self.write_set.learn(&inside);
+        self.plan()?;
+        for range in inside {
+            // Only saves faults: without it each page faults once.
+            let _ = memory
+                .advise(PageRange::new(first + range.start, range.len), Advice::PopulateWrite);
+        }
+        Ok(())
+    }
+}
