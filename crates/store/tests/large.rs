@@ -16,7 +16,7 @@ const PAGES: usize = 12_000;
 fn origin(n: usize) -> Option<usize> {
     match n {
         _ if n % 7 == 3 || (4000..4600).contains(&n) => None,
-        _ if n % 97 == 0 => Some(1),
+        _ if n.is_multiple_of(97) => Some(1),
         _ => Some(n),
     }
 }
