@@ -5,6 +5,7 @@
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -13,6 +14,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
+use afresh_sys::file::begin_writing;
 use sha2::Digest;
 
 use crate::seal::{SealKey, Sealer};
@@ -192,11 +194,14 @@ impl BlobRead for FileBlob {
     }
 }
 
-/// Writes a blob; a thread of its own hashes it meanwhile, which takes longer than everything else.
+/// Writes a blob; a thread of its own hashes it meanwhile, which takes longer than everything else. The disk
+/// begins to write while more is pushed.
 pub(crate) struct BlobWriter {
     target: Target,
     file: File,
     len: u64,
+    /// Bytes pushed since the disk was last told to write.
+    unsent: usize,
     /// Encrypts what is pushed.
     sealer: Option<Sealer>,
     /// `None` once closed.
@@ -215,6 +220,9 @@ enum Target {
 
 /// Buffers in flight between writing and hashing.
 const QUEUE: usize = 8;
+
+/// Bytes after which the disk is told to write what there is, so that little is left for the fsync at the end.
+const WRITE_BEHIND: usize = 8 << 20;
 
 impl BlobWriter {
     pub(crate) fn create(dir: &Path) -> Result<Self, SaveError> {
@@ -237,9 +245,8 @@ impl BlobWriter {
         let (give_back, recycled) = sync_channel::<Vec<u8>>(QUEUE + 2);
         let work = move || {
             let mut hasher = sha2::Sha256::new();
-            for mut buffer in incoming {
+            for buffer in incoming {
                 hasher.update(&buffer);
-                buffer.clear();
                 // A full or closed return path only costs an allocation.
                 let _ = give_back.try_send(buffer);
             }
@@ -247,7 +254,8 @@ impl BlobWriter {
         };
         let thread = std::thread::Builder::new().name("afresh-blob".to_owned()).spawn(work);
         let queue = Some(queue);
-        let mut writer = Self { target, file, len: 0, sealer: None, queue, recycled, thread: None };
+        let (len, unsent, sealer) = (0, 0, None);
+        let mut writer = Self { target, file, len, unsent, sealer, queue, recycled, thread: None };
         writer.thread = Some(thread.map_err(|e| SaveError::io(writer.path(), e))?);
         Ok(writer)
     }
@@ -259,9 +267,11 @@ impl BlobWriter {
         }
     }
 
-    /// An empty buffer, reused when one came back.
-    pub(crate) fn buffer(&self) -> Vec<u8> {
-        self.recycled.try_recv().unwrap_or_default()
+    /// A buffer of `len` bytes, reused when one came back. It holds anything.
+    pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
+        let mut buffer = self.recycled.try_recv().unwrap_or_default();
+        buffer.resize(len, 0);
+        buffer
     }
 
     /// Seals the blob with `key`, if there is one. Nothing was pushed yet.
@@ -274,6 +284,7 @@ impl BlobWriter {
     pub(crate) fn push(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
         let Some(sealer) = &mut self.sealer else { return self.write(bytes) };
         let mut out = self.recycled.try_recv().unwrap_or_default();
+        out.clear();
         sealer.push(&bytes, &mut out)?;
         self.write(out)
     }
@@ -282,6 +293,12 @@ impl BlobWriter {
     fn write(&mut self, bytes: Vec<u8>) -> Result<(), SaveError> {
         self.file.write_all(&bytes).map_err(|e| SaveError::io(self.path(), e))?;
         self.len += bytes.len() as u64;
+        self.unsent += bytes.len();
+        if self.unsent >= WRITE_BEHIND {
+            self.unsent = 0;
+            // A hint: without it, the fsync at the end does all of the work, and says what fails.
+            let _ = begin_writing(self.file.as_fd());
+        }
         match &self.queue {
             Some(queue) if queue.send(bytes).is_ok() => Ok(()),
             _ => Err(self.ended()),
@@ -295,7 +312,7 @@ impl BlobWriter {
     /// Makes the bytes of a file of its own durable, and waits for their digest.
     fn join(&mut self) -> Result<Sha256, SaveError> {
         if let Some(sealer) = self.sealer.take() {
-            let mut end = self.buffer();
+            let mut end = self.buffer(0);
             sealer.finish(&mut end)?;
             self.write(end)?;
         }

@@ -330,39 +330,6 @@ impl Layer {
         }
         Ok(())
     }
-
-    /// Checks the groups of stored pages `first .. first + len` that were not checked before.
-    ///
-    /// # Errors
-    /// As [`Layer::read`].
-    pub fn verify(&self, first: u64, len: u64) -> Result<(), OpenError> {
-        let per_group = u64::from(self.index.group_pages);
-        let end = first.saturating_add(len).min(self.index.stored);
-        if first >= end {
-            return Ok(());
-        }
-        let mut scratch = Vec::new();
-        let mut at = (first / per_group) as usize;
-        let last = end.div_ceil(per_group) as usize;
-        while at < last {
-            let mut groups = at..at + 1;
-            while !self.is_verified(at)
-                && groups.len() < BATCH_GROUPS
-                && groups.end < last
-                && !self.is_verified(groups.end)
-            {
-                groups.end += 1;
-            }
-            at = groups.end;
-            if !self.is_verified(groups.start) {
-                let range = self.index.group_range(groups.start).start
-                    ..self.index.group_range(groups.end - 1).end;
-                scratch.resize((range.end - range.start) as usize * PAGE_SIZE, 0);
-                self.read_groups(groups, &mut scratch)?;
-            }
-        }
-        Ok(())
-    }
 }
 
 /// Reads and checks the index of a layer that is long enough to have one.

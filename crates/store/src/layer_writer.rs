@@ -12,8 +12,9 @@ use crate::{Pages, SaveError, Sha256, Snapshot};
 
 /// Stored pages a digest covers: 64 KiB, the largest window in which a demand fault should read.
 pub(crate) const GROUP_PAGES: u32 = 16;
-/// Pages read at a time.
-const BATCH: usize = 256;
+const GROUP_BYTES: usize = GROUP_PAGES as usize * PAGE_SIZE;
+/// Stored pages written at a time: 1 MiB, in whole groups. No more pages are read at a time.
+const BATCH: usize = 16 * GROUP_PAGES as usize;
 /// zstd level: 1 is close to the disk's speed, and higher ones gain little on memory.
 pub(crate) const ZSTD_LEVEL: i32 = 1;
 
@@ -44,8 +45,10 @@ struct Writer<'a> {
     blob: BlobWriter,
     index: Index,
     data_len: u64,
-    /// Raw stored pages not yet written; whole groups but at the end.
-    pending: Vec<u8>,
+    /// Room for a batch: stored pages that are not yet written, then pages being looked at.
+    batch: Vec<u8>,
+    /// Bytes of stored pages in `batch`.
+    pending: usize,
     /// Hash of a stored page to where it is stored and where it came from.
     seen: HashMap<u64, (u64, usize)>,
     scratch: Vec<u8>,
@@ -85,7 +88,8 @@ pub(crate) fn write_layer(
     };
     let mut writer = Writer {
         source,
-        pending: blob.buffer(),
+        batch: blob.buffer(BATCH * PAGE_SIZE),
+        pending: 0,
         blob,
         index,
         data_len: 0,
@@ -93,13 +97,11 @@ pub(crate) fn write_layer(
         scratch: vec![0; PAGE_SIZE],
         compressor,
     };
-    let mut batch = vec![0; BATCH * PAGE_SIZE];
     let mut under = vec![0; if plan.below.is_some() { BATCH * PAGE_SIZE } else { 0 }];
     for range in &plan.candidates {
-        for first in (range.start..range.end()).step_by(BATCH) {
-            let count = BATCH.min(range.end() - first);
-            let batch = &mut batch[..count * PAGE_SIZE];
-            source.read(first, batch).map_err(SaveError::Source)?;
+        let mut first = range.start;
+        while first < range.end() {
+            let count = writer.room().min(range.end() - first);
             let under = match plan.below {
                 None => None,
                 Some(below) => {
@@ -108,13 +110,8 @@ pub(crate) fn write_layer(
                     Some(&*under)
                 }
             };
-            for (n, page) in batch.chunks_exact(PAGE_SIZE).enumerate() {
-                let same = under.is_some_and(|u| u[n * PAGE_SIZE..][..PAGE_SIZE] == *page);
-                if !same {
-                    writer.page(first + n, page)?;
-                }
-            }
-            writer.flush(false)?;
+            writer.pages(first, count, under)?;
+            first += count;
         }
     }
     let (blob, index) = writer.finish()?;
@@ -123,27 +120,61 @@ pub(crate) fn write_layer(
 }
 
 impl Writer<'_> {
-    fn page(&mut self, number: usize, page: &[u8]) -> Result<(), SaveError> {
+    /// Pages that can be looked at before the batch must be written; at least one.
+    fn room(&self) -> usize {
+        BATCH - self.pending / PAGE_SIZE
+    }
+
+    /// Stores what has to be stored of the `count` pages from `first` on, for which there is room; `under` is
+    /// what lies below them. Pages are read into their place in the batch, so that one which is stored is
+    /// copied once, and everything that looks at it finds it in the cache.
+    fn pages(&mut self, first: usize, count: usize, under: Option<&[u8]>) -> Result<(), SaveError> {
+        let start = self.pending;
+        let end = start + count * PAGE_SIZE;
+        self.source.read(first, &mut self.batch[start..end]).map_err(SaveError::Source)?;
+        for n in 0..count {
+            let at = start + n * PAGE_SIZE;
+            let page = &self.batch[at..at + PAGE_SIZE];
+            if under.is_some_and(|under| under[n * PAGE_SIZE..][..PAGE_SIZE] == *page) {
+                continue;
+            }
+            if self.is_new(first + n, at)? {
+                if at != self.pending {
+                    self.batch.copy_within(at..at + PAGE_SIZE, self.pending);
+                }
+                self.pending += PAGE_SIZE;
+                if self.pending.is_multiple_of(GROUP_BYTES) {
+                    let group = &self.batch[self.pending - GROUP_BYTES..self.pending];
+                    self.index.groups.push(blake3::hash(group).into());
+                }
+            }
+        }
+        if self.room() == 0 { self.flush() } else { Ok(()) }
+    }
+
+    /// Enters page `number`, which lies at byte `at` of the batch, in the index. Returns whether it must be
+    /// stored.
+    fn is_new(&mut self, number: usize, at: usize) -> Result<bool, SaveError> {
+        let page = &self.batch[at..at + PAGE_SIZE];
         let Some(hash) = hash_unless_zero(page) else {
             // The bottom layer says nothing about zero pages; others must, to hide what is below.
             if self.index.role != Role::Base {
                 self.extend(number as u64, None);
             }
-            return Ok(());
+            return Ok(false);
         };
         if let Some((stored, original)) = self.seen.get(&hash).copied() {
             self.source.read(original, &mut self.scratch).map_err(SaveError::Source)?;
             if self.scratch == page {
                 self.extend(number as u64, Some(stored));
-                return Ok(());
+                return Ok(false);
             }
         }
         let stored = self.index.stored;
         self.seen.insert(hash, (stored, number));
-        self.pending.extend_from_slice(page);
         self.index.stored += 1;
         self.extend(number as u64, Some(stored));
-        Ok(())
+        Ok(true)
     }
 
     fn extend(&mut self, page: u64, stored: Option<u64>) {
@@ -157,23 +188,18 @@ impl Writer<'_> {
         self.index.extents.push(Extent { first: page, len: 1, stored });
     }
 
-    /// Writes the whole groups that are pending, and with `last` the partial one too.
-    fn flush(&mut self, last: bool) -> Result<(), SaveError> {
-        let group = GROUP_PAGES as usize * PAGE_SIZE;
-        let whole = if last { self.pending.len() } else { self.pending.len() / group * group };
-        if whole == 0 {
+    /// Writes the stored pages of the batch, which are whole groups but at the end.
+    fn flush(&mut self) -> Result<(), SaveError> {
+        if self.pending == 0 {
             return Ok(());
         }
-        let mut next = self.blob.buffer();
-        next.extend_from_slice(&self.pending[whole..]);
-        self.pending.truncate(whole);
-        let mut data = std::mem::replace(&mut self.pending, next);
-        for bytes in data.chunks(group) {
-            self.index.groups.push(blake3::hash(bytes).into());
-        }
+        let next = self.blob.buffer(BATCH * PAGE_SIZE);
+        let mut data = std::mem::replace(&mut self.batch, next);
+        data.truncate(self.pending);
+        self.pending = 0;
         if let Some(compressor) = &mut self.compressor {
             let mut compressed = Vec::new();
-            for bytes in data.chunks(group) {
+            for bytes in data.chunks(GROUP_BYTES) {
                 let frame = compressor.compress(bytes).map_err(SaveError::Compress)?;
                 self.index.chunks.push(frame.len() as u32);
                 compressed.extend_from_slice(&frame);
@@ -186,7 +212,11 @@ impl Writer<'_> {
 
     /// Writes what remains; the blob is complete then.
     fn finish(mut self) -> Result<(BlobWriter, Index), SaveError> {
-        self.flush(true)?;
+        let partial = &self.batch[self.pending / GROUP_BYTES * GROUP_BYTES..self.pending];
+        if !partial.is_empty() {
+            self.index.groups.push(blake3::hash(partial).into());
+        }
+        self.flush()?;
         self.index.seal();
         let tail = self.index.tail(self.data_len).map_err(|_| SaveError::TooLarge {
             what: "a layer index",
@@ -207,18 +237,20 @@ fn hash_unless_zero(page: &[u8]) -> Option<u64> {
         0x1656_67b1_9e37_79f9,
         0x27d4_eb2f_1656_67c5,
     ];
+    // Wide products: compilers do not turn them into vector code, which is slower here.
+    let fold = |a: u64, b: u64| {
+        let product = u128::from(a) * u128::from(b);
+        product as u64 ^ (product >> 64) as u64
+    };
+    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
     let mut lanes = K;
     let mut any = 0;
-    for block in page.chunks_exact(32) {
-        for (lane, word) in block.chunks_exact(8).enumerate() {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(word);
-            let word = u64::from_le_bytes(bytes);
-            any |= word;
-            lanes[lane] = (lanes[lane] ^ word).wrapping_mul(K[lane] | 1).rotate_left(29);
+    for block in page.chunks_exact(64) {
+        for (lane, pair) in block.chunks_exact(16).enumerate() {
+            let (a, b) = (word(&pair[..8]), word(&pair[8..]));
+            any |= a | b;
+            lanes[lane] = fold(lanes[lane] ^ a, K[lane] ^ b) ^ b;
         }
     }
-    (any != 0).then(|| {
-        lanes.iter().fold(0, |sum: u64, lane| (sum ^ lane).wrapping_mul(K[0]).rotate_left(31))
-    })
+    (any != 0).then(|| lanes.iter().fold(K[0], |sum, lane| fold(sum ^ lane, K[1])))
 }

@@ -62,8 +62,7 @@ pub(crate) fn copy_to(
     const PART: u64 = 1 << 20;
     let mut blob = shelf.begin(pages)?;
     for at in (0..from.len()).step_by(PART as usize) {
-        let mut bytes = blob.buffer();
-        bytes.resize(PART.min(from.len() - at) as usize, 0);
+        let mut bytes = blob.buffer(PART.min(from.len() - at) as usize);
         from.read_at(&mut bytes, at)
             .map_err(|e| SaveError::io(Path::new(&digest.to_string()), e))?;
         blob.push(bytes)?;

@@ -32,8 +32,7 @@ pub(crate) fn transcode(
     let mut data_len = 0;
     for first in (0..index.stored).step_by(step as usize) {
         let pages = step.min(index.stored - first) as usize;
-        let mut data = blob.buffer();
-        data.resize(pages * PAGE_SIZE, 0);
+        let mut data = blob.buffer(pages * PAGE_SIZE);
         layer.read(first, &mut data)?;
         if let Some(compressor) = &mut compressor {
             let mut compressed = Vec::new();

@@ -55,6 +55,20 @@ fn reading_past_the_end_is_an_error_and_not_zeros() {
 }
 
 #[test]
+fn a_file_that_is_being_written_to_disk_can_be_written_further() {
+    let path = std::env::temp_dir().join(format!("afresh-sys-writing-{}", std::process::id()));
+    let mut file = std::fs::File::create(&path).unwrap();
+    file.write_all(&numbered(2)).unwrap();
+    file::begin_writing(file.as_fd()).unwrap();
+    file.write_all(&numbered(1)).unwrap();
+    let bytes = std::fs::read(&path).unwrap();
+    std::fs::remove_file(path).unwrap();
+    assert!(bytes == [numbered(2), numbered(1)].concat());
+    let (reader, _writer) = std::io::pipe().unwrap();
+    assert!(file::begin_writing(reader.as_fd()).is_err());
+}
+
+#[test]
 fn a_moved_mapping_takes_the_place_of_the_old_one_and_leaves_its_own_empty() {
     let file = temporary(&numbered(3));
     let memory = Reservation::new(3).unwrap();

@@ -67,6 +67,14 @@ pub fn drop_cache(_: BorrowedFd<'_>) -> Result<(), SysError> {
     Ok(())
 }
 
+/// Nothing is cached.
+///
+/// # Errors
+/// None.
+pub fn begin_writing(_: BorrowedFd<'_>) -> Result<(), SysError> {
+    Ok(())
+}
+
 /// Memory to read into: an address and a length in bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece {
