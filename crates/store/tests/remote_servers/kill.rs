@@ -103,8 +103,12 @@ fn kill_during_push_leaves_old_or_new() {
         let here = dir.path().join(format!("push-{number}"));
         let local = store(&here);
         let remote = place.open();
-        for attempt in 0..ATTEMPTS {
-            let after = Duration::from_micros(attempt * 17_731);
+        // More, on a machine so busy that every kill came at another moment.
+        for attempt in 0..10 * ATTEMPTS {
+            if attempt >= ATTEMPTS && interrupted > 0 {
+                break;
+            }
+            let after = Duration::from_micros(attempt % ATTEMPTS * 17_731 + attempt * 499);
             place.kill("kill::kill_during_push_leaves_old_or_new", &here, after);
             let there = check(&remote.load("a").unwrap());
             let mine = local.load("a").unwrap();
