@@ -3,6 +3,11 @@
 //! Exit codes: 0 success; 1 the guest or a file failed; 2 wrong usage; 3 a verification or
 //! comparison found a difference. Results go to standard output, everything else to standard error.
 
+#![allow(
+    rustdoc::broken_intra_doc_links,
+    reason = "documentation of arguments is their help text, where brackets mark what may be left out"
+)]
+
 mod bench;
 mod demo;
 mod doctor;

@@ -84,7 +84,7 @@ impl Snapshot {
     /// durable by [`Store::sign`] or [`crate::archive::export`].
     ///
     /// # Errors
-    /// [`SealError::Library`] when signing fails.
+    /// [`SealError::Library`](crate::SealError::Library) when signing fails.
     pub fn signed(&self, key: &SigningKey) -> Result<Snapshot, SaveError> {
         let mut manifest = self.manifest().clone();
         manifest.sign(key)?;
