@@ -9,7 +9,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
-use crate::output::Format;
+use crate::output::{Format, say};
 use crate::scratch::Scratch;
 
 #[derive(Debug, Args)]
@@ -201,19 +201,19 @@ fn steady_state(format: Format) -> anyhow::Result<()> {
     let program = std::env::current_exe().context("finding this program")?;
     let steady = steady::measure(&program, &["bench", "steady"])?;
     match format {
-        Format::Json => println!(
+        Format::Json => say!(
             "{}",
             json!({
                 "table": "steady", "case": "small/scatter64", "calls": steady.calls,
                 "faults": steady.faults, "system_calls": steady.system_calls,
             })
-        ),
-        Format::Text => println!(
+        )?,
+        Format::Text => say!(
             "\nsteady state: {} calls of small/scatter64 took {} page faults and {} system calls",
             steady.calls,
             steady.faults,
             steady.system_calls.map_or("an unknown number of".to_owned(), |n| n.to_string()),
-        ),
+        )?,
     }
     Ok(())
 }

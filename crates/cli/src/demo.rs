@@ -14,7 +14,7 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 
-use crate::output::{Format, spinner};
+use crate::output::{Format, say, spinner};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -75,23 +75,24 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     let pristine = differences == (0, 0) && after == before && planted.1 != before;
     let (one, other) = (ask(&warm, RANDOM)?, ask(&warm, RANDOM)?);
     if text {
-        println!(
+        say!(
             "QuickJS, warmed in {:.2} s: {:.1} MiB of memory, {:.1} MiB stored in the image",
             report.warm_up.as_secs_f64(),
             report.memory_bytes as f64 / f64::from(1 << 20),
             report.image_bytes as f64 / f64::from(1 << 20)
-        );
-        println!("strategy: {}\n", report.strategy);
-        println!("call 1, probe:        {}", brief(&before));
-        println!("call 2, plant:        {}", brief(&planted.0));
-        println!("        then probe:   {}", brief(&planted.1));
-        println!("        it changed {} bytes", planted.2);
-        println!("call 3, probe:        {}", brief(&after));
-        println!(
+        )?;
+        say!("strategy: {}\n", report.strategy)?;
+        say!("call 1, probe:        {}", brief(&before))?;
+        say!("call 2, plant:        {}", brief(&planted.0))?;
+        say!("        then probe:   {}", brief(&planted.1))?;
+        say!("        it changed {} bytes", planted.2)?;
+        say!("call 3, probe:        {}", brief(&after))?;
+        say!(
             "        {} bytes differ, {} globals and tables differ\n",
-            differences.0, differences.1
-        );
-        println!("two clones' Math.random(): {} / {}\n", brief(&one), brief(&other));
+            differences.0,
+            differences.1
+        )?;
+        say!("two clones' Math.random(): {} / {}\n", brief(&one), brief(&other))?;
     }
     anyhow::ensure!(one != other, "two clones drew the same random numbers");
 
@@ -117,22 +118,22 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
         warm.pool_stats().resident_bytes / afresh_memory::PAGE_SIZE
     };
     if text {
-        println!("a request, each from the pristine warm heap; {dirty} pages in the write set");
-        println!("{:<30} {:>12} {:>9}", "", "us/request", "times");
+        say!("a request, each from the pristine warm heap; {dirty} pages in the write set")?;
+        say!("{:<30} {:>12} {:>9}", "", "us/request", "times")?;
         for row in &rows {
-            println!("{:<30} {:>12.1} {:>9.1}", row.strategy, row.median, row.median / ours);
+            say!("{:<30} {:>12.1} {:>9.1}", row.strategy, row.median, row.median / ours)?;
         }
     } else {
         for row in &rows {
-            println!("{}", row.json());
+            say!("{}", row.json())?;
         }
-        println!(
+        say!(
             "{}",
             json!({
                 "pristine": pristine, "bytes_differ": differences.0, "items_differ": differences.1,
                 "bytes_changed": planted.2, "write_set_pages": dirty,
             })
-        );
+        )?;
     }
     anyhow::ensure!(pristine, "the call after the planted secret was not pristine");
     Ok(ExitCode::SUCCESS)

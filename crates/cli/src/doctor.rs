@@ -6,7 +6,7 @@ use afresh_memory::{CostModel, Feature, Features, HostAccess, Strategy};
 use clap::Args;
 use serde_json::json;
 
-use crate::output::Format;
+use crate::output::{Format, say};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                 }
                 Err(error) => json!({"missing": error.to_string()}),
             };
-            println!(
+            say!(
                 "{}",
                 json!({
                     "features": features,
@@ -66,11 +66,11 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                         {"strategy": syscalls.strategy.to_string(), "reason": syscalls.reason},
                     "micro_vm": vm,
                 })
-            );
+            )?;
         }
         Format::Text => {
-            println!("Features of this host\n{features}");
-            println!("Costs measured here, in nanoseconds");
+            say!("Features of this host\n{features}")?;
+            say!("Costs measured here, in nanoseconds")?;
             for (what, ns) in [
                 ("copy back a page in the cache", cost.copy_page),
                 ("fault a page in", cost.fault),
@@ -78,31 +78,30 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                 ("call madvise", cost.discard_call),
                 ("discard a page", cost.discard_page),
             ] {
-                println!("  {what:<34} {ns:>8.0}");
+                say!("  {what:<34} {ns:>8.0}")?;
             }
             // Where the two lines cross: what the fallback to discarding is decided by.
             let per_page = cost.fault + cost.discard_page;
-            println!(
+            say!(
                 "  Copying {:.0} pages of a write set costs as much as discarding and faulting one page in.\n",
                 per_page / cost.copy_page
-            );
-            println!("Strategies");
+            )?;
+            say!("Strategies")?;
             for (name, choice) in &strategies {
                 match choice {
-                    Ok(reason) => println!("  {name:<22} {reason}"),
-                    Err(reason) => println!("  {name:<22} no: {reason}"),
+                    Ok(reason) => say!("  {name:<22} {reason}")?,
+                    Err(reason) => say!("  {name:<22} no: {reason}")?,
                 }
             }
-            println!("\nChosen: {} because {}", chosen.strategy, chosen.reason);
-            println!(
+            say!("\nChosen: {} because {}", chosen.strategy, chosen.reason)?;
+            say!(
                 "Where system calls write guest memory: {} because {}",
-                syscalls.strategy, syscalls.reason
-            );
+                syscalls.strategy,
+                syscalls.reason
+            )?;
             match &micro_vm {
-                Ok((strategy, reason)) => {
-                    println!("Micro-VMs: {} because {reason}", strategy.name())
-                }
-                Err(error) => println!("Micro-VMs: not here: {error}"),
+                Ok((strategy, reason)) => say!("Micro-VMs: {} because {reason}", strategy.name())?,
+                Err(error) => say!("Micro-VMs: not here: {error}")?,
             }
         }
     }

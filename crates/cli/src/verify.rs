@@ -12,7 +12,7 @@ use clap::Args;
 use serde_json::json;
 
 use crate::guest::{GuestArguments, Ready};
-use crate::output::{Format, steps};
+use crate::output::{Format, say, steps};
 use crate::request::{CallArguments, Request};
 
 /// Exit code of a verification that found a difference.
@@ -139,7 +139,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     };
     let clean = findings.bytes_differ == 0 && findings.items_differ == 0;
     match format {
-        Format::Json => println!(
+        Format::Json => say!(
             "{}",
             json!({
                 "calls": findings.calls, "failed_calls": findings.failed_calls,
@@ -147,9 +147,9 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                 "answers_differ": findings.answers_differ, "most_bytes_changed": findings.changed_bytes,
                 "clones": findings.clones, "pristine": clean,
             })
-        ),
+        )?,
         Format::Text => {
-            println!(
+            say!(
                 "{} calls ({} failed), each changing up to {} bytes: {} bytes differ, {} globals, tables or \
                  registers differ",
                 findings.calls,
@@ -157,13 +157,13 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                 findings.changed_bytes,
                 findings.bytes_differ,
                 findings.items_differ,
-            );
-            println!(
+            )?;
+            say!(
                 "{} answers differ from those of an instance that had never run anything",
                 findings.answers_differ
-            );
+            )?;
             if let Some(clones) = findings.clones {
-                println!("{clones}");
+                say!("{clones}")?;
             }
         }
     }
