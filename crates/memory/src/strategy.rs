@@ -196,9 +196,11 @@ mod tests {
         let mut features = Features::host().clone();
         let mut previous = String::new();
         for masked in [Feature::UffdSigbus, Feature::Mprotect, Feature::PagemapScan] {
+            // A host that lacks a feature anyway has nothing more to say when it is masked.
+            let had = features.has(masked);
             features = features.without(masked);
             let choice = Strategy::Auto.choose(&features, HostAccess::Threads).unwrap();
-            assert_ne!(choice.reason, previous);
+            assert!(!had || choice.reason != previous, "{}", choice.reason);
             previous = choice.reason;
         }
         let choice = Strategy::Auto.choose(&features, HostAccess::Threads).unwrap();
