@@ -4,7 +4,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use afresh_memory::{PAGE_SIZE, PageRange};
+use afresh_memory::{Feature, Features, PAGE_SIZE, PageRange};
 use afresh_pager::Recorder;
 use afresh_store::seal::Access;
 use afresh_store::{Encoding, Sha256, Snapshot, Store, archive};
@@ -84,6 +84,17 @@ impl Warmed {
 
     /// The pages that `calls` touch, each in a guest of its own that starts warm.
     fn record(&self, guest: &GuestArguments, calls: &[String]) -> anyhow::Result<Vec<PageRange>> {
+        let needed = match self {
+            Self::Module(_) => Feature::UffdSigbus,
+            Self::Sandbox(_) => Feature::UffdKernel,
+        };
+        if !Features::host().has(needed) {
+            eprintln!(
+                "afresh: no working set: what the calls touch cannot be told without {} (see `afresh doctor`)",
+                needed.name()
+            );
+            return Ok(Vec::new());
+        }
         let scratch = Scratch::new(None)?;
         let store = Store::create(scratch.path())?;
         let snapshot = self.save(&store, "recorded", &SaveWith::default())?;

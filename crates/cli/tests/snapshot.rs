@@ -5,6 +5,8 @@ use std::io::Write;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
+use afresh_memory::{Feature, Features};
+
 const COUNTER: &str = r#"(module
     (memory (export "memory") 20)
     (global $calls (mut i32) (i32.const 0))
@@ -84,7 +86,10 @@ fn a_warm_guest_runs_out_of_a_directory_a_file_and_a_remote() {
         let verified = ok(&["verify", place, "--call", "next", "-n", "3", "7"]);
         assert!(verified.contains(" 0 bytes differ"), "{verified}");
         let found = ok(&["-o", "json", "inspect", place]);
-        assert!(found.contains(r#""working_set_pages":1"#), "{found}");
+        // A host that cannot fetch pages one by one records none, and says so.
+        let lazy = Features::host().has(Feature::UffdSigbus);
+        let set = format!(r#""working_set_pages":{}"#, u8::from(lazy));
+        assert!(found.contains(&set), "{found}");
     }
     // The guest itself is not needed any more, nor is the machine it was warmed on.
     std::fs::remove_file(&guest).unwrap();

@@ -72,7 +72,15 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
         drop((sandbox, snapshot));
         for &strategy in strategies {
             let frozen = load(&store, "a");
-            let mut thawed = builder().strategy(strategy).thaw(&frozen).unwrap();
+            let mut thawed = match builder().strategy(strategy).thaw(&frozen) {
+                Ok(thawed) => thawed,
+                Err(error) => {
+                    // Only what is forced may be missing.
+                    assert!(!matches!(strategy, Strategy::Auto), "{error}");
+                    println!("SKIPPED: {strategy:?} is not to be had here: {error}");
+                    continue;
+                }
+            };
             for _ in 0..3 {
                 assert_eq!(answers(&mut thawed), expected, "{strategy:?}");
             }
