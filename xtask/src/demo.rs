@@ -1,19 +1,28 @@
-//! `cargo xtask demo`: builds the JavaScript guest and the command, and lets the command show itself.
+//! `cargo xtask demo`: builds the JavaScript guest and a small `afresh`, and lets the command show itself.
+//!
+//! Small, because somebody waits for it who has nothing built yet: Wasm guests and no more, in a profile of
+//! its own (`demo`, in the workspace's `Cargo.toml`).
 
 use std::process::Command;
 
-use anyhow::Result;
+use anyhow::{Result, anyhow};
 
 use crate::{command, guests, host};
 
 /// Runs the demonstration; further arguments go to `afresh demo`.
 pub(crate) fn main(arguments: &[String]) -> Result<()> {
     let js = guests::named("js")?;
-    guests::build(js)?;
     let mut build = command::cargo();
-    build.current_dir(host::repository()).args(["build", "--release", "--package", "afresh-cli"]);
-    command::run(&mut build)?;
-    let mut demo = Command::new(host::target_folder().join("release/afresh"));
+    build.current_dir(host::repository()).args(["build", "--locked", "--profile", "demo"]);
+    build.args(["--package", "afresh-cli", "--no-default-features", "--features", "wasm"]);
+    // Side by side: each has long stretches in which one core has nothing to do.
+    std::thread::scope(|scope| {
+        let guest = scope.spawn(|| guests::build(js));
+        let command = command::run(&mut build);
+        guest.join().map_err(|_| anyhow!("building the guest panicked"))??;
+        command
+    })?;
+    let mut demo = Command::new(host::target_folder().join("demo/afresh"));
     demo.arg("demo").arg("--js").arg(guests::path(js)).args(arguments);
     command::run(&mut demo)
 }

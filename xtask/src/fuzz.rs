@@ -1,4 +1,5 @@
-//! `cargo xtask fuzz`: every fuzz target for a bounded time, on the stable toolchain.
+//! `cargo xtask fuzz`: every fuzz target for a bounded time, on the stable toolchain, or with
+//! AddressSanitizer where there is a nightly one.
 //!
 //! libFuzzer comes with the crate `libfuzzer-sys`, built by the host's C++ compiler; what it is guided by
 //! is a pass of LLVM that stable compilers have too. The seeds are made of the golden snapshots. A target
@@ -13,7 +14,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, output, run};
+use crate::command::{cargo, output, run, succeeds};
 use crate::host;
 
 const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
@@ -22,17 +23,27 @@ const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
 pub(crate) const SECONDS: u32 = 20;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 4] = ["page_layer", "layout", "archive", "vmm_handshake"];
+const TARGETS: [&str; 5] = ["page_layer", "layout", "archive", "snapshot", "vmm_handshake"];
 
 /// What the compiler adds to code for the fuzzer to see: which edges ran, and what was compared.
 const FLAGS: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
     -Cllvm-args=-sanitizer-coverage-level=4 -Cllvm-args=-sanitizer-coverage-inline-8bit-counters \
     -Cllvm-args=-sanitizer-coverage-pc-table -Cllvm-args=-sanitizer-coverage-trace-compares";
 
+/// What AddressSanitizer needs beside: only nightly compilers have it.
+const SANITIZER: &str = " -Zsanitizer=address";
+/// The targets have faults answered by a handler of their own, and end with what they began.
+const SANITIZER_OPTIONS: &str =
+    "handle_segv=0:handle_sigbus=0:allow_user_segv_handler=1:detect_leaks=0";
+
 /// Memory that a target may use, in MiB.
 const MEMORY: u32 = 1024;
 /// Seconds that one input may take.
 const TIMEOUT: u32 = 10;
+
+/// Choices that make an empty snapshot, and one of 600 pages with three of them stored, and a working set.
+const SNAPSHOTS: [&[u8]; 2] =
+    [&[0; 32], &[1, 1, 6, 1, 3, 6, 1, 3, 2, 0, 1, 1, 6, 1, 3, 6, 1, 3, 2]];
 
 /// What a VMM sends.
 const HANDSHAKES: [&str; 2] = [
@@ -59,17 +70,41 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         targets.extend(TARGETS);
     }
     host::cxx_compiler()?;
-    fuzz(&targets, seconds).map(|()| ExitCode::SUCCESS)
+    let nightly = Toolchain::Nightly;
+    let toolchain = if nightly.is_there() { nightly } else { Toolchain::Stable };
+    match toolchain {
+        Toolchain::Nightly => println!("fuzz: with AddressSanitizer, by the nightly toolchain"),
+        Toolchain::Stable => {
+            println!("fuzz: without AddressSanitizer; `rustup install nightly` has it")
+        }
+    }
+    fuzz(&targets, seconds, toolchain).map(|()| ExitCode::SUCCESS)
 }
 
-/// Every target, for [`SECONDS`]. The compiler is there.
+/// Every target, for [`SECONDS`], with what builds everything else. The compiler is there.
 pub(crate) fn all() -> Result<()> {
-    fuzz(&TARGETS, SECONDS)
+    fuzz(&TARGETS, SECONDS, Toolchain::Stable)
+}
+
+/// What the targets are built by.
+#[derive(Clone, Copy, PartialEq)]
+enum Toolchain {
+    /// The workspace's own.
+    Stable,
+    /// Nightly, for AddressSanitizer.
+    Nightly,
+}
+
+impl Toolchain {
+    fn is_there(self) -> bool {
+        self == Self::Stable
+            || succeeds(Command::new("rustup").args(["run", "nightly", "rustc", "-V"]))
+    }
 }
 
 /// Builds the targets and runs as many of them at a time as there are processors.
-fn fuzz(targets: &[&str], seconds: u32) -> Result<()> {
-    let programs = build()?;
+fn fuzz(targets: &[&str], seconds: u32, toolchain: Toolchain) -> Result<()> {
+    let programs = build(toolchain)?;
     let scratch = Scratch::new()?;
     let seeds = seeds(&host::repository().join("crates/store/tests/golden"))?;
     let next = AtomicUsize::new(0);
@@ -97,18 +132,28 @@ fn fuzz(targets: &[&str], seconds: u32) -> Result<()> {
 }
 
 /// Builds every target; returns the folder with the programs.
-fn build() -> Result<PathBuf> {
+fn build(toolchain: Toolchain) -> Result<PathBuf> {
     // With a target named, the flags reach no build script.
     let version = output(Command::new("rustc").arg("-vV"))?;
     let triple = version.lines().find_map(|line| line.strip_prefix("host: "));
     let triple = triple.context("rustc does not say what host it runs on")?;
-    let folder = host::target_folder().join("fuzz");
     let mut command = cargo();
+    let (mut folder, mut flags) = (host::target_folder().join("fuzz"), FLAGS.to_owned());
+    if toolchain == Toolchain::Nightly {
+        folder = folder.join("address");
+        flags += SANITIZER;
+        command = Command::new("rustup");
+        command.args(["run", "nightly", "cargo"]);
+        // What this very program was started with is for another toolchain.
+        for name in ["CARGO", "RUSTC", "RUSTUP_TOOLCHAIN"] {
+            command.env_remove(name);
+        }
+    }
     command
         .current_dir(host::repository().join("fuzz"))
         .args(["build", "--release", "--locked", "--bins", "--target", triple])
         .env("CARGO_TARGET_DIR", &folder)
-        .env("RUSTFLAGS", FLAGS)
+        .env("RUSTFLAGS", flags)
         .env_remove("CARGO_ENCODED_RUSTFLAGS");
     run(&mut command).context("cannot build the fuzz targets")?;
     Ok(folder.join(triple).join("release"))
@@ -167,6 +212,7 @@ fn one(
             .arg(format!("-timeout={TIMEOUT}"))
             .arg(format!("-artifact_prefix={}/", kept.display()))
             .env("TMPDIR", &temporary)
+            .env("ASAN_OPTIONS", SANITIZER_OPTIONS)
             .stdin(Stdio::null())
             .stdout(file.try_clone().context("cannot share the log")?)
             .stderr(file);
@@ -223,6 +269,7 @@ fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>>> {
     all.insert("page_layer", layers.map(|bytes| layer_seed(bytes)).collect());
     all.insert("layout", layout_seeds(&blobs, &String::from_utf8_lossy(&index)));
     all.insert("archive", vec![archive_seed(&read(&folder.join("v1.afresh"))?)]);
+    all.insert("snapshot", SNAPSHOTS.map(<[u8]>::to_vec).to_vec());
     all.insert("vmm_handshake", HANDSHAKES.map(|text| text.as_bytes().to_vec()).to_vec());
     Ok(all)
 }

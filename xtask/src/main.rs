@@ -12,7 +12,11 @@ mod demo;
 mod fuzz;
 mod guests;
 mod host;
+mod miri;
+mod packages;
+mod release;
 mod servers;
+mod soak;
 mod stamp;
 mod test;
 mod vm;
@@ -30,8 +34,17 @@ Commands:
   guests [--only NAME]   Build the guests (installing compilers and targets that are missing)
                          into target/guests; those whose inputs did not change are skipped.
                          NAME: component, js, python, sieve or vm; may be repeated.
+  miri                   Run the engine's bookkeeping in Miri, over a pretend kernel; installs the nightly
+                         toolchain where it is missing.
+  soak [--seconds N] [--first SEED] [--seed SEED]
+                         Hold warm guests against plain wasmtime: the specification's tests, then random
+                         modules with state until the time is up, 60 s unless said otherwise. A seed that
+                         differs fails, is kept with its module and named; --seed runs it alone.
+  release [TARGET]       Build the archive of the command that a release has, into
+                         target/release-archives.
   test                   Check format, lints and documentation, build the guests and the servers that
-                         tests talk to, run every test, fuzz, check the dependencies; ends with a line
+                         tests talk to, run every test, fuzz, package every crate, check the
+                         dependencies; ends with a line
                          `N passed, N failed, N skipped`.
 ";
 
@@ -51,6 +64,9 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("fuzz", rest)) => fuzz::main(rest),
         Some(("guests", rest)) => guests::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("miri", rest)) => miri::main(rest),
+        Some(("soak", rest)) => soak::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("release", rest)) => release::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("test", rest)) => test::main(rest),
         Some(("help" | "--help" | "-h", _)) => {
             print!("{USAGE}");

@@ -14,7 +14,7 @@ use std::time::Instant;
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, find, run, run_watched};
-use crate::{fuzz, guests, host, servers};
+use crate::{fuzz, guests, host, packages, servers};
 
 /// The step whose failures are counted by the tests themselves.
 const TESTS: &str = "tests";
@@ -47,6 +47,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             "warnings",
         ]))
     });
+    steps.run("features", features);
     steps.run("documentation", || {
         run(cargo().current_dir(host::repository()).env("RUSTDOCFLAGS", "-D warnings").args([
             "doc",
@@ -73,6 +74,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         }
         fuzz::all()
     });
+    steps.run("packages", packages::all);
     steps.run("dependencies", || dependencies(&mut tally));
 
     tally.count_steps(&steps);
@@ -95,6 +97,35 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     println!("{}", tally.line());
     let good = tally.failed == 0 && tally.passed > 0;
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// What users who want only a part of the front door, or of the command, compile.
+const PARTS: &[(&str, &str)] = &[
+    ("afresh", "arena"),
+    ("afresh", "snapshots"),
+    ("afresh", "vm"),
+    ("afresh", "wasm"),
+    // What the demonstration builds.
+    ("afresh-cli", "wasm"),
+];
+
+/// Checks that each part compiles alone, without warnings.
+fn features() -> Result<()> {
+    for (package, features) in PARTS {
+        run(cargo().current_dir(host::repository()).args([
+            "clippy",
+            "--locked",
+            "--package",
+            package,
+            "--no-default-features",
+            "--features",
+            features,
+            "--",
+            "-D",
+            "warnings",
+        ]))?;
+    }
+    Ok(())
 }
 
 /// Checks licences, sources and advisories of everything that is linked, where that is possible.

@@ -16,7 +16,7 @@ use crate::host;
 pub(crate) const NAME: &str = "vm";
 
 /// The samples that must come out.
-const SAMPLES: &[&str] = &["crash", "dirty", "hash", "json", "spin", "zlib"];
+const SAMPLES: &[&str] = &["crash", "dirty", "hash", "json", "spin", "taint", "zlib"];
 
 /// Builds the samples, where the host's processor is one that the micro-VM supports.
 pub(crate) fn build() -> Result<()> {

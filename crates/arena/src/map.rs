@@ -386,12 +386,16 @@ impl View {
 }
 
 impl fault::FaultHandler for View {
-    fn on_fault(&self, address: usize, signal: fault::FaultSignal) -> bool {
+    fn answers(&self, signal: fault::FaultSignal) -> bool {
         // SIGBUS here is a failing memory module or a lost file, which no mapping cures.
-        if signal != fault::FaultSignal::Segv {
+        signal == fault::FaultSignal::Segv
+    }
+
+    fn on_fault(&self, fault: &fault::Fault) -> bool {
+        if fault.signal != fault::FaultSignal::Segv {
             return false;
         }
-        let offset = address.wrapping_sub(self.base() as usize);
+        let offset = fault.address.wrapping_sub(self.base() as usize);
         let page = offset / PAGE_SIZE;
         let mut chunks = self.lock();
         if page >= self.pages() {

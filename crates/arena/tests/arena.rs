@@ -250,11 +250,14 @@ fn a_region_that_proves_sparse_stops_getting_frames_and_one_that_fills_up_gets_t
         let holding = arena.holding();
         assert_eq!((holding.frames, holding.sparse_chunks), (0, 8), "{holding:?}");
         assert_eq!(pool.books().lent, 0);
-        for _ in 0..40 {
+        // On a busy host a chunk may find no frame in one round; it gets one in a later.
+        for round in 0..160 {
             poison(&arena);
+            if round >= 40 && arena.holding().frames == 8 {
+                break;
+            }
             arena.reset().unwrap();
         }
-        poison(&arena);
         assert_eq!(arena.holding().frames, 8, "{:?}", arena.holding());
         arena.reset().unwrap();
         assert_zero(&arena);

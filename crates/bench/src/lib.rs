@@ -12,6 +12,9 @@ pub mod rivals;
 pub mod row;
 pub mod start;
 pub mod steady;
+#[cfg(all(target_os = "linux", target_arch = "x86_64"))]
+#[cfg(feature = "vm")]
+pub mod vm;
 pub mod wasm;
 
 pub use row::{Contestant, Options, Row, Sink, contest};

@@ -106,6 +106,9 @@ impl<'a> Contestant<'a> {
     }
 }
 
+/// Part of a batch that runs before its clock starts.
+const WARMING: u64 = 8;
+
 /// Lets the contestants take turns and reports each one's time per iteration, in microseconds.
 ///
 /// # Errors
@@ -136,10 +139,18 @@ pub fn contest(
         }
         field.push((contestant, iterations, Vec::with_capacity(options.rounds)));
     }
-    for _ in 0..options.rounds {
-        for (contestant, iterations, times) in &mut field {
-            let took = (contestant.run)(*iterations)
-                .map_err(|e| e.context(format!("{case} by {}", contestant.strategy)))?;
+    let contestants = field.len();
+    for round in 0..options.rounds {
+        // Each round begins with another one, so that nobody always pays for what the same neighbour left in
+        // caches and in the kernel; and a part of a batch goes before the clock starts.
+        for turn in 0..contestants {
+            let (contestant, iterations, times) = &mut field[(round + turn) % contestants];
+            let mut run = |n| {
+                (contestant.run)(n)
+                    .map_err(|e| e.context(format!("{case} by {}", contestant.strategy)))
+            };
+            run((*iterations / WARMING).max(1))?;
+            let took = run(*iterations)?;
             times.push(took.as_secs_f64() * 1e6 / *iterations as f64);
         }
     }

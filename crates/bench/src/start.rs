@@ -8,8 +8,11 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use afresh_pager::{Options as RestoreOptions, Recorder};
+#[cfg(feature = "remote")]
+use afresh_store::Encoding;
+#[cfg(feature = "remote")]
 use afresh_store::remote::{Patience, Remote};
-use afresh_store::{Encoding, Snapshot, Store};
+use afresh_store::{Snapshot, Store};
 use afresh_wasm::{Engine, EngineConfig, Frozen, Guest, GuestOptions, SaveWith, Warm, WarmUp};
 
 use crate::row::{Contestant, Options, Sink, contest};
@@ -17,6 +20,7 @@ use crate::row::{Contestant, Options, Sink, contest};
 /// Name of the snapshots that the benchmark makes.
 const NAME: &str = "start";
 /// The same, stored as it is where the other is compressed.
+#[cfg(feature = "remote")]
 const RAW: &str = "start-raw";
 /// Without a working set.
 const PLAIN: &str = "start-plain";
@@ -116,7 +120,30 @@ pub fn start(
         contestant("warm-up", expected, || warmed(cache, wasm, input)),
     ];
     contest("start", "js/file", options, field, sink)?;
-    let Some(url) = remote else { return Ok(()) };
+    match remote {
+        None => Ok(()),
+        #[cfg(feature = "remote")]
+        Some(url) => in_remote(url, store, cache, dir, expected, input, options, sink),
+        #[cfg(not(feature = "remote"))]
+        Some(url) => {
+            anyhow::bail!("{url}: this build cannot open remotes; enable the feature `remote`")
+        }
+    }
+}
+
+/// The same snapshots, opened where they are on a server.
+#[cfg(feature = "remote")]
+#[allow(clippy::too_many_arguments, reason = "what `start` has at hand")]
+fn in_remote(
+    url: &str,
+    store: &Store,
+    cache: &Path,
+    dir: &Path,
+    expected: &[u8],
+    input: &[u8],
+    options: &Options,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<()> {
     let there = Remote::open(url, Patience::default())?;
     for (name, encoding) in [(NAME, Encoding::Zstd), (RAW, Encoding::Raw)] {
         there.push(store, &store.load(NAME)?, name, encoding, &mut |_| {})?;

@@ -1,6 +1,7 @@
-//! The steady state of the write set, counted: faults by `getrusage`, system calls by `strace -c`.
+//! The steady state of the write set, counted: faults by `getrusage`, system calls by `strace`.
 //!
-//! Both are taken as the difference between a run of N calls and one of 2 N, so that start-up cancels out.
+//! [`run`] asks for its faults right before and right after the calls. These two questions are system calls
+//! too, and what `strace` saw between them, of every thread, is what the calls cost.
 
 use std::process::Command;
 
@@ -32,7 +33,7 @@ pub struct Steady {
     /// Page faults during them.
     pub faults: i64,
     /// System calls during them, where strace could count them.
-    pub system_calls: Option<i64>,
+    pub system_calls: Option<usize>,
 }
 
 /// Makes `calls` calls of the small module's `function`, after a warm-up; returns the faults taken.
@@ -59,11 +60,11 @@ pub fn run(calls: u64, function: &str) -> anyhow::Result<i64> {
     Ok(minor_faults() - before)
 }
 
-/// Counts the system calls of this program run with `arguments`.
-fn strace(program: &std::path::Path, arguments: &[String]) -> anyhow::Result<i64> {
+/// Counts the system calls between the two questions for faults of this program run with `arguments`.
+fn strace(program: &std::path::Path, arguments: &[String]) -> anyhow::Result<usize> {
     let output = std::env::temp_dir().join(format!("afresh-strace-{}", std::process::id()));
     let status = Command::new("strace")
-        .args(["-f", "-c", "-o"])
+        .args(["-f", "-o"])
         .arg(&output)
         .arg(program)
         .args(arguments)
@@ -73,11 +74,22 @@ fn strace(program: &std::path::Path, arguments: &[String]) -> anyhow::Result<i64
     let text = std::fs::read_to_string(&output);
     let _ = std::fs::remove_file(&output);
     anyhow::ensure!(status.context("strace")?.success(), "the traced run failed");
-    // The last line: "100.00    0.012345           7      1234        56 total".
-    let text = text.context("strace's report")?;
-    let total = text.lines().rev().find(|l| l.trim_end().ends_with("total")).context("no total")?;
-    let numbers: Vec<&str> = total.split_whitespace().collect();
-    numbers.get(3).context("no count")?.parse().context("count")
+    between(&text.context("strace's report")?)
+}
+
+/// Counts the lines between the first and the last `getrusage` that are system calls. A line is
+/// "29267 munmap(0x7f1b3ff88000, 16384) = 0"; one that another thread interrupts is split in two, of which the
+/// second says "resumed".
+fn between(report: &str) -> anyhow::Result<usize> {
+    let lines: Vec<&str> = report.lines().collect();
+    let question = |line: &&str| line.contains(" getrusage(");
+    let first = lines.iter().position(question).context("the run did not begin")?;
+    let last = lines.iter().rposition(question).context("the run did not end")?;
+    anyhow::ensure!(first < last, "the run did not end");
+    let made = |line: &&&str| {
+        !line.contains(" resumed>") && !line.contains(" --- ") && !line.contains(" +++ ")
+    };
+    Ok(lines[first + 1..last].iter().filter(made).count())
 }
 
 /// Takes both counts. `program` is this program and `arguments` make it call [`run`] with the number
@@ -87,17 +99,32 @@ fn strace(program: &std::path::Path, arguments: &[String]) -> anyhow::Result<i64
 /// When a call fails. Without strace only the faults are counted.
 pub fn measure(program: &std::path::Path, arguments: &[&str]) -> anyhow::Result<Steady> {
     let faults = run(CALLS, DIRTYING)?;
-    let count = |calls: u64| {
-        let mut all: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
-        all.push(calls.to_string());
-        strace(program, &all)
-    };
-    let system_calls = match (count(CALLS), count(2 * CALLS)) {
-        (Ok(once), Ok(twice)) => Some(twice - once),
-        (Err(error), _) | (_, Err(error)) => {
-            eprintln!("system calls not counted: {error:#}");
-            None
-        }
-    };
+    let mut all: Vec<String> = arguments.iter().map(|a| (*a).to_owned()).collect();
+    all.push(CALLS.to_string());
+    let system_calls = strace(program, &all)
+        .inspect_err(|error| eprintln!("system calls not counted: {error:#}"))
+        .ok();
     Ok(Steady { calls: CALLS, faults, system_calls })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn system_calls_of_all_threads_between_the_two_questions_are_counted() {
+        let report = "\
+7 mmap(NULL, 4096) = 0x7f
+7 getrusage(RUSAGE_SELF, {ru_utime={}}) = 0
+8 futex(0x1, FUTEX_WAIT <unfinished ...>
+7 --- SIGBUS {si_signo=SIGBUS} ---
+7 ioctl(5, UFFDIO_WRITEPROTECT, 0x7f) = 0
+8 <... futex resumed>) = 0
+7 getrusage(RUSAGE_SELF, {ru_utime={}}) = 0
+7 exit_group(0) = ?
+";
+        assert_eq!(between(report).unwrap(), 2);
+        assert!(between("7 exit_group(0) = ?\n").is_err());
+        assert!(between("7 getrusage(RUSAGE_SELF, {}) = 0\n").is_err());
+    }
 }

@@ -9,6 +9,7 @@ use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
 
+use crate::Settings;
 use crate::output::{Format, say};
 use crate::scratch::Scratch;
 
@@ -59,6 +60,7 @@ enum Table {
         #[command(flatten)]
         common: Common,
     },
+    #[cfg(feature = "vm")]
     /// Micro-VMs: call and reset, by memory size and dirty pages.
     Vm {
         #[command(flatten)]
@@ -67,6 +69,7 @@ enum Table {
         #[arg(long, default_value = "target/guests/vm/dirty")]
         guest: PathBuf,
     },
+    #[cfg(feature = "arena")]
     /// First touch: fresh zero memory by the kernel's ways and by the frame pool's.
     Fault {
         #[command(flatten)]
@@ -218,7 +221,8 @@ fn steady_state(format: Format) -> anyhow::Result<()> {
     Ok(())
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let format = settings.output;
     let mut print = printer(format);
     match &arguments.table {
         Table::Wasm { common, module, call, input, js: js_guest } => {
@@ -248,16 +252,16 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
             steady_state(format)?;
         }
         Table::Arena { common } => arena::all(&common.options(), &mut print)?,
+        #[cfg(feature = "vm")]
         Table::Vm { common, guest } => {
             let elf = std::fs::read(guest).with_context(|| {
                 format!("cannot read {}; `cargo xtask guests --only vm` builds it", guest.display())
             })?;
-            let mut options = afresh_vm::bench::BenchOptions::default();
-            options.filter = common.filter.clone();
-            afresh_vm::bench::run(&elf, &options, &mut Lines::new(format))?;
+            afresh_bench::vm::all(&elf, &common.options(), &mut print)?;
         }
+        #[cfg(feature = "arena")]
         Table::Fault { common } => {
-            use afresh_arena::bench::{Options, fault};
+            use afresh::arena::bench::{Options, fault};
             let mut options = if common.quick { Options::quick() } else { Options::default() };
             options.case.clone_from(&common.filter);
             let mut lines = Lines::new(format);
@@ -270,7 +274,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
             )?;
         }
         Table::Restore { common, dir } => {
-            use afresh_pager::bench::{BenchOptions, restore};
+            use afresh::pager::bench::{BenchOptions, restore};
             let mut options =
                 if common.quick { BenchOptions::quick() } else { BenchOptions::default() };
             options.case.clone_from(&common.filter);

@@ -7,13 +7,14 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+use afresh::memory::Strategy;
+use afresh::wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, Warm, WarmUp};
 use afresh_bench::{Options, Row, js};
-use afresh_memory::Strategy;
-use afresh_wasm::{Engine, EngineConfig, Guest, GuestOptions, Mode, Warm, WarmUp};
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 
+use crate::Settings;
 use crate::output::{Format, say, spinner};
 
 #[derive(Debug, Args)]
@@ -42,11 +43,11 @@ fn brief(text: &str) -> String {
     text
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let wasm = std::fs::read(&arguments.js).with_context(|| {
         format!("cannot read {}; `cargo xtask guests --only js` builds it", arguments.js.display())
     })?;
-    let text = format == Format::Text;
+    let text = settings.output == Format::Text;
     let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
     let load = |mode, strategy| -> anyhow::Result<Warm> {
         let options = GuestOptions { mode, strategy, ..GuestOptions::default() };
@@ -115,7 +116,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
         let mut lease = warm.lease()?;
         lease.call_bytes(&entry, js::REQUEST)?;
         drop(lease);
-        warm.pool_stats().resident_bytes / afresh_memory::PAGE_SIZE
+        warm.pool_stats().resident_bytes / afresh::memory::PAGE_SIZE
     };
     if text {
         say!("a request, each from the pristine warm heap; {dirty} pages in the write set")?;

@@ -2,21 +2,47 @@
 
 use std::process::ExitCode;
 
-use afresh_memory::{CostModel, Feature, Features, HostAccess, Strategy};
+use afresh::memory::{Choice, CostModel, Feature, Features, HostAccess, SlotError, Strategy};
+use afresh_sys::host;
 use clap::Args;
 use serde_json::json;
 
+use crate::Settings;
 use crate::output::{Format, say};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Answer as a host without these features would (uffd, uffd-sigbus, uffd-async, uffd-kernel, pagemap-scan,
+    /// Answer as a host without these features would (memfd, uffd, uffd-sigbus, uffd-async, uffd-kernel, pagemap-scan,
     /// mprotect, populate, kvm).
     #[arg(long, value_name = "FEATURE", value_delimiter = ',')]
     without: Vec<String>,
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+/// How micro-VMs are reset here and why, or why there can be none.
+#[cfg(feature = "vm")]
+fn micro_vm() -> Result<(&'static str, String), String> {
+    let abilities = afresh::vm::Abilities::host().map_err(|error| error.to_string())?;
+    let (strategy, reason) = abilities.choice();
+    Ok((strategy.name(), reason.to_string()))
+}
+
+#[cfg(not(feature = "vm"))]
+fn micro_vm() -> Result<(&'static str, String), String> {
+    Err("this build of afresh leaves them out (feature `vm`)".to_owned())
+}
+
+/// Bytes of address space that each memory of a Wasm guest reserves here; none where none is run.
+#[cfg(feature = "wasm")]
+fn memory_reservation() -> u64 {
+    afresh::wasm::memory_reservation()
+}
+
+#[cfg(not(feature = "wasm"))]
+fn memory_reservation() -> u64 {
+    0
+}
+
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let mut features = Features::host().clone();
     for name in &arguments.without {
         if name == "uffd" {
@@ -38,20 +64,27 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
             (strategy.to_string(), choice)
         })
         .collect();
-    let chosen = Strategy::Auto.choose(&features, HostAccess::Threads)?;
-    let syscalls = Strategy::Auto.choose(&features, HostAccess::Syscalls)?;
-    let micro_vm = afresh_vm::Abilities::host().map(|a| a.choice());
-    match format {
+    let chosen = Strategy::Auto.choose(&features, HostAccess::Threads);
+    let syscalls = Strategy::Auto.choose(&features, HostAccess::Syscalls);
+    let choice = |choice: &Result<Choice, _>| match choice {
+        Ok(c) => json!({"strategy": c.strategy.to_string(), "reason": c.reason}),
+        Err(error) => json!({"missing": SlotError::to_string(error)}),
+    };
+    let words = |choice: &Result<Choice, _>| match choice {
+        Ok(c) => format!("{} because {}", c.strategy, c.reason),
+        Err(error) => format!("nothing: {}", SlotError::to_string(error)),
+    };
+    let (space, reservation) = (host::address_space(), memory_reservation());
+    let micro_vm = micro_vm();
+    match settings.output {
         Format::Json => {
             let features: serde_json::Map<_, _> = Feature::ALL
                 .into_iter()
                 .map(|f| (f.name().to_owned(), json!(features.why_missing(f).unwrap_or("yes"))))
                 .collect();
             let vm = match &micro_vm {
-                Ok((strategy, reason)) => {
-                    json!({"strategy": strategy.name(), "reason": reason.to_string()})
-                }
-                Err(error) => json!({"missing": error.to_string()}),
+                Ok((strategy, reason)) => json!({"strategy": strategy, "reason": reason}),
+                Err(error) => json!({"missing": error}),
             };
             say!(
                 "{}",
@@ -61,9 +94,10 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                         "copy_page": cost.copy_page, "fault": cost.fault, "notice": cost.notice,
                         "discard_call": cost.discard_call, "discard_page": cost.discard_page,
                     },
-                    "chosen": {"strategy": chosen.strategy.to_string(), "reason": chosen.reason},
-                    "chosen_with_system_calls":
-                        {"strategy": syscalls.strategy.to_string(), "reason": syscalls.reason},
+                    "chosen": choice(&chosen),
+                    "chosen_with_system_calls": choice(&syscalls),
+                    "address_space_left": space,
+                    "wasm_memory_reservation": reservation,
                     "micro_vm": vm,
                 })
             )?;
@@ -93,14 +127,23 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
                     Err(reason) => say!("  {name:<22} no: {reason}")?,
                 }
             }
-            say!("\nChosen: {} because {}", chosen.strategy, chosen.reason)?;
-            say!(
-                "Where system calls write guest memory: {} because {}",
-                syscalls.strategy,
-                syscalls.reason
-            )?;
+            say!("\nChosen: {}", words(&chosen))?;
+            say!("Where system calls write guest memory: {}", words(&syscalls))?;
+            match space {
+                None => say!(
+                    "Wasm memories reserve {} MiB each: addresses are not limited",
+                    reservation >> 20
+                )?,
+                Some(left) => say!(
+                    "Wasm memories reserve {} MiB each, and grow no further, as {} MiB are left of the addresses that \
+                     this process may use (ulimit -v){}",
+                    reservation >> 20,
+                    left >> 20,
+                    if reservation < 4 << 30 { "; every access is checked" } else { "" }
+                )?,
+            }
             match &micro_vm {
-                Ok((strategy, reason)) => say!("Micro-VMs: {} because {reason}", strategy.name())?,
+                Ok((strategy, reason)) => say!("Micro-VMs: {strategy} because {reason}")?,
                 Err(error) => say!("Micro-VMs: not here: {error}")?,
             }
         }

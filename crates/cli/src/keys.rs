@@ -4,41 +4,47 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use afresh_pager::SaveWith;
-use afresh_store::seal::{Access, PublicKey, SealKey, SigningKey};
+use afresh::{Access, PublicKey, SaveOptions, SealKey, SigningKey};
+use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
+use crate::Settings;
 use crate::output::{Format, say};
-use crate::place::demand;
 
 /// What every snapshot that is opened must have.
 #[derive(Debug, Args)]
 pub(crate) struct AccessArguments {
-    /// Open only snapshots signed by a key in this file of public keys; may be given several times.
+    /// Open only snapshots signed by a key in this file of public keys, one a line as `keygen` prints them;
+    /// may be given several times.
     #[arg(long, global = true, value_name = "FILE")]
     trust: Vec<PathBuf>,
     /// Open only snapshots sealed with the key in this file.
     #[arg(long, global = true, value_name = "FILE")]
     key: Option<PathBuf>,
+    /// Let snapshots ask for more, or for less: memory, content, expansion, index or program. May be given
+    /// several times.
+    #[arg(long, global = true, value_name = "NAME=SIZE")]
+    limit: Vec<String>,
 }
 
 impl AccessArguments {
-    /// Makes the demands, for the whole process.
-    pub(crate) fn demand(&self) -> anyhow::Result<()> {
+    /// Reads the keys.
+    pub(crate) fn access(&self) -> anyhow::Result<Access> {
         let mut access = Access::new();
         if !self.trust.is_empty() {
             let mut trusted = Vec::new();
             for path in &self.trust {
-                trusted.extend(PublicKey::from_file(path)?);
+                let keys = PublicKey::from_file(path);
+                trusted.extend(keys.with_context(|| format!("--trust {}", path.display()))?);
             }
             access = access.trusting(trusted);
         }
         if let Some(path) = &self.key {
-            access = access.with_key(SealKey::from_file(path)?);
+            let key = SealKey::from_file(path);
+            access = access.with_key(key.with_context(|| format!("--key {}", path.display()))?);
         }
-        demand(access);
-        Ok(())
+        Ok(access)
     }
 }
 
@@ -55,10 +61,16 @@ pub(crate) struct ProtectArguments {
 
 impl ProtectArguments {
     /// Reads the keys.
-    pub(crate) fn apply(&self, with: &mut SaveWith) -> anyhow::Result<()> {
-        with.sign = self.sign.as_deref().map(SigningKey::from_file).transpose()?;
-        with.seal = self.seal.as_deref().map(SealKey::from_file).transpose()?;
-        Ok(())
+    pub(crate) fn apply(&self, mut options: SaveOptions) -> anyhow::Result<SaveOptions> {
+        if let Some(path) = &self.sign {
+            let key = SigningKey::from_file(path);
+            options = options.sign(key.with_context(|| format!("--sign {}", path.display()))?);
+        }
+        if let Some(path) = &self.seal {
+            let key = SealKey::from_file(path);
+            options = options.seal(key.with_context(|| format!("--seal {}", path.display()))?);
+        }
+        Ok(options)
     }
 }
 
@@ -79,7 +91,7 @@ pub(crate) struct KeygenArguments {
     file: PathBuf,
 }
 
-pub(crate) fn keygen(arguments: &KeygenArguments, format: Format) -> anyhow::Result<ExitCode> {
+pub(crate) fn keygen(arguments: &KeygenArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let public = match arguments.kind {
         Kind::Signing => {
             let key = SigningKey::generate()?;
@@ -91,7 +103,7 @@ pub(crate) fn keygen(arguments: &KeygenArguments, format: Format) -> anyhow::Res
             None
         }
     };
-    match (format, public) {
+    match (settings.output, public) {
         (Format::Json, public) => {
             say!("{}", json!({"file": arguments.file.display().to_string(), "public": public}))?
         }

@@ -8,20 +8,27 @@
     reason = "documentation of arguments is their help text, where brackets mark what may be left out"
 )]
 
+#[cfg(feature = "wasm")]
 mod bench;
+#[cfg(feature = "wasm")]
 mod demo;
 mod doctor;
 mod guest;
+#[cfg(feature = "seal")]
 mod keys;
+mod manual;
 mod output;
-mod place;
 mod request;
 mod run;
+#[cfg(feature = "wasm")]
 mod scratch;
 mod serve;
 mod snapshot;
 mod store;
 mod verify;
+#[cfg(feature = "wasm")]
+mod wasm;
+mod way_out;
 
 use std::process::ExitCode;
 
@@ -36,6 +43,7 @@ struct Cli {
     /// How results are printed.
     #[arg(short = 'o', long = "output", value_enum, global = true, default_value = "text")]
     output: Format,
+    #[cfg(feature = "seal")]
     #[command(flatten)]
     access: keys::AccessArguments,
     #[command(subcommand)]
@@ -55,8 +63,10 @@ enum Command {
     /// Call a guest many times and prove that every call starts from the same state.
     Verify(verify::Arguments),
     /// Measure, beside rivals, in one run.
+    #[cfg(feature = "wasm")]
     Bench(bench::Arguments),
     /// Plant a secret in a warm JavaScript engine, find nothing of it, and see what that costs.
+    #[cfg(feature = "wasm")]
     Demo(demo::Arguments),
     /// What this host offers, what it costs here, and which strategy is chosen.
     Doctor(doctor::Arguments),
@@ -83,48 +93,77 @@ enum Command {
     /// Write the memory of a snapshot as a raw image.
     Export(store::export::Arguments),
     /// Make a key that signs or seals snapshots.
+    #[cfg(feature = "seal")]
     Keygen(keys::KeygenArguments),
     /// Serve a snapshot's memory to virtual machine monitors by Firecracker's userfaultfd handshake.
     Pager(store::pager::Arguments),
+    /// Print completions for a shell: source them, or put them where the shell looks for such.
+    Completions(manual::CompletionArguments),
+    /// Write the manual pages of this command.
+    Man(manual::ManArguments),
+}
+
+/// What every command is run with.
+#[derive(Debug)]
+struct Settings {
+    /// How results are printed.
+    output: Format,
+    /// How snapshots and guests are opened: with what is demanded of them.
+    open: afresh::Options,
+}
+
+impl Cli {
+    fn settings(&self) -> anyhow::Result<Settings> {
+        let open = afresh::Options::new();
+        #[cfg(feature = "seal")]
+        let open = open.access(self.access.access()?);
+        Ok(Settings { output: self.output, open })
+    }
 }
 
 fn main() -> ExitCode {
     let cli = Cli::parse();
-    let result = cli.access.demand().and_then(|()| run_command(&cli));
+    let result = cli.settings().and_then(|settings| run_command(&cli.command, &settings));
     match result {
         Ok(code) => code,
         // Whoever read the output has seen enough, as `head` does.
         Err(error) if is_broken_pipe(&error) => ExitCode::FAILURE,
         Err(error) => {
             eprintln!("afresh: {}", describe(&error));
+            way_out::explain(&error);
             ExitCode::FAILURE
         }
     }
 }
 
-fn run_command(cli: &Cli) -> anyhow::Result<ExitCode> {
-    match &cli.command {
-        Command::Run(arguments) => run::run(arguments, cli.output),
-        Command::Serve(arguments) => serve::run(arguments, cli.output),
-        Command::Snapshot(arguments) => snapshot::snapshot(arguments, cli.output),
-        Command::Fork(arguments) => snapshot::fork(arguments, cli.output),
-        Command::Verify(arguments) => verify::run(arguments, cli.output),
-        Command::Bench(arguments) => bench::run(arguments, cli.output),
-        Command::Demo(arguments) => demo::run(arguments, cli.output),
-        Command::Doctor(arguments) => doctor::run(arguments, cli.output),
-        Command::Inspect(arguments) => store::inspect::run(arguments, cli.output),
-        Command::Diff(arguments) => store::diff::run(arguments, cli.output),
-        Command::Compact(arguments) => store::compact::run(arguments, cli.output),
-        Command::Push(arguments) => store::transfer::push(arguments, cli.output),
-        Command::Pull(arguments) => store::transfer::pull(arguments, cli.output),
-        Command::List(arguments) => store::list::run(arguments, cli.output),
-        Command::Tag(arguments) => store::tag::tag(arguments, cli.output),
-        Command::Untag(arguments) => store::tag::untag(arguments, cli.output),
-        Command::Gc(arguments) => store::gc::run(arguments, cli.output),
-        Command::Import(arguments) => store::import::run(arguments, cli.output),
-        Command::Export(arguments) => store::export::run(arguments, cli.output),
-        Command::Keygen(arguments) => keys::keygen(arguments, cli.output),
-        Command::Pager(arguments) => store::pager::run(arguments, cli.output),
+fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Run(arguments) => run::run(arguments, settings),
+        Command::Serve(arguments) => serve::run(arguments, settings),
+        Command::Snapshot(arguments) => snapshot::snapshot(arguments, settings),
+        Command::Fork(arguments) => snapshot::fork(arguments, settings),
+        Command::Verify(arguments) => verify::run(arguments, settings),
+        #[cfg(feature = "wasm")]
+        Command::Bench(arguments) => bench::run(arguments, settings),
+        #[cfg(feature = "wasm")]
+        Command::Demo(arguments) => demo::run(arguments, settings),
+        Command::Doctor(arguments) => doctor::run(arguments, settings),
+        Command::Inspect(arguments) => store::inspect::run(arguments, settings),
+        Command::Diff(arguments) => store::diff::run(arguments, settings),
+        Command::Compact(arguments) => store::compact::run(arguments, settings),
+        Command::Push(arguments) => store::transfer::push(arguments, settings),
+        Command::Pull(arguments) => store::transfer::pull(arguments, settings),
+        Command::List(arguments) => store::list::run(arguments, settings),
+        Command::Tag(arguments) => store::tag::tag(arguments, settings),
+        Command::Untag(arguments) => store::tag::untag(arguments, settings),
+        Command::Gc(arguments) => store::gc::run(arguments, settings),
+        Command::Import(arguments) => store::import::run(arguments, settings),
+        Command::Export(arguments) => store::export::run(arguments, settings),
+        #[cfg(feature = "seal")]
+        Command::Keygen(arguments) => keys::keygen(arguments, settings),
+        Command::Pager(arguments) => store::pager::run(arguments, settings),
+        Command::Completions(arguments) => manual::completions(arguments),
+        Command::Man(arguments) => manual::man(arguments),
     }
 }
 

@@ -2,40 +2,87 @@
 
 use std::io::{Read, Write};
 
-use afresh_wasm::{BytesEntry, CallError, Lease, Val, Warm, parse_arguments, show_value};
+use afresh::{Answer, Call, Kind};
 use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
 
+use crate::guest::{Command, text_call};
+
+/// The export that a WASI command begins at.
+const START: &str = "_start";
+
 /// A call.
 #[derive(Debug, Args)]
 pub(crate) struct CallArguments {
-    /// The exported function to call.
-    #[arg(long, value_name = "F", default_value = "_start")]
-    pub(crate) call: String,
-    /// Bytes for a guest that handles bytes: text, `@FILE`, or `-` for standard input.
+    /// The exported function to call; `_start` runs a WASI command, whose arguments and standard input are
+    /// those given here.
+    #[arg(long, value_name = "F", default_value = START)]
+    call: String,
+    /// Bytes for a guest that handles bytes, or a command's standard input: text, `@FILE`, or `-` for
+    /// standard input.
     #[arg(long, value_name = "TEXT|@FILE|-")]
-    pub(crate) input: Option<String>,
-    /// Arguments of the function.
-    #[arg(allow_hyphen_values = true, trailing_var_arg = true)]
-    pub(crate) arguments: Vec<String>,
+    input: Option<String>,
+    /// Arguments of the function or command; after `--` those that begin with a dash.
+    #[arg(allow_negative_numbers = true)]
+    arguments: Vec<String>,
+}
+
+/// A call, once its input has been read.
+#[derive(Debug)]
+pub(crate) struct Request<'a> {
+    arguments: &'a CallArguments,
+    input: Option<Vec<u8>>,
 }
 
 impl CallArguments {
-    /// The call, for a Wasm guest.
-    pub(crate) fn request(&self, warm: &Warm) -> anyhow::Result<Request> {
-        match self.input.as_deref().map(read_input).transpose()? {
-            Some(input) => Request::bytes(warm, &self.call, input),
-            None => Request::values(warm, &self.call, &self.arguments),
-        }
+    /// Reads the input.
+    pub(crate) fn read(&self) -> anyhow::Result<Request<'_>> {
+        let input = self.input.as_deref().map(read_input).transpose()?;
+        Ok(Request { arguments: self, input })
+    }
+}
+
+impl Request<'_> {
+    fn is_command(&self) -> bool {
+        self.arguments.call == START
     }
 
-    /// The input, for a guest that knows nothing but bytes.
-    pub(crate) fn bytes(&self) -> anyhow::Result<Vec<u8>> {
-        match &self.input {
-            Some(input) => read_input(input),
-            None => Ok(self.arguments.join(" ").into_bytes()),
+    /// What a WASI command gets: the arguments, and the input.
+    pub(crate) fn command(&self, interactive: bool, shown: bool) -> Command<'_> {
+        let mut command = Command { shown, ..Command::default() };
+        if self.is_command() {
+            command.arguments = &self.arguments.arguments;
+            command.input.clone_from(&self.input);
+            command.interactive = interactive;
         }
+        command
+    }
+
+    /// The call, for a guest of this kind.
+    pub(crate) fn call(&self, kind: Kind) -> Call {
+        let CallArguments { call, arguments, .. } = self.arguments;
+        match (kind, &self.input) {
+            (Kind::Machine, None) => Call::bytes(call, arguments.join(" ")),
+            (Kind::Module | Kind::Component, _) if self.is_command() => {
+                Call::text(call, [] as [&str; 0])
+            }
+            (_, Some(input)) => Call::bytes(call, input.clone()),
+            (_, None) => Call::text(call, arguments),
+        }
+    }
+}
+
+/// The call that an argument of `--record` means.
+pub(crate) fn recorded(text: &str, kind: Kind) -> Call {
+    if kind == Kind::Machine {
+        return Call::bytes(START, text);
+    }
+    match (text.find('='), text.find(':')) {
+        (Some(at), colon) if colon.is_none_or(|colon| at < colon) => {
+            Call::bytes(&text[..at], &text[at + 1..])
+        }
+        _ => text_call(text),
     }
 }
 
@@ -52,70 +99,22 @@ fn read_input(input: &str) -> anyhow::Result<Vec<u8>> {
     }
 }
 
-/// A call of a Wasm guest that can be repeated.
-pub(crate) struct Request {
-    name: String,
-    values: Vec<Val>,
-    bytes: Option<(BytesEntry, Vec<u8>)>,
-}
-
-impl Request {
-    /// A call of a handler that takes and gives bytes.
-    pub(crate) fn bytes(warm: &Warm, name: &str, input: Vec<u8>) -> anyhow::Result<Self> {
-        let bytes = Some((warm.bytes_entry(name)?, input));
-        Ok(Self { name: name.to_owned(), values: Vec::new(), bytes })
-    }
-
-    /// A call with arguments of the function's own types.
-    pub(crate) fn values(warm: &Warm, name: &str, texts: &[String]) -> anyhow::Result<Self> {
-        let values = parse_arguments(&warm.function_type(name)?, texts)
-            .with_context(|| format!("calling {name}"))?;
-        Ok(Self { name: name.to_owned(), values, bytes: None })
-    }
-
-    /// Calls.
-    pub(crate) fn ask(&self, lease: &mut Lease<'_>) -> Result<Answer, CallError> {
-        match &self.bytes {
-            Some((entry, input)) => Ok(Answer::Bytes(lease.call_bytes(entry, input)?)),
-            None => Ok(Answer::Values(lease.call(&self.name, &self.values)?)),
-        }
+/// An answer as JSON: an array of results, or a string of bytes.
+pub(crate) fn json(answer: &Answer) -> Value {
+    match answer {
+        Answer::Values(values) => values.iter().map(String::as_str).collect(),
+        other => Value::String(other.text()),
     }
 }
 
-/// What a guest answered.
-pub(crate) enum Answer {
-    Values(Vec<Val>),
-    Bytes(Vec<u8>),
-}
-
-impl Answer {
-    pub(crate) fn json(&self) -> Value {
-        match self {
-            Answer::Values(values) => values.iter().map(show_value).collect(),
-            Answer::Bytes(bytes) => Value::String(String::from_utf8_lossy(bytes).into_owned()),
+/// Prints an answer: a result a line, bytes as they are.
+pub(crate) fn print(answer: &Answer, out: &mut dyn Write) -> std::io::Result<()> {
+    match answer {
+        Answer::Bytes(bytes) => {
+            out.write_all(bytes)?;
+            if bytes.last() == Some(&b'\n') { Ok(()) } else { writeln!(out) }
         }
-    }
-
-    /// In one line.
-    pub(crate) fn text(&self) -> String {
-        match self {
-            Answer::Values(values) => values.iter().map(show_value).collect::<Vec<_>>().join(" "),
-            Answer::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
-        }
-    }
-
-    pub(crate) fn print(&self, out: &mut dyn Write) -> std::io::Result<()> {
-        match self {
-            Answer::Values(values) => {
-                for value in values {
-                    writeln!(out, "{}", show_value(value))?;
-                }
-                Ok(())
-            }
-            Answer::Bytes(bytes) => {
-                out.write_all(bytes)?;
-                if bytes.last() == Some(&b'\n') { Ok(()) } else { writeln!(out) }
-            }
-        }
+        Answer::Values(values) => values.iter().try_for_each(|value| writeln!(out, "{value}")),
+        other => writeln!(out, "{}", other.text()),
     }
 }

@@ -5,13 +5,14 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use afresh_wasm::{Output, WarmReport};
+use afresh::{Guest, Kind, Origin};
 use clap::Args;
 use serde_json::json;
 
-use crate::guest::{GuestArguments, Ready};
+use crate::Settings;
+use crate::guest::GuestArguments;
 use crate::output::Format;
-use crate::request::{Answer, CallArguments};
+use crate::request::{self, CallArguments};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -27,56 +28,36 @@ pub(crate) struct Arguments {
     call: CallArguments,
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let request = arguments.call.read()?;
+    // Only one call can have this process's own input.
+    let command = request.command(arguments.repeat == 1, true);
+    let guest = arguments.guest.open(&arguments.guest.options(settings, command)?)?;
+    if arguments.report {
+        report_warming(&guest);
+    }
+    let call = request.call(guest.kind());
     let mut times = Vec::new();
-    let mut out = std::io::stdout().lock();
-    let mut show = |answer: &Answer, started: Instant, pages: Option<usize>| {
+    // Not locked: a command writes to it, too.
+    let mut out = std::io::stdout();
+    for _ in 0..arguments.repeat {
+        let started = Instant::now();
+        let answer = guest.ask(&call)?;
         let us = started.elapsed().as_secs_f64() * 1e6;
         times.push(us);
-        match format {
-            Format::Text => answer.print(&mut out),
+        match settings.output {
+            Format::Text => request::print(&answer, &mut out)?,
             Format::Json => {
-                let line = json!({"result": answer.json(), "us": us, "write_set_pages": pages});
-                writeln!(out, "{line}")
-            }
-        }
-    };
-    let opened = arguments.guest.open(Output::Inherit)?;
-    match opened.ready {
-        Ready::Module(warm) => {
-            if arguments.report {
-                print_report(warm.report());
-            }
-            let request = arguments.call.request(&warm)?;
-            for _ in 0..arguments.repeat {
-                let started = Instant::now();
-                let mut lease = warm.lease()?;
-                let answer = request.ask(&mut lease)?;
-                drop(lease);
-                let pages = warm.pool_stats().resident_bytes / afresh_memory::PAGE_SIZE;
-                show(&answer, started, Some(pages))?;
-            }
-        }
-        Ready::Component(warm) => {
-            let call = &arguments.call;
-            for _ in 0..arguments.repeat {
-                let started = Instant::now();
-                let answer = warm.lease()?.call_text(&call.call, &call.arguments)?;
-                show(&Answer::Bytes(answer.into_bytes()), started, None)?;
-            }
-        }
-        Ready::Sandbox(mut sandbox) => {
-            let input = arguments.call.bytes()?;
-            for _ in 0..arguments.repeat {
-                let started = Instant::now();
-                let answer = sandbox.run(&input)?;
-                show(&Answer::Bytes(answer), started, None)?;
+                let pages = (guest.kind() == Kind::Module)
+                    .then(|| guest.pool_stats().resident_bytes / afresh::memory::PAGE_SIZE);
+                let result = request::json(&answer);
+                writeln!(out, "{}", json!({"result": result, "us": us, "write_set_pages": pages}))?;
             }
         }
     }
     if arguments.report && !times.is_empty() {
-        if let Some(thawed) = &opened.thawed {
-            thawed.report();
+        if let Some(origin) = guest.origin() {
+            report_origin(origin);
         }
         let first = times[0];
         times.sort_by(f64::total_cmp);
@@ -91,8 +72,26 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     Ok(ExitCode::SUCCESS)
 }
 
-/// Says how the guest was warmed.
-pub(crate) fn print_report(report: &WarmReport) {
+/// Says what the snapshot took.
+fn report_origin(origin: &Origin) {
+    let pages = origin.snapshot.pages();
+    eprintln!(
+        "snapshot  {} opened in {:.1?}; {} faults fetched pages, {} of {pages} pages are there",
+        origin.reference,
+        origin.took,
+        origin.memory.faults(),
+        if origin.memory.pages().is_complete() {
+            pages
+        } else {
+            origin.memory.touched().iter().map(|run| run.len).sum()
+        },
+    );
+}
+
+/// Says how a Wasm module was warmed.
+#[cfg(feature = "wasm")]
+fn report_warming(guest: &Guest) {
+    let Some(report) = guest.as_module().map(afresh::wasm::Warm::report) else { return };
     eprintln!("mode      {}", report.mode.name());
     if let Some(why) = &report.why_fresh {
         eprintln!("          not reset: {why}");
@@ -114,3 +113,6 @@ pub(crate) fn print_report(report: &WarmReport) {
     );
     eprintln!("compiled  in {:.0?}, warmed in {:.0?}", report.compile, report.warm_up);
 }
+
+#[cfg(not(feature = "wasm"))]
+fn report_warming(_: &Guest) {}

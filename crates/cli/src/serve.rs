@@ -4,14 +4,14 @@ use std::io::{BufRead, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use afresh_wasm::Output;
+use afresh::{Answer, CallError};
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 
-use crate::guest::{GuestArguments, Ready};
+use crate::guest::{Command, GuestArguments};
 use crate::output::Format;
-use crate::request::{Answer, Request};
+use crate::{Settings, describe, request};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -22,39 +22,34 @@ pub(crate) struct Arguments {
     call: String,
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
-    let mut ready = arguments.guest.open(Output::Discard)?.ready;
-    let mut handle = |line: &str| -> anyhow::Result<Answer> {
-        match &mut ready {
-            Ready::Module(warm) => {
-                let request = Request::bytes(warm, &arguments.call, line.as_bytes().to_vec())?;
-                Ok(request.ask(&mut warm.lease()?)?)
-            }
-            Ready::Component(warm) => {
-                let texts = [line.to_owned()];
-                let answer = warm.lease()?.call_text(&arguments.call, &texts)?;
-                Ok(Answer::Bytes(answer.into_bytes()))
-            }
-            Ready::Sandbox(sandbox) => Ok(Answer::Bytes(sandbox.run(line.as_bytes())?)),
-        }
-    };
+/// What went wrong, on one line.
+fn reason(error: CallError) -> String {
+    let text = describe(&error.into());
+    text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let options = arguments.guest.options(settings, Command::default())?;
+    let guest = arguments.guest.open(&options)?;
+    // A guest that cannot answer at all is an error of this command, not of every request.
+    let function = guest.function(&arguments.call)?;
     let mut out = std::io::stdout().lock();
     let mut all_answered = true;
     for line in std::io::stdin().lock().lines() {
         let line = line.context("reading a request")?;
         let started = Instant::now();
         // A request that fails is answered with the error: the next one starts from the warm state.
-        let answer = handle(&line);
+        let answer = guest.call(&function, line.as_bytes()).map(Answer::Bytes);
         let us = started.elapsed().as_secs_f64() * 1e6;
         all_answered &= answer.is_ok();
-        match (format, &answer) {
-            (Format::Text, Ok(answer)) => answer.print(&mut out)?,
-            (Format::Text, Err(error)) => writeln!(out, "error: {error:#}")?,
+        match (settings.output, answer) {
+            (Format::Text, Ok(answer)) => request::print(&answer, &mut out)?,
+            (Format::Text, Err(error)) => writeln!(out, "error: {}", reason(error))?,
             (Format::Json, Ok(answer)) => {
-                writeln!(out, "{}", json!({"result": answer.json(), "us": us}))?;
+                writeln!(out, "{}", json!({"result": request::json(&answer), "us": us}))?;
             }
             (Format::Json, Err(error)) => {
-                writeln!(out, "{}", json!({"error": format!("{error:#}"), "us": us}))?;
+                writeln!(out, "{}", json!({"error": reason(error), "us": us}))?;
             }
         }
         out.flush()?;

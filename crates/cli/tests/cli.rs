@@ -98,6 +98,85 @@ fn what_goes_wrong_is_named_and_has_an_exit_code() {
     );
 }
 
+/// A WASI command: prints its second argument and then its standard input, eight bytes of each.
+const COMMAND: &str = r#"(module
+    (import "wasi_snapshot_preview1" "args_get" (func $args_get (param i32 i32) (result i32)))
+    (import "wasi_snapshot_preview1" "fd_read" (func $read (param i32 i32 i32 i32) (result i32)))
+    (import "wasi_snapshot_preview1" "fd_write" (func $write (param i32 i32 i32 i32) (result i32)))
+    (import "wasi_snapshot_preview1" "proc_exit" (func $exit (param i32)))
+    (memory (export "memory") 1)
+    (func (export "_start")
+        (drop (call $args_get (i32.const 16) (i32.const 1024)))
+        (i32.store (i32.const 0) (i32.load (i32.const 20)))
+        (i32.store (i32.const 4) (i32.const 8))
+        (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
+        (i32.store (i32.const 0) (i32.const 4096))
+        (drop (call $read (i32.const 0) (i32.const 0) (i32.const 1) (i32.const 8)))
+        (i32.store (i32.const 4) (i32.load (i32.const 8)))
+        (drop (call $write (i32.const 1) (i32.const 0) (i32.const 1) (i32.const 8)))
+        (call $exit (i32.const 0))))"#;
+
+#[test]
+fn a_wasi_command_gets_its_arguments_and_standard_input() {
+    let guest = module("command", COMMAND);
+    let output = afresh(&["run", &guest, "--input", "from text", "-n", "2", "--", "--flag!!"]);
+    assert_eq!(out(&output), "--flag!!from tex--flag!!from tex", "{}", err(&output));
+    let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["run", &guest, "argument"])
+        .stdin(std::process::Stdio::piped())
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut child.stdin.take().unwrap(), b"piped in").unwrap();
+    assert_eq!(out(&child.wait_with_output().unwrap()), "argumentpiped in");
+}
+
+#[test]
+fn options_are_taken_before_and_after_the_arguments_of_a_call() {
+    let guest = module("after", COUNTER);
+    for arguments in [
+        &["run", &guest, "--report", "--call", "next", "2"][..],
+        &["run", &guest, "--call", "next", "2", "--report"],
+        &["run", &guest, "2", "--call", "next", "--report"],
+    ] {
+        let output = afresh(arguments);
+        assert_eq!(out(&output), "2\n", "{arguments:?}: {}", err(&output));
+        assert!(err(&output).contains("1 calls, each from the warm state"), "{arguments:?}");
+    }
+    let output = afresh(&["run", &guest, "--call", "next", "--repotr", "2"]);
+    assert_eq!(output.status.code(), Some(2), "{}", err(&output));
+}
+
+#[test]
+fn missing_imports_are_all_named_and_can_be_stubbed() {
+    let wat = r#"(module (import "env" "one" (func)) (import "env" "two" (func (param i32)))
+        (func (export "fine") (result i32) (i32.const 7)))"#;
+    let guest = module("imports", wat);
+    let output = afresh(&["run", &guest, "--call", "fine"]);
+    let text = err(&output);
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("env.one") && text.contains("env.two"), "{text}");
+    assert!(text.contains("--stub-imports"), "{text}");
+    let output = afresh(&["run", &guest, "--call", "fine", "--stub-imports"]);
+    assert_eq!(out(&output), "7\n", "{}", err(&output));
+}
+
+#[test]
+fn completions_and_manual_pages_know_every_command() {
+    for shell in ["bash", "fish", "zsh"] {
+        let text = out(&afresh(&["completions", shell]));
+        assert!(text.contains("stub-imports") && text.contains("snapshot"), "{shell}");
+    }
+    let dir = std::env::temp_dir().join(format!("afresh-cli-man-{}", std::process::id()));
+    let output = afresh(&["man", &dir.display().to_string()]);
+    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
+    let page = std::fs::read_to_string(dir.join("afresh-run.1")).unwrap();
+    assert!(page.contains("stub\\-imports"), "{page}");
+    assert!(dir.join("afresh.1").exists());
+    assert!(out(&afresh(&["man"])).starts_with(".ie"), "a page for man");
+    std::fs::remove_dir_all(&dir).unwrap();
+}
+
 #[test]
 fn verify_finds_nothing_left_in_every_mode_and_strategy() {
     let guest = module("verify", COUNTER);
@@ -126,6 +205,30 @@ fn verify_warns_when_clones_draw_the_same_numbers() {
             (global.get $s)))"#;
     let output = afresh(&["verify", &module("clones", wat), "--call", "random", "-n", "3"]);
     assert!(out(&output).contains("every clone draws the same ones"), "{}", out(&output));
+}
+
+#[test]
+fn a_verification_that_proves_nothing_says_so_and_fails() {
+    let trap = module("traps.wat", r#"(module (memory 1) (func (export "go") unreachable))"#);
+    for mode in ["reset", "fresh"] {
+        let output = afresh(&["verify", &trap, "--mode", mode, "--call", "go", "-n", "3"]);
+        assert_eq!(output.status.code(), Some(3), "{}", err(&output));
+        assert!(
+            out(&output).contains("this proves nothing: all 3 calls failed"),
+            "{}",
+            out(&output)
+        );
+        let output =
+            afresh(&["verify", &trap, "--mode", mode, "--call", "go", "-n", "3", "-o", "json"]);
+        assert_eq!(output.status.code(), Some(3));
+        assert!(out(&output).contains("\"pristine\":null"), "{}", out(&output));
+    }
+    let output = afresh(&["verify", &trap, "--call", "go", "-n", "0"]);
+    assert_eq!(output.status.code(), Some(3), "{}", out(&output));
+    let component = module("empty.wat", "(component)");
+    let output = afresh(&["verify", &component, "--call", "mistyped", "-n", "3"]);
+    assert_eq!(output.status.code(), Some(1), "{}", out(&output));
+    assert!(err(&output).contains("\"mistyped\""), "{}", err(&output));
 }
 
 #[test]
@@ -176,11 +279,13 @@ fn a_spinning_script_is_stopped_and_the_engine_stays_usable() {
         "json",
     ]);
     let text = out(&output);
-    assert!(
-        text.contains(r#""failed_calls":2"#) && text.contains(r#""pristine":true"#),
-        "{text}{}",
-        err(&output)
-    );
+    // Both calls were ended, nothing of them is left; and as no call succeeded, nothing is claimed.
+    assert_eq!(output.status.code(), Some(3), "{text}{}", err(&output));
+    for part in
+        [r#""failed_calls":2,"bytes_differ":0,"items_differ":0"#, "timeout", r#""pristine":null"#]
+    {
+        assert!(text.contains(part), "{part}: {text}{}", err(&output));
+    }
 }
 
 #[test]

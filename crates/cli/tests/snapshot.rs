@@ -138,6 +138,50 @@ fn requests_are_served_line_by_line_each_from_the_warm_state() {
     assert!(output.status.success());
 }
 
+#[test]
+fn a_request_that_fails_is_answered_on_one_line() {
+    let dir = Dir::new();
+    let guest = dir.path("trap.wasm");
+    let wat = r#"(module (memory (export "memory") 1)
+        (func (export "afresh_buffer") (param i32) (result i32) (i32.const 1000))
+        (func $deep unreachable)
+        (func (export "handle") (param i32) (result i64)
+            (if (i32.eq (local.get 0) (i32.const 1)) (then (call $deep)))
+            (i64.or (i64.shl (i64.const 1000) (i64.const 32)) (i64.extend_i32_u (local.get 0)))))"#;
+    std::fs::write(&guest, wat::parse_str(wat).unwrap()).unwrap();
+    for (format, failed) in [("text", "error: "), ("json", r#"{"error":"#)] {
+        let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
+            .args(["-o", format, "serve", &guest])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        child.stdin.take().unwrap().write_all(b"two\n1\nthree\n").unwrap();
+        let output = child.wait_with_output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout).into_owned();
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines.len(), 3, "{text}");
+        assert!(lines[1].starts_with(failed) && lines[1].contains("unreachable"), "{text}");
+        assert!(!text.contains("wasm function"), "{text}");
+        assert!(lines[0].contains("two") && lines[2].contains("three"), "{text}");
+        assert_eq!(output.status.code(), Some(1));
+    }
+}
+
+#[test]
+fn the_only_snapshot_of_a_directory_is_pushed_where_none_is_named() {
+    let dir = Dir::new();
+    let (guest, store) = (dir.path("guest.wasm"), dir.path("store"));
+    let remote = format!("file://{}", dir.path("remote"));
+    std::fs::create_dir(dir.path("remote")).unwrap();
+    ok(&["snapshot", &guest, "--warm", "warm:40", "--to", &format!("{store}@1")]);
+    ok(&["push", &store, &remote]);
+    assert_eq!(next(&remote, &dir.path("cache")), "47\n47\n");
+    ok(&["snapshot", &guest, "--warm", "warm:50", "--to", &format!("{store}@2")]);
+    let said = refused(&["push", &store, &remote]);
+    assert!(said.contains('1') && said.contains('2') && said.contains("latest"), "{said}");
+}
+
 /// A sample guest, where KVM is and `cargo xtask guests` built it.
 fn micro_vm() -> Option<String> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/vm/hash");
@@ -162,7 +206,7 @@ fn a_micro_vm_runs_out_of_a_snapshot() {
     ok(&["fork", &store, "--to", &fork, "--input", "others"]);
     ok(&["run", &fork, "--input", "some words"]);
     let verified = ok(&["verify", &fork, "--input", "some words", "-n", "3"]);
-    assert!(verified.contains(" 0 bytes differ, 0 globals"), "{verified}");
+    assert!(verified.contains(" 0 bytes differ, 0 other"), "{verified}");
 }
 
 #[test]
@@ -192,7 +236,7 @@ fn only_trusted_signatures_and_the_right_key_open_a_snapshot() {
     let bad: [(&str, Vec<&str>, &str); 4] = [
         (&bare, vec!["--trust", &trusted], "sign"),
         (&signed, vec!["--trust", &stranger], "sign"),
-        (&sealed, vec![], "seal"),
+        (&sealed, vec![], "--key FILE"),
         (&bare, vec!["--key", &sealing], "seal"),
     ];
     for (place, with, word) in bad {

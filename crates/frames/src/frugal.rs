@@ -26,7 +26,8 @@ impl Frugal {
     }
 }
 
-impl ZeroStock for Frugal {
+// SAFETY: moves nothing, or what the stock behind it moves.
+unsafe impl ZeroStock for Frugal {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         let less = |left: u32| left.checked_sub(1);
         if self.pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
@@ -55,7 +56,8 @@ mod tests {
     #[derive(Debug, Default)]
     struct Count(AtomicU32);
 
-    impl ZeroStock for Count {
+    // SAFETY: moves nothing.
+    unsafe impl ZeroStock for Count {
         fn supply(&self, _: &Reservation, _: PageRange) -> Result<usize, SysError> {
             self.0.fetch_add(1, Ordering::Relaxed);
             Ok(0)

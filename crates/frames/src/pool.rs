@@ -278,6 +278,7 @@ impl Pool {
     /// # Errors
     /// [`TakeError::Limit`], or [`TakeError::Fragmented`] when no free block is large enough.
     pub fn take_resident(&self, smallest: Order, largest: Order) -> Result<CleanFrame, TakeError> {
+        self.shared.store.check()?;
         let wanted = smallest.pages();
         let (block, clean) = {
             let mut lists = self.lists();

@@ -1,8 +1,6 @@
 //! The stage that a whole process shares.
 
-use std::sync::OnceLock;
-
-use afresh_sys::{PAGE_SIZE, PageRange, Reservation, SysError, ZeroStock, host};
+use afresh_sys::{PAGE_SIZE, PageRange, PerProcess, Reservation, SysError, ZeroStock, host};
 
 use crate::Stage;
 
@@ -21,18 +19,18 @@ impl ProcessStage {
     /// The stage, made by the first call; `None` where the host has no memory or thread to spare.
     #[must_use]
     pub fn get() -> Option<&'static Stage> {
-        static STAGE: OnceLock<Option<Stage>> = OnceLock::new();
-        STAGE
-            .get_or_init(|| {
-                let wanted = (PAGES * PAGE_SIZE) as u64 * SPARE;
-                let spare = host::memory_headroom().is_some_and(|free| free >= wanted);
-                if spare { Stage::new(PAGES).ok() } else { None }
-            })
-            .as_ref()
+        // A child of a fork has its parent's stage, but not the thread that keeps it filled.
+        static STAGE: PerProcess<Option<Stage>> = PerProcess::new(|| {
+            let wanted = (PAGES * PAGE_SIZE) as u64 * SPARE;
+            let spare = host::memory_headroom().is_some_and(|free| free >= wanted);
+            if spare { Stage::new(PAGES).ok() } else { None }
+        });
+        STAGE.get().as_ref()
     }
 }
 
-impl ZeroStock for ProcessStage {
+// SAFETY: moves nothing, or what the stage moves.
+unsafe impl ZeroStock for ProcessStage {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         Self::get().map_or(Ok(0), |stage| stage.supply(memory, range))
     }

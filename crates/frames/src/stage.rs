@@ -12,11 +12,12 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::Duration;
 
 use afresh_sys::{
-    Advice, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, ZeroStock, host,
+    Advice, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Worker, ZeroStock,
+    host,
 };
 
 use crate::frame::Order;
@@ -47,7 +48,7 @@ const TAKING: u8 = 3;
 #[derive(Debug)]
 pub struct Stage {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Worker>,
 }
 
 #[derive(Debug)]
@@ -82,10 +83,8 @@ impl Stage {
             cpu_ns: 0.into(),
         });
         let state = shared.clone();
-        let thread = thread::Builder::new()
-            .name("afresh-stage".to_owned())
-            .spawn(move || run(&state))
-            .map_err(NewPoolError::Thread)?;
+        let thread = Worker::start("afresh-stage", move || run(&state));
+        let thread = thread.map_err(NewPoolError::Thread)?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -147,7 +146,7 @@ impl Stage {
         if self.shared.asleep.swap(false, Ordering::SeqCst)
             && let Some(thread) = &self.thread
         {
-            thread.thread().unpark();
+            thread.unpark();
         }
     }
 }
@@ -160,7 +159,9 @@ impl ZeroSource for Stage {
     }
 }
 
-impl ZeroStock for Stage {
+// SAFETY: a chunk is claimed by one taker, holds what the kernel gave and `populate_one` wrote zeros to, and is moved by
+// `mremap`, which leaves the stage nothing of it.
+unsafe impl ZeroStock for Stage {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         self.move_into(memory, range)
     }
@@ -170,8 +171,8 @@ impl Drop for Stage {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
-            let _ = thread.join();
+            thread.unpark();
+            thread.join();
         }
     }
 }

@@ -11,7 +11,8 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use afresh_sys::{
-    Advice, HUGE_SIZE, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError, host,
+    Advice, Call, HUGE_SIZE, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError, fork,
+    host,
 };
 
 use crate::TakeError;
@@ -32,6 +33,9 @@ pub enum PageKind {
     Small,
 }
 
+/// What a system call says of something that belongs to another process.
+const ESRCH: i32 = 3;
+
 /// Memory that growth always leaves free, so that the refusal comes before the kill.
 const HEADROOM: u64 = 16 << 20;
 
@@ -46,6 +50,9 @@ pub(crate) struct Store {
     huge: AtomicUsize,
     small: AtomicUsize,
     zero: zero::Chooser,
+    /// Of the process that made it. A child has neither the window nor a say in what the file holds, which its parent
+    /// goes on using.
+    generation: u32,
 }
 
 impl Store {
@@ -68,7 +75,16 @@ impl Store {
             huge: 0.into(),
             small: 0.into(),
             zero: zero::Chooser::default(),
+            generation: fork::generation(),
         })
+    }
+
+    /// Fails in a child of the process that made the store.
+    pub(crate) fn check(&self) -> Result<(), SysError> {
+        if self.generation == fork::generation() {
+            return Ok(());
+        }
+        Err(SysError::new(Call::Map, ESRCH))
     }
 
     pub(crate) fn file(&self) -> &Memfd {
@@ -105,6 +121,7 @@ impl Store {
         range: PageRange,
         file_page: usize,
     ) -> Result<(), SysError> {
+        self.check()?;
         memory.map_shared(range, Protection::None, &self.file, file_page)?;
         memory.advise(range, Advice::DontFork)?;
         memory.protect(range, Protection::ReadWrite)
@@ -113,6 +130,7 @@ impl Store {
     /// Gives memory to an absent block of whole 2 MiB frames; it is zero then. On failure the block
     /// is absent still.
     pub(crate) fn populate(&self, block: Block) -> Result<(), TakeError> {
+        self.check()?;
         let range = block.range();
         let wanted = range.byte_len() as u64;
         if let Some(headroom) = host::memory_headroom()
@@ -152,6 +170,7 @@ impl Store {
 
     /// Gives the memory of a block back to the kernel.
     pub(crate) fn punch(&self, block: Block) -> Result<(), SysError> {
+        self.check()?;
         self.file.punch_hole(block.range())
     }
 

@@ -9,10 +9,10 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::thread::{self, JoinHandle};
+use std::thread;
 use std::time::{Duration, Instant};
 
-use afresh_sys::host;
+use afresh_sys::{Worker, host};
 
 use crate::Background;
 use crate::frame::Order;
@@ -38,16 +38,14 @@ pub(crate) struct ZeroerShared {
 #[derive(Debug)]
 pub(crate) struct Zeroer {
     shared: Arc<ZeroerShared>,
-    thread: Option<JoinHandle<()>>,
+    thread: Option<Worker>,
 }
 
 impl Zeroer {
     pub(crate) fn start(pool: Arc<Shared>, options: Background) -> std::io::Result<Self> {
         let shared = Arc::new(ZeroerShared::default());
         let state = shared.clone();
-        let thread = thread::Builder::new()
-            .name("afresh-zeroer".to_owned())
-            .spawn(move || run(&pool, &options, &state))?;
+        let thread = Worker::start("afresh-zeroer", move || run(&pool, &options, &state))?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -62,7 +60,7 @@ impl Zeroer {
         if self.shared.asleep.swap(false, Ordering::SeqCst)
             && let Some(thread) = &self.thread
         {
-            thread.thread().unpark();
+            thread.unpark();
         }
     }
 }
@@ -71,9 +69,9 @@ impl Drop for Zeroer {
     fn drop(&mut self) {
         self.shared.stop.store(true, Ordering::SeqCst);
         if let Some(thread) = self.thread.take() {
-            thread.thread().unpark();
+            thread.unpark();
             // The thread has no way to panic that would not be a bug; there is nobody to tell.
-            let _ = thread.join();
+            thread.join();
         }
     }
 }

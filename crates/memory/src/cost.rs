@@ -3,10 +3,11 @@
 //! The prices differ by an order of magnitude between bare metal and a nested virtual machine, so the
 //! choice between learning and discarding is made with measured ones. `afresh doctor` prints them.
 
-use std::sync::OnceLock;
 use std::time::Instant;
 
-use afresh_sys::{Advice, Feature, Features, PAGE_SIZE, PageRange, Protection, Reservation};
+use afresh_sys::{
+    Advice, Feature, Features, Inherited, PAGE_SIZE, PageRange, Protection, Reservation,
+};
 
 use crate::tracker;
 use crate::{Tracker, TrackerKind};
@@ -43,8 +44,8 @@ impl CostModel {
 
     /// This host's prices, measured on first use in about a millisecond.
     pub fn host() -> &'static CostModel {
-        static HOST: OnceLock<CostModel> = OnceLock::new();
-        HOST.get_or_init(|| Self::measure().unwrap_or(Self::TYPICAL))
+        static HOST: Inherited<CostModel> = Inherited::new();
+        HOST.get_or_make(|| Self::measure().unwrap_or(Self::TYPICAL))
     }
 
     /// Cost of resetting a write set of `set` pages of which `learned` were noticed in this run.

@@ -22,9 +22,6 @@ pub enum ImageError {
     /// Content of a lazily filled image will never arrive.
     #[error("the image's content could not be fetched: {0}")]
     Filler(String),
-    /// A lazily filled image needs a file of its own, and there are too many.
-    #[error("too many images have files of their own: fill this one at once instead of lazily")]
-    TooManyFiles,
     /// The kernel refused.
     #[error("storing the image failed: {0}")]
     System(#[from] SysError),

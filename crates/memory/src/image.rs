@@ -10,6 +10,7 @@
 mod backing;
 mod build;
 mod diff;
+mod door;
 mod join;
 mod lazy;
 
@@ -20,7 +21,8 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 pub(crate) use backing::Backing;
 pub use build::ImageBuilder;
-pub use lazy::{Door, Filler};
+pub use door::Door;
+pub use lazy::Filler;
 pub(crate) use lazy::{Met, Missing};
 
 use crate::ImageError;
@@ -59,6 +61,13 @@ struct Inner {
     /// Sorted, disjoint, not empty; no page in them is known to be zero.
     extents: Vec<Extent>,
     digest: OnceLock<[u8; 32]>,
+}
+
+/// A page's content: where it lies, in the view of which backing.
+#[derive(Clone, Copy)]
+pub(crate) struct Source {
+    pub(crate) from: *const u8,
+    pub(crate) backing: *const Backing,
 }
 
 /// Immutable content of an address range; cheap to clone.
@@ -131,6 +140,17 @@ impl Image {
     /// When the page of a lazily filled image will never arrive; [`Image::resolve`] tells beforehand.
     #[must_use]
     pub fn page(&self, page: usize) -> Option<&[u8; PAGE_SIZE]> {
+        let source = self.source(page)?;
+        // SAFETY: the view maps a file that nothing writes any more, for as long as the backing
+        // lives, which the borrow of `self` keeps alive.
+        Some(unsafe { &*source.from.cast::<[u8; PAGE_SIZE]>() })
+    }
+
+    /// Where the content of a stored page lies, for copies that go on over the pages behind it.
+    ///
+    /// # Panics
+    /// As [`Image::page`].
+    pub(crate) fn source(&self, page: usize) -> Option<Source> {
         let at = self.inner.extents.partition_point(|e| e.range.end() <= page);
         let extent = self.inner.extents.get(at).filter(|e| e.range.contains(page))?;
         if let Err(error) =
@@ -139,9 +159,7 @@ impl Image {
             // Any other content would be wrong, and the callers that can fail have asked before.
             panic!("{error}");
         }
-        // SAFETY: the view maps a file that nothing writes any more, for as long as the backing
-        // lives, which the borrow of `self` keeps alive.
-        Some(unsafe { &*extent.page_ptr(page).cast::<[u8; PAGE_SIZE]>() })
+        Some(Source { from: extent.page_ptr(page), backing: Arc::as_ptr(&extent.backing) })
     }
 
     /// Whether `live`, a page's bytes, equals page `page`.

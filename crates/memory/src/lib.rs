@@ -34,7 +34,7 @@ mod tracker;
 mod write_set;
 
 pub use afresh_sys::{
-    Feature, Features, PAGE_SIZE, PageRange, Reservation, SysError, ZeroStock, page_align_up,
+    Feature, Features, PAGE_SIZE, PageRange, Reservation, SysError, ZeroStock, fork, page_align_up,
 };
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};

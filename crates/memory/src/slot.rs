@@ -31,7 +31,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use afresh_sys::{
-    Features, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, ZeroStock, fork,
+    Features, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, Withheld, ZeroStock, fork,
     page_align_up,
 };
 
@@ -43,6 +43,9 @@ use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
 use adapt::Adapt;
 pub use reset::{Mismatch, ResetReport};
 use serve::Served;
+
+/// Why a slot is of no use in a child of the process that made it.
+const FORKED: &str = "made before a fork: a child's writes to it go unnoticed; make slots after";
 
 /// How to make a slot. The default fits an image exactly, with one guard page on each side.
 #[derive(Clone, Debug)]
@@ -135,6 +138,8 @@ pub struct Slot {
     filling: bool,
     /// While that is the thread.
     served: Option<Served>,
+    /// What children of the process do not inherit meanwhile.
+    withheld: Vec<Withheld>,
     write_set: WriteSet,
     /// First pages of the blocks that came from the stock since the last reset: see `staged`.
     staged: Vec<usize>,
@@ -239,6 +244,7 @@ impl Slot {
             stale: false,
             filling: false,
             served: None,
+            withheld: Vec::new(),
             write_set: WriteSet::default(),
             staged: Vec::new(),
             settled: HashSet::new(),
@@ -253,7 +259,7 @@ impl Slot {
         let regions = slot.config.regions.clone();
         let external = tracker.is_some();
         if !external && !slot.answers_for_missing() {
-            image.complete()?;
+            slot.read_first(image, "this strategy cannot wait for pages")?;
         }
         slot.place(image, &regions)?;
         if external {
@@ -265,6 +271,9 @@ impl Slot {
             (None, strategy) => slot.method_for(strategy)?,
         };
         slot.stage_image()?;
+        if !slot.staged.is_empty() {
+            slot.refuse_merging()?;
+        }
         slot.watch_regions()?;
         slot.watch_blocks(PageRange::new(0, capacity));
         Ok(slot)
@@ -307,7 +316,7 @@ impl Slot {
             Method::WriteSet(t) | Method::Scan(t) if matches!(t.kind(), TrackerKind::Other(_))
         );
         if !external && !self.answers_for_missing() {
-            image.complete()?;
+            self.read_first(image, "this strategy cannot wait for pages")?;
         }
         let result = (|| {
             self.forget_staged();
@@ -316,6 +325,7 @@ impl Slot {
                 self.method = Method::FullCopy;
             }
             self.served = None;
+            self.withheld.clear();
             let all = PageRange::new(self.first, self.capacity);
             self.memory.map_anonymous(all, Protection::None)?;
             self.place(image, &regions)?;
@@ -397,7 +407,18 @@ impl Slot {
         self.quarantine.get_or_insert(reason.into());
     }
 
+    /// Whether it was made before a fork, in the parent of this process, and is of no use here: the protection is gone,
+    /// or is the parent's; and whoever fills it is in the parent, with its memory.
+    #[inline]
+    fn is_of_parent(&self) -> bool {
+        self.generation != fork::generation()
+            && (self.filling || matches!(self.method, Method::WriteSet(_) | Method::Scan(_)))
+    }
+
     fn check(&self) -> Result<(), SlotError> {
+        if self.is_of_parent() {
+            return Err(SlotError::Quarantined { reason: FORKED.to_owned() });
+        }
         match (&self.quarantine, self.filling) {
             (None, false) => Ok(()),
             (None, true) => match self.failure() {
@@ -476,6 +497,9 @@ impl Slot {
             return Ok(());
         }
         let staged = self.stage_growth(new)?;
+        if !staged.is_empty() {
+            self.refuse_merging()?;
+        }
         if let Method::Scan(tracker) | Method::WriteSet(tracker) = &mut self.method {
             tracker.watch(new)?;
             if self.adapt.discarding() {
@@ -552,6 +576,9 @@ impl Slot {
     /// # Errors
     /// [`crate::ResetError`]; the slot is quarantined.
     pub fn trim(&mut self) -> Result<(), crate::ResetError> {
+        if self.is_of_parent() {
+            return Err(crate::ResetError::Quarantined { reason: FORKED.to_owned() });
+        }
         self.discard_all()
     }
 }

@@ -123,6 +123,9 @@ impl Strategy {
             adaptive: false,
             reason: "forced by the caller".to_owned(),
         };
+        if let Some(why) = features.why_missing(Feature::Memfd) {
+            return Err(unavailable(format!("{why}; images are kept in such files")));
+        }
         match self {
             Strategy::FullCopy | Strategy::Discard => Ok(forced(self)),
             Strategy::Scan => {

@@ -7,7 +7,7 @@
 //! * reporting too much is allowed, reporting too little never;
 //! * a reported page stays writable, at no further cost, until it is armed again.
 
-mod descriptor;
+pub(crate) mod descriptor;
 pub(crate) mod dirty;
 mod mprotect;
 mod scan;
@@ -65,7 +65,19 @@ impl fmt::Display for TrackerKind {
 ///
 /// Ranges are pages relative to the slot's first accessible page. The slot calls these methods only
 /// while no guest runs.
-pub trait Tracker: Send {
+///
+/// # Safety
+/// The slot copies over every page that it is told of, through raw pointers, and calls content pristine that it is not
+/// told of. An implementation must therefore see to it that
+///
+/// * [`Tracker::drain`] reports only pages that the slot asked to be watched and has not hidden since, in order and
+///   without overlaps;
+/// * it reports *every* page that was written since it was last armed, by whoever the mechanism is documented to
+///   notice;
+/// * pages named in [`Tracker::open`], and pages that were reported and not armed again, can be written without a fault
+///   that nobody answers;
+/// * it changes no memory and no mapping outside the slot, and answers for the slot's until it is dropped.
+pub unsafe trait Tracker: Send {
     /// Which mechanism this is.
     fn kind(&self) -> TrackerKind;
 
@@ -163,7 +175,9 @@ struct Everything {
     watched: Vec<PageRange>,
 }
 
-impl Tracker for Everything {
+// SAFETY: reports exactly the ranges it was asked to watch, sorted, and protects nothing. The slot hides nothing of which
+// it is not told again before the next drain.
+unsafe impl Tracker for Everything {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Everything
     }
@@ -176,6 +190,23 @@ impl Tracker for Everything {
 
     fn rearm(&mut self, _: PageRange) -> Result<(), TrackError> {
         Ok(())
+    }
+
+    fn hide(&mut self, range: PageRange) {
+        // What remains below and above it.
+        let parts = |watched: PageRange| {
+            let below = PageRange::new(
+                watched.start,
+                watched.end().min(range.start).saturating_sub(watched.start),
+            );
+            let start = watched.start.max(range.end());
+            [below, PageRange::new(start, watched.end().saturating_sub(start))]
+        };
+        self.watched = std::mem::take(&mut self.watched)
+            .into_iter()
+            .flat_map(parts)
+            .filter(|part| !part.is_empty())
+            .collect();
     }
 
     fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), TrackError> {

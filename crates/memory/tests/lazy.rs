@@ -12,6 +12,8 @@ use afresh_memory::{
     Feature, Features, HostAccess, Image, PAGE_SIZE, PageRange, Slot, SlotConfig, Strategy,
     TrackError, Tracker, TrackerKind,
 };
+use afresh_sys::inject;
+use afresh_sys::planted::{self, Bug};
 use common::{lazy_image, occupied};
 
 const PAGES: usize = 400;
@@ -121,6 +123,8 @@ fn a_strategy_that_cannot_wait_for_pages_has_them_all_first() {
             SlotConfig { strategy, features: Some(poorer.clone()), ..SlotConfig::default() };
         let mut slot = Slot::new(&image, config).unwrap();
         assert!(image.is_complete(), "{strategy}");
+        let reason = &slot.choice().reason;
+        assert!(reason.contains("read whole first"), "{reason}");
         slot.write(5 * PAGE_SIZE, b"dirt").unwrap();
         slot.reset().unwrap();
         assert_eq!(slot.verify().unwrap(), []);
@@ -129,6 +133,58 @@ fn a_strategy_that_cannot_wait_for_pages_has_them_all_first() {
     let config = SlotConfig { host_access: HostAccess::Syscalls, ..SlotConfig::default() };
     if Slot::new(&image, config).is_ok() {
         assert!(image.is_complete(), "the kernel cannot wait either");
+    }
+}
+
+/// An image whose pages the kernel refuses to put in place one by one.
+fn without_a_door(content: &[u8]) -> (Image, std::sync::Arc<common::VecFiller>) {
+    let call = Some(afresh_sys::Call::UffdRegister);
+    let plan = inject::Plan { call, after: 0, times: usize::MAX, errno: libc::EINVAL };
+    let ((image, filler), _) =
+        inject::with(plan, || lazy_image(content, &occupied(content), Duration::ZERO));
+    (image, filler.unwrap())
+}
+
+#[test]
+fn where_pages_cannot_come_under_running_guests_they_all_come_first_and_the_slot_says_so() {
+    let content = content();
+    let (image, filler) = without_a_door(&content);
+    assert!(image.fills_first());
+    // The host itself may look at single pages all the same.
+    assert_eq!(image.page(5).unwrap()[9], content[5 * PAGE_SIZE + 9]);
+    assert_eq!(filler.present(), 1);
+    let mut slot = Slot::new(&image, SlotConfig::default()).unwrap();
+    assert!(image.is_complete() && !image.fills_first());
+    let reason = &slot.choice().reason;
+    assert!(reason.contains("read whole first"), "{reason}");
+    slot.write(210 * PAGE_SIZE, b"dirt").unwrap();
+    slot.reset().unwrap();
+    assert_eq!(slot.verify().unwrap(), []);
+    let (image, filler) = without_a_door(&content);
+    filler.dead.store(true, Ordering::Release);
+    let refusal = Slot::new(&image, SlotConfig::default()).unwrap_err().to_string();
+    assert!(refusal.contains("the source is dead"), "{refusal}");
+}
+
+#[test]
+fn a_page_is_put_in_place_once_and_only_where_there_is_a_place() {
+    for refused in [false, true] {
+        let content = content();
+        let (image, filler) = match refused {
+            true => without_a_door(&content),
+            false => {
+                let (image, filler) = lazy_image(&content, &occupied(&content), Duration::ZERO);
+                (image, filler.unwrap())
+            }
+        };
+        image.resolve(PageRange::new(5, 1)).unwrap();
+        let door = filler.door();
+        let errno = |first, bytes: &[u8]| door.put(first, bytes).unwrap_err().errno;
+        assert_eq!(errno(5, &[1; PAGE_SIZE]), libc::EEXIST);
+        assert_eq!(errno(4, &[1; 2 * PAGE_SIZE][..PAGE_SIZE + 1]), libc::EINVAL);
+        assert_eq!(errno(door.pages() - 1, &[1; 2 * PAGE_SIZE]), libc::EINVAL);
+        assert_eq!(errno(usize::MAX, &[1; PAGE_SIZE]), libc::EINVAL);
+        assert_eq!(image.page(5).unwrap()[..], content[5 * PAGE_SIZE..6 * PAGE_SIZE]);
     }
 }
 
@@ -189,7 +245,8 @@ fn touching_a_page_that_never_comes_raises_sigsegv() {
 #[derive(Default)]
 struct Own(Vec<PageRange>);
 
-impl Tracker for Own {
+// SAFETY: says of every watched page that it was written, and protects none.
+unsafe impl Tracker for Own {
     fn kind(&self) -> TrackerKind {
         TrackerKind::Other("own")
     }
@@ -366,4 +423,13 @@ fn joined_and_sliced_images_read_like_their_parts() {
     let mut bytes = [0; 5];
     frozen.read(3 * PAGE_SIZE, &mut bytes);
     assert_eq!(&bytes, &[b'd', b'i', b'r', b't', content[(PAGES - 7) * PAGE_SIZE]]);
+}
+
+#[test]
+fn a_planted_bug_that_loses_a_page_is_caught() {
+    if uffd_missing() {
+        return;
+    }
+    planted::must_be_caught(&[Bug::Lazy], &["only_what_is_touched_is_fetched_and_it_is_right"]);
+    planted::must_be_caught(&[Bug::Lazy], &["slots_of_one_image_share_what_has_arrived"]);
 }

@@ -10,7 +10,9 @@ use std::time::{Duration, Instant};
 use afresh_frames::Stage;
 use afresh_memory::{
     Features, HostAccess, Image, ImageBuilder, PAGE_SIZE, PageRange, Slot, SlotConfig, Strategy,
+    TrackerKind,
 };
+use afresh_sys::planted::{self, Bug};
 use proptest::prelude::*;
 
 /// The naive model: plain vectors, copied whole.
@@ -332,4 +334,17 @@ proptest! {
             run(strategy, &regions, FAR, 1024, &ops);
         }
     }
+}
+
+#[test]
+fn planted_bugs_of_trackers_are_caught() {
+    let uffd = Strategy::WriteSet(Some(TrackerKind::UffdSigbus));
+    if let Err(error) = uffd.choose(Features::host(), HostAccess::Threads) {
+        println!("SKIPPED: planted bugs of the uffd tracker: {error}");
+        return;
+    }
+    planted::must_be_caught(
+        &[Bug::Mark, Bug::CopyBack, Bug::Learn, Bug::Rearm],
+        &["every_strategy_restores_what_the_full_copy_restores"],
+    );
 }

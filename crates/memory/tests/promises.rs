@@ -9,6 +9,7 @@ use afresh_memory::{
     SlotConfig, SlotError, Strategy, TrackerKind,
 };
 use afresh_sys::inject;
+use afresh_sys::planted::{self, Bug};
 
 fn image(pages: usize, byte: u8) -> Image {
     let mut builder = ImageBuilder::new(pages);
@@ -169,7 +170,8 @@ fn a_verification_that_finds_a_difference_quarantines_the_slot() {
     };
     // A tracker that notices nothing stands for a broken one.
     struct Blind;
-    impl afresh_memory::Tracker for Blind {
+    // SAFETY: it breaks the contract, which is the test; what it does not report stays in the slot, nothing else.
+    unsafe impl afresh_memory::Tracker for Blind {
         fn kind(&self) -> TrackerKind {
             TrackerKind::Other("blind")
         }
@@ -210,6 +212,73 @@ fn a_steady_workload_learns_its_pages_once_and_idle_pages_are_shed() {
         assert_eq!(slot.write_set(), [PageRange::new(3, 1), PageRange::new(50, 1)], "{kind}");
         assert_eq!(slot.stats().shed, 1);
     }
+}
+
+#[test]
+fn after_heavy_work_light_calls_are_light_again_within_a_hundred_and_memory_falls() {
+    const HEAVY: usize = 6000;
+    for kind in [TrackerKind::UffdSigbus, TrackerKind::Mprotect, TrackerKind::UffdScan] {
+        let config =
+            SlotConfig { strategy: Strategy::WriteSet(Some(kind)), ..SlotConfig::default() };
+        // Of zeros: what is resident in it is the slot's own.
+        let Ok(mut slot) = Slot::new(&Image::zero(8192), config) else {
+            println!("SKIPPED: no tracker {kind} on this host");
+            continue;
+        };
+        // Heavy and light phases in turn: what was learned in one must not spoil the next.
+        for phase in 0..3 {
+            for run in 0..40 {
+                for page in 0..HEAVY {
+                    slot.write((page + 7) * PAGE_SIZE, &[run as u8 + 1]).unwrap();
+                }
+                slot.reset().unwrap();
+            }
+            assert!(slot.write_set_len() >= HEAVY, "{kind}, phase {phase}: {slot:?}");
+            for _ in 0..100 {
+                slot.write(3 * PAGE_SIZE, &[9]).unwrap();
+                slot.reset().unwrap();
+            }
+            assert!(slot.write_set_len() <= 2, "{kind}, phase {phase}: {slot:?}");
+            let resident = slot.resident_pages();
+            assert!(resident <= HEAVY / 10, "{kind}, phase {phase}: {resident} pages");
+        }
+        assert_eq!(slot.verify().unwrap(), []);
+    }
+}
+
+#[test]
+fn memory_that_one_run_grew_into_is_given_back_and_can_be_grown_into_again() {
+    for strategy in Strategy::FORCED.into_iter().chain([Strategy::Auto]) {
+        let Some(mut slot) = slot(strategy, 16, 4096) else { continue };
+        for again in 0..3 {
+            slot.grow(4096).unwrap();
+            for page in 16..4096 {
+                slot.write(page * PAGE_SIZE, &[7]).unwrap();
+            }
+            for _ in 0..1500 {
+                slot.reset().unwrap();
+                slot.write(3 * PAGE_SIZE, &[9]).unwrap();
+            }
+            slot.reset().unwrap();
+            let grown = slot.base() as usize + 16 * PAGE_SIZE;
+            let resident = resident_in(grown, 4080);
+            assert_eq!(resident, 0, "{strategy}, growth {again}");
+            assert_eq!(slot.verify().unwrap(), [], "{strategy}");
+        }
+        slot.grow(4096).unwrap();
+        let mut bytes = [1; 8];
+        slot.read(4000 * PAGE_SIZE, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 8], "{strategy}: growth is zero");
+    }
+}
+
+/// How many of `pages` pages from `start` on are in memory, accessible or not.
+fn resident_in(start: usize, pages: usize) -> usize {
+    let mut map = vec![0u8; pages];
+    // SAFETY: asks about a range that the slot keeps reserved; `map` has a byte for each page.
+    let outcome = unsafe { libc::mincore(start as *mut _, pages * PAGE_SIZE, map.as_mut_ptr()) };
+    assert_eq!(outcome, 0);
+    map.iter().filter(|byte| **byte & 1 != 0).count()
 }
 
 #[test]
@@ -397,4 +466,41 @@ fn a_forked_child_is_refused_rather_than_given_a_slot_that_notices_nothing() {
         slot.reset().unwrap();
         assert_eq!(slot.verify().unwrap(), []);
     });
+}
+
+#[test]
+fn planted_bugs_of_the_safeguards_are_caught() {
+    planted::must_be_caught(
+        &[Bug::Verify],
+        &["a_verification_that_finds_a_difference_quarantines_the_slot"],
+    );
+    planted::must_be_caught(&[Bug::Quarantine], &["a_failed_reset_quarantines_the_slot_for_good"]);
+}
+
+#[test]
+fn hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process() {
+    const SLOTS: usize = 300;
+    const PAGES: usize = 512;
+    let strategy = Strategy::WriteSet(Some(TrackerKind::Mprotect));
+    let image = image(PAGES, 7);
+    let config = SlotConfig { strategy, ..SlotConfig::default() };
+    let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+    let most = afresh_sys::host::max_mappings();
+    let mut slots: Vec<Slot> =
+        (0..SLOTS).map(|_| Slot::new(&image, config.clone()).unwrap()).collect();
+    for round in 0..2 {
+        for slot in &mut slots {
+            for page in (round..PAGES).step_by(2) {
+                slot.write(page * PAGE_SIZE, &[1]).unwrap();
+            }
+        }
+        let now = mappings();
+        assert!(now < most * 3 / 4, "{now} mappings of {most}");
+        for slot in &mut slots {
+            slot.reset().unwrap();
+            assert_eq!(slot.verify().unwrap(), []);
+        }
+    }
+    // Whoever comes next has room.
+    assert!(mappings() < most * 3 / 4);
 }

@@ -48,7 +48,8 @@ impl Gate {
     }
 }
 
-impl ZeroStock for Gate {
+// SAFETY: moves nothing, or what the stage moves.
+unsafe impl ZeroStock for Gate {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         if self.open.load(Ordering::Relaxed) { self.stage.supply(memory, range) } else { Ok(0) }
     }

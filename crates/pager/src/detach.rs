@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh_sys::fault::{FaultHandler, FaultSignal};
+use afresh_sys::fault::{Fault, FaultHandler, FaultSignal};
 use afresh_sys::{
     Advice, PAGE_SIZE, PageRange, Protection, Reservation, SysError, file, futex, usage,
 };
@@ -206,8 +206,9 @@ thread_local! {
 }
 
 impl FaultHandler for Detach {
-    fn on_fault(&self, address: usize, signal: FaultSignal) -> bool {
-        if signal == FaultSignal::Bus {
+    fn on_fault(&self, fault: &Fault) -> bool {
+        let address = fault.address;
+        if fault.signal == FaultSignal::Bus {
             // The mapped page is gone. Once the memory is closed the retry raises SIGSEGV.
             self.control.fail_cut();
             return self.control.is_closed();

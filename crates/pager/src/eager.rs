@@ -39,9 +39,15 @@ pub(crate) fn read_working_set(
     let fits = set.last().is_none_or(|run| run.end() <= range.len);
     let compact = source.working_set_file().filter(|_| fits);
     if compact.is_none() && fits {
-        let place = |run: PageRange| target.page_ptr(range.start + run.start);
-        // SAFETY: every run lies inside the range, mapped writable, which nobody touches yet.
-        let read = unsafe { source.read_working_set(&place) };
+        let read = source.read_working_set(&mut |run, bytes| {
+            let room = range.len.saturating_sub(run.start).min(bytes.len() / PAGE_SIZE);
+            if room > 0 {
+                let to = target.page_ptr(range.start + run.start);
+                // SAFETY: so many pages lie inside the range, mapped writable, which nobody touches yet.
+                unsafe { to.copy_from_nonoverlapping(bytes.as_ptr(), room * PAGE_SIZE) };
+            }
+            Ok(())
+        });
         return close_on_error(target, range, read);
     }
     set = set.iter().filter_map(|run| run.intersect(inside)).collect();

@@ -4,7 +4,8 @@
 //! working set, where one was recorded, is in place before the first slot is made; the rest is streamed
 //! behind the guests' backs.
 //!
-//! What it promises: a page is used only whole. When the source fails, the image has failed for good, and
+//! What it promises: a page is used only whole, and after its digest was checked: the source delivers to
+//! memory that no guest sees. When the source fails, the image has failed for good, and
 //! slots refuse use with the cause. When it is complete, nothing of the source is held.
 //!
 //! What may break it: dropping the last slot and image early ends the filling, as it should.
@@ -14,12 +15,13 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use afresh_memory::{Door, Filler, Image};
-use afresh_sys::{PAGE_SIZE, PageRange};
+use afresh_sys::{PAGE_SIZE, PageRange, fork};
 
 use crate::control::Control;
 use crate::lazy::{Fill, Lazy};
 use crate::restore::{Engine, Work};
-use crate::{Options, PageSource, RestoreError, coordinator};
+use crate::staging::Staging;
+use crate::{Options, PageSource, RestoreError, SourceError, coordinator};
 
 /// Pages fetched for a fault: what the digests of a snapshot cover at once.
 const WINDOW: usize = 16;
@@ -75,22 +77,17 @@ impl LazyImage {
         let mut filling = None;
         let image = Image::lazy(source.pages(), &source.occupied(), |door: Door| {
             let control = Arc::new(Control::new(None, patience));
-            let lazy = Arc::new(door_lazy(&control, &door, source.clone(), window, around));
-            let mut from = 0;
-            for run in door.pages.iter().copied().chain([PageRange::new(lazy.range.len, 0)]) {
-                lazy.mark_present(PageRange::new(from, run.start - from));
-                from = run.end();
-            }
             if !set.is_empty() {
-                read_working_set(&lazy, &*source, set)?;
+                read_working_set(&door, &*source)?;
             }
+            let lazy = Arc::new(door_lazy(&control, door, source.clone(), window, around)?);
             let engine = Arc::new(Mutex::new(Some(Engine {
                 work: Work::Lazy(lazy.clone()),
                 registration: None,
                 coordinated: true,
             })));
             coordinator::spawn(engine.clone(), Work::Lazy(lazy), None, streams)?;
-            let made = Arc::new(Filling { control, engine });
+            let made = Arc::new(Filling { control, engine, generation: fork::generation() });
             filling = Some(made.clone());
             Ok::<Arc<dyn Filler>, RestoreError>(made)
         })?;
@@ -137,27 +134,34 @@ impl LazyImage {
     }
 }
 
-/// Windows over the door of an image, all missing.
+/// Pages that are staged at a time, at most: few enough to stay in the processor's cache.
+const STAGED: usize = 64;
+
+/// Windows over the door of an image, missing where something is to come that is not there yet.
 fn door_lazy(
     control: &Arc<Control>,
-    door: &Door,
+    door: Door,
     source: Arc<dyn PageSource>,
     window: usize,
     around: usize,
-) -> Lazy {
-    let range = PageRange::new(0, door.memory.pages());
+) -> Result<Lazy, RestoreError> {
+    let range = PageRange::new(0, door.pages());
     let windows = range.len.div_ceil(window);
-    Lazy {
+    let mut awaited = vec![false; windows];
+    for page in door.filled().iter().flat_map(|run| run.start..run.end()) {
+        awaited[page / window] |= !door.has(page);
+    }
+    let lazy = Lazy {
         inline: source.signal_safe(),
         control: control.clone(),
         source,
         uffd: None,
-        target: door.memory.clone(),
+        target: None,
         range,
         window,
         around,
-        fill: Fill::Door,
-        small: None,
+        fill: Fill::Door(door),
+        small: Some(Staging::new(window.max(STAGED)).map_err(SourceError::from)?),
         huge: None,
         states: (0..windows).map(|_| AtomicU32::new(0)).collect(),
         remaining: AtomicUsize::new(windows),
@@ -166,30 +170,21 @@ fn door_lazy(
         bell: AtomicU32::new(0),
         busy: AtomicU64::new(0),
         rush: AtomicBool::new(false),
-    }
+    };
+    (0..windows).filter(|window| !awaited[*window]).for_each(|window| lazy.mark_present(window));
+    Ok(lazy)
 }
 
 /// Puts the working set in place before anybody can touch it.
-fn read_working_set(
-    lazy: &Lazy,
-    source: &dyn PageSource,
-    set: &[PageRange],
-) -> Result<(), RestoreError> {
-    let longest = set.iter().map(|run| run.len).max().unwrap_or(0);
-    // For runs past the stored pages, which are zero and have no place.
-    let mut nowhere = vec![0u8; longest * PAGE_SIZE];
-    let nowhere = nowhere.as_mut_ptr();
-    let place = |run: PageRange| {
-        if run.end() <= lazy.range.len { lazy.target.page_ptr(run.start) } else { nowhere }
-    };
-    // SAFETY: the door is writable for all its pages and nobody else uses it yet; the other place is as
-    // long as the longest run, of which `place` is asked for parts.
-    unsafe { source.read_working_set(&place) }?;
-    set.iter().for_each(|run| {
-        if let Some(inside) = run.intersect(lazy.range) {
-            lazy.mark_present(inside);
+fn read_working_set(door: &Door, source: &dyn PageSource) -> Result<(), RestoreError> {
+    source.read_working_set(&mut |run, bytes| {
+        // What follows on the image's last stored page is zero and has no place.
+        let room = door.pages().saturating_sub(run.start).min(bytes.len() / PAGE_SIZE);
+        match room {
+            0 => Ok(()),
+            _ => Ok(door.put(run.start, &bytes[..room * PAGE_SIZE])?),
         }
-    });
+    })?;
     Ok(())
 }
 
@@ -199,6 +194,8 @@ struct Filling {
     control: Arc<Control>,
     /// Empty once everything is in place.
     engine: Arc<Mutex<Option<Engine>>>,
+    /// Of the process that fills.
+    generation: u32,
 }
 
 impl Filling {
@@ -213,6 +210,10 @@ impl Filling {
 
     /// What `ask` says, or whether all went well once everything is over.
     fn ask(&self, ask: impl FnOnce(&Lazy) -> bool) -> bool {
+        // A child has neither the threads nor a way to put pages in place, and waiting would be in vain.
+        if self.generation != fork::generation() {
+            return false;
+        }
         match self.lazy() {
             Some(lazy) => ask(&lazy),
             None => !self.control.has_failed(),
@@ -221,10 +222,6 @@ impl Filling {
 }
 
 impl Filler for Filling {
-    fn is_present(&self, page: usize) -> bool {
-        self.ask(|lazy| lazy.is_present(page))
-    }
-
     fn fill_in_handler(&self, page: usize) -> bool {
         self.ask(|lazy| lazy.answer_page(page))
     }
@@ -233,18 +230,17 @@ impl Filler for Filling {
         self.ask(|lazy| lazy.resolve(pages, lazy.inline))
     }
 
-    fn is_complete(&self) -> bool {
-        self.control.is_done()
-    }
-
     fn failure(&self) -> Option<String> {
+        if self.generation != fork::generation() {
+            return Some("it is filled by the process that this one was forked from".to_owned());
+        }
         self.control.check().err().map(|error| error.to_string())
     }
 }
 
 impl Drop for Filling {
     fn drop(&mut self) {
-        if !self.control.is_done() {
+        if self.generation == fork::generation() && !self.control.is_done() {
             self.control.abandon();
             coordinator::end(&self.engine);
         }

@@ -15,7 +15,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_sys::fault::{FaultHandler, FaultSignal};
+use afresh_memory::Door;
+use afresh_sys::fault::{Fault, FaultCause, FaultHandler, FaultSignal};
 use afresh_sys::{Call, Memfd, PAGE_SIZE, PageRange, Reservation, SysError, Uffd, futex};
 
 use crate::control::Control;
@@ -55,8 +56,8 @@ pub(crate) enum Fill {
         /// Keeps the file that both map.
         _file: Memfd,
     },
-    /// Read straight into the target, which nobody sees before: the door of a lazily filled image.
-    Door,
+    /// Read into staged pages and put through the door of a lazily filled image.
+    Door(Door),
 }
 
 /// Where chunks are read to.
@@ -73,9 +74,10 @@ pub(crate) enum Huge {
 pub(crate) struct Lazy {
     pub(crate) control: Arc<Control>,
     pub(crate) source: Arc<dyn PageSource>,
-    /// Nobody's faults come through the target when it is the door of an image.
+    /// Images have none: their slots see to faults.
     pub(crate) uffd: Option<Uffd>,
-    pub(crate) target: Arc<Reservation>,
+    /// The memory that is filled; images have none of their own.
+    pub(crate) target: Option<Arc<Reservation>>,
     pub(crate) range: PageRange,
     /// Pages filled on a fault.
     pub(crate) window: usize,
@@ -104,6 +106,21 @@ pub(crate) struct Lazy {
     pub(crate) inline: bool,
 }
 
+/// Puts those of the pages from `first` on in place that the working set has not.
+fn put_missing(door: &Door, first: usize, content: &[u8]) -> Result<(), SourceError> {
+    let pages = content.len() / PAGE_SIZE;
+    let mut at = 0;
+    while at < pages {
+        let there = door.has(first + at);
+        let run = (at..pages).take_while(|page| door.has(first + page) == there).count();
+        if !there {
+            door.put(first + at, &content[at * PAGE_SIZE..(at + run) * PAGE_SIZE])?;
+        }
+        at += run;
+    }
+    Ok(())
+}
+
 impl Lazy {
     /// Number of chunks that streaming goes through.
     fn chunks(&self) -> usize {
@@ -120,8 +137,11 @@ impl Lazy {
         PageRange::new(start, self.window.min(self.range.len - start))
     }
 
+    /// Address of a page of the target; null where there is none.
     fn address(&self, page: usize) -> *mut u8 {
-        self.target.page_ptr(self.range.start + page)
+        self.target
+            .as_ref()
+            .map_or(std::ptr::null_mut(), |target| target.page_ptr(self.range.start + page))
     }
 
     fn claim(&self, window: usize) -> bool {
@@ -141,13 +161,13 @@ impl Lazy {
 
     /// Puts claimed pages in place. Takes no lock and allocates nothing if the source does not.
     fn fill(&self, pages: PageRange) -> Result<(), SourceError> {
-        let Some(uffd) = &self.uffd else {
-            // SAFETY: the pages are claimed, so nobody else writes them through the door, and nobody
-            // reads them in the image before they are published.
-            return unsafe { self.source.read(pages.start, self.address(pages.start), pages.len) };
+        let uffd = match (&self.fill, &self.uffd) {
+            (Fill::Door(door), _) => return self.fill_door(door, pages),
+            (_, Some(uffd)) => uffd,
+            (_, None) => return Err(SysError::new(Call::UffdFill, EINVAL).into()),
         };
         match &self.fill {
-            Fill::Door => Err(SysError::new(Call::UffdFill, EINVAL).into()),
+            Fill::Door(_) => Ok(()),
             Fill::Held => self.place(pages, |at, len| uffd.resume(at, len)),
             Fill::Shared { door, .. } => {
                 // SAFETY: the pages are claimed, so nobody else reads or writes them through the door,
@@ -199,6 +219,30 @@ impl Lazy {
                 })
             }
         }
+    }
+
+    /// Reads claimed pages of an image, each group whole and checked, and then shows them.
+    fn fill_door(&self, door: &Door, pages: PageRange) -> Result<(), SourceError> {
+        if self.source.is_distant() && pages.len > self.window {
+            // One request, whatever its size. Only threads of the pager's own come here.
+            let mut buffer = vec![0u8; pages.byte_len()];
+            // SAFETY: the buffer is ours, and as long as what is read.
+            unsafe { self.source.read(pages.start, buffer.as_mut_ptr(), pages.len) }?;
+            return put_missing(door, pages.start, &buffer);
+        }
+        let Some(pool) = &self.small else {
+            return Err(SysError::new(Call::UffdFill, EINVAL).into());
+        };
+        let slot = pool.take();
+        for first in (pages.start..pages.end()).step_by(pool.slot_pages()) {
+            let len = pool.slot_pages().min(pages.end() - first);
+            // SAFETY: the slot is ours until it is dropped, and has room for so many pages.
+            unsafe { self.source.read(first, slot.ptr(), len) }?;
+            // SAFETY: as above; `read` has written all of them.
+            let staged = unsafe { std::slice::from_raw_parts(slot.ptr(), len * PAGE_SIZE) };
+            put_missing(door, first, staged)?;
+        }
+        Ok(())
     }
 
     /// Calls `step` until all of `pages` is in place; it returns the bytes it placed.
@@ -267,8 +311,10 @@ impl Lazy {
         let start = chunk * HUGE;
         let chunk = PageRange::new(start, HUGE.min(self.range.len - start));
         let windows = self.windows_of(chunk);
-        if self.uffd.is_none() && self.source.is_distant() {
-            return self.fill_at_once(windows);
+        if let Fill::Door(door) = &self.fill
+            && self.source.is_distant()
+        {
+            return self.fill_at_once(door, windows);
         }
         let mut from = windows.start;
         while from < windows.end {
@@ -285,29 +331,23 @@ impl Lazy {
     }
 
     /// Fills those of `windows` that are missing with a single read, for the door of an image.
-    fn fill_at_once(&self, windows: std::ops::Range<usize>) -> bool {
+    fn fill_at_once(&self, door: &Door, windows: std::ops::Range<usize>) -> bool {
         let claimed: Vec<usize> = windows.filter(|window| self.claim(*window)).collect();
         let (Some(first), Some(last)) = (claimed.first(), claimed.last()) else { return true };
         let start = self.pages_of(*first).start;
         let pages = PageRange::new(start, self.pages_of(*last).end() - start);
-        let result = if claimed.len() == last - first + 1 {
-            self.fill(pages)
-        } else {
-            let mut buffer = vec![0u8; pages.byte_len()];
-            // SAFETY: the buffer is ours, and as long as what is read.
-            let read = unsafe { self.source.read(pages.start, buffer.as_mut_ptr(), pages.len) };
-            read.map(|()| {
-                for part in claimed.iter().map(|window| self.pages_of(*window)) {
-                    let from = &buffer[(part.start - start) * PAGE_SIZE..][..part.byte_len()];
-                    // SAFETY: the window is claimed, so nobody else writes it through the door, and
-                    // nobody reads it before it is published.
-                    unsafe {
-                        self.address(part.start)
-                            .copy_from_nonoverlapping(from.as_ptr(), from.len());
-                    }
-                }
-            })
-        };
+        let mut buffer = vec![0u8; pages.byte_len()];
+        // SAFETY: the buffer is ours, and as long as what is read.
+        let read = unsafe { self.source.read(pages.start, buffer.as_mut_ptr(), pages.len) };
+        let result = read.and_then(|()| {
+            // What follows on one another goes at once.
+            for run in claimed.chunk_by(|a, b| a + 1 == *b) {
+                let (from, to) = (self.pages_of(run[0]), self.pages_of(run[run.len() - 1]));
+                let bytes = (from.start - start) * PAGE_SIZE..(to.end() - start) * PAGE_SIZE;
+                put_missing(door, from.start, &buffer[bytes])?;
+            }
+            Ok(())
+        });
         match result {
             Ok(()) => {
                 claimed.into_iter().for_each(|window| self.publish(window));
@@ -434,18 +474,10 @@ impl Lazy {
         ranges
     }
 
-    /// Whether `page` is in place.
-    pub(crate) fn is_present(&self, page: usize) -> bool {
-        self.states[page / self.window].load(Ordering::Acquire) == PRESENT
-    }
-
-    /// Marks windows as present that were filled before anybody could touch them, or need no filling.
-    pub(crate) fn mark_present(&self, pages: PageRange) {
-        let inside = pages.start.div_ceil(self.window)..pages.end() / self.window;
-        for window in inside {
-            if self.claim(window) {
-                self.publish(window);
-            }
+    /// Marks a window as present that was filled before anybody could touch it, or needs no filling.
+    pub(crate) fn mark_present(&self, window: usize) {
+        if self.claim(window) {
+            self.publish(window);
         }
     }
 
@@ -506,13 +538,18 @@ impl Lazy {
 }
 
 impl FaultHandler for Lazy {
-    fn on_fault(&self, address: usize, signal: FaultSignal) -> bool {
+    fn answers(&self, signal: FaultSignal) -> bool {
         // Once the memory is closed, accesses raise SIGSEGV, which is for the guest's own handler.
-        if signal == FaultSignal::Segv {
+        signal == FaultSignal::Bus
+    }
+
+    fn on_fault(&self, fault: &Fault) -> bool {
+        // A page whose content the hardware lost is not missing, and filling cannot bring it back.
+        if fault.cause != FaultCause::Unavailable {
             return false;
         }
         // After a failure the retry raises SIGSEGV, unless access could not be taken away: then this
         // signal goes on to whoever ends the guest.
-        self.answer(address) || self.control.is_closed()
+        self.answer(fault.address) || self.control.is_closed()
     }
 }

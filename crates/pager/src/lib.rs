@@ -41,5 +41,5 @@ pub use memory::{SaveMemoryError, SaveWith, SnapshotMemory};
 pub use options::Options;
 pub use recorder::Recorder;
 pub use restore::{Restore, Status};
-pub use source::{Backing, FileSource, MemfdSource, PageSource, Piece, SnapshotSource};
+pub use source::{Backing, FileSource, MemfdSource, PageSource, Piece, SnapshotSource, Take};
 pub use strategy::{Answer, Strategy, UnknownStrategy};

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_memory::{Image, ImageError};
-use afresh_store::{Encoding, GuestBuild, SaveError, SaveOptions, Sha256, Snapshot, Store};
+use afresh_store::{Encoding, GuestBuild, Limits, SaveError, SaveOptions, Sha256, Snapshot, Store};
 use afresh_sys::PageRange;
 
 use crate::{LazyImage, Options, PageSource, RestoreError, SnapshotSource};
@@ -60,11 +60,12 @@ pub enum SaveMemoryError {
 pub struct SnapshotMemory {
     pages: Image,
     filling: Option<LazyImage>,
+    limits: Limits,
 }
 
 impl From<Image> for SnapshotMemory {
     fn from(pages: Image) -> Self {
-        Self { pages, filling: None }
+        Self { pages, filling: None, limits: Limits::default() }
     }
 }
 
@@ -73,6 +74,12 @@ impl SnapshotMemory {
     #[must_use]
     pub fn pages(&self) -> &Image {
         &self.pages
+    }
+
+    /// What the guest may ask for: the limits that its snapshot was opened with.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.limits
     }
 
     /// Saves the pages, and the guest's own `state`, under `name`.
@@ -103,8 +110,7 @@ impl SnapshotMemory {
     }
 
     /// Opens the pages of a snapshot; they are fetched, and checked, when they are touched and behind the
-    /// guest's back (see [`LazyImage`]). Where too many images are open already, or the host lacks what
-    /// it takes, they are read at once.
+    /// guest's back (see [`LazyImage`]). Where the host lacks what it takes, they are read at once.
     ///
     /// # Errors
     /// [`RestoreError`] when the working set is damaged or memory runs out.
@@ -124,14 +130,9 @@ impl SnapshotMemory {
         snapshot: Snapshot,
         start: impl FnOnce(Arc<dyn PageSource>) -> Result<LazyImage, RestoreError>,
     ) -> Result<Self, RestoreError> {
-        match start(Arc::new(SnapshotSource::new(snapshot.clone()))) {
-            Ok(filling) => Ok(Self { pages: filling.image().clone(), filling: Some(filling) }),
-            Err(RestoreError::Image(ImageError::TooManyFiles)) => {
-                let image = snapshot.to_image().map_err(crate::SourceError::from)?;
-                Ok(image.into())
-            }
-            Err(error) => Err(error),
-        }
+        let limits = *snapshot.limits();
+        let filling = start(Arc::new(SnapshotSource::new(snapshot)))?;
+        Ok(Self { pages: filling.image().clone(), filling: Some(filling), limits })
     }
 
     /// The pages that are in place: of a snapshot that is recorded, those that were touched.

@@ -17,7 +17,8 @@ pub struct Options {
     pub background: Option<bool>,
     /// Threads that stream.
     pub streams: usize,
-    /// How long a filler may take for one window before the memory is closed.
+    /// How long a filler may take for one window before the memory is closed. Longer than a remote source
+    /// sits out an outage of its server, so that a guest lives once the server is back.
     pub patience: Duration,
     /// Whether the guest is known to write most of its memory, which the automatic choice asks.
     pub mostly_written: bool,
@@ -31,7 +32,7 @@ impl Default for Options {
             window: None,
             background: None,
             streams: 1,
-            patience: Duration::from_secs(10),
+            patience: Duration::from_secs(45),
             mostly_written: false,
         }
     }

@@ -79,9 +79,18 @@ fn map_source(
         return Err(unsupported("the source is in too many pieces; compact it or use copy-hybrid"));
     }
     let mut zero = Vec::new();
-    let wanted = PageRange::new(0, range.len);
+    let mut next = 0;
     for piece in pieces {
-        let Some(pages) = piece.pages.intersect(wanted) else { continue };
+        if next == range.len {
+            break;
+        }
+        // Whatever was mapped in a gap would be taken for content.
+        let len = piece.pages.len.min(range.len - next);
+        if piece.pages.start != next || len == 0 {
+            return Err(unsupported("the source names its pieces out of order, or leaves a gap"));
+        }
+        let pages = PageRange::new(next, len);
+        next += len;
         let at = PageRange::new(range.start + pages.start, pages.len);
         match piece.backing {
             Backing::Zero => {
@@ -89,10 +98,12 @@ fn map_source(
                 zero.push(pages);
             }
             Backing::File(file, page) => {
-                let page = page + (pages.start - piece.pages.start);
                 target.map_file(at, Protection::ReadWrite, file, page)?;
             }
         }
+    }
+    if next < range.len {
+        return Err(unsupported("the source names pieces for fewer pages than it has"));
     }
     Ok(zero)
 }
@@ -382,7 +393,7 @@ fn lazy(
         control,
         source,
         uffd: Some(uffd),
-        target,
+        target: Some(target),
         range,
         window,
         around: 1,

@@ -28,7 +28,13 @@ pub struct Piece<'a> {
     pub backing: Backing<'a>,
 }
 
+/// Takes pages that a source brings by itself: which they are, and their bytes.
+pub type Take<'a> = dyn FnMut(PageRange, &[u8]) -> Result<(), SourceError> + 'a;
+
 /// Delivers the pages of a memory. Its content never changes.
+///
+/// Whoever fills memory from a source believes nothing that it says about ranges: what lies outside the
+/// memory is left out or refused.
 pub trait PageSource: Send + Sync {
     /// Number of pages.
     fn pages(&self) -> usize;
@@ -85,20 +91,23 @@ pub trait PageSource: Send + Sync {
         Vec::new()
     }
 
-    /// Reads the working set; `place` says where a run of it goes.
-    ///
-    /// # Safety
-    /// As for [`PageSource::read`], for every run that `place` is asked for.
+    /// Reads the working set and hands it on run by run, in address order, each page once. What is handed
+    /// on was checked.
     ///
     /// # Errors
-    /// As for [`PageSource::read`].
-    unsafe fn read_working_set(
-        &self,
-        place: &dyn Fn(PageRange) -> *mut u8,
-    ) -> Result<(), SourceError> {
+    /// As for [`PageSource::read`]; whatever `take` returns.
+    fn read_working_set(&self, take: &mut Take<'_>) -> Result<(), SourceError> {
+        /// Pages read at a time.
+        const PART: usize = 64;
+        let mut buffer = Vec::new();
         for run in self.working_set() {
-            // SAFETY: the caller vouches for what `place` returns.
-            unsafe { self.read(run.start, place(run), run.len) }?;
+            for first in (run.start..run.end()).step_by(PART) {
+                let part = PageRange::new(first, PART.min(run.end() - first));
+                buffer.resize(part.byte_len(), 0);
+                // SAFETY: the buffer is ours, and as long as the part.
+                unsafe { self.read(part.start, buffer.as_mut_ptr(), part.len) }?;
+                take(part, &buffer)?;
+            }
         }
         Ok(())
     }
@@ -188,10 +197,14 @@ pub struct MemfdSource {
 }
 
 impl MemfdSource {
-    /// The first `pages` pages of a sealed memfd.
+    /// The first `pages` pages of a sealed memfd, or as many as it has.
     #[must_use]
     pub fn new(file: Arc<Memfd>, pages: usize) -> Self {
-        Self { file, pages }
+        // A page past the end of the file would be a SIGBUS for whoever touches it. One whose length can not
+        // be told has none.
+        let len = rustix::fs::fstat(file.as_fd()).map_or(0, |stat| stat.st_size);
+        let held = usize::try_from(len).unwrap_or(0) / PAGE_SIZE;
+        Self { file, pages: pages.min(held) }
     }
 }
 
@@ -291,14 +304,7 @@ impl PageSource for SnapshotSource {
         self.snapshot.working_set()
     }
 
-    unsafe fn read_working_set(
-        &self,
-        place: &dyn Fn(PageRange) -> *mut u8,
-    ) -> Result<(), SourceError> {
-        self.snapshot.read_working_set(|run, bytes| {
-            // SAFETY: the caller vouches for the memory, which is as long as the run.
-            unsafe { place(run).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len()) };
-            Ok(())
-        })
+    fn read_working_set(&self, take: &mut Take<'_>) -> Result<(), SourceError> {
+        self.snapshot.read_working_set(take)
     }
 }

@@ -35,6 +35,11 @@ impl Staging {
         Ok(Self { memory, slot_pages, used: AtomicU64::new(0) })
     }
 
+    /// Pages in a slot.
+    pub(crate) fn slot_pages(&self) -> usize {
+        self.slot_pages
+    }
+
     /// Takes a slot, giving way until one is free. Whoever holds one gives it back after one read and
     /// one system call.
     pub(crate) fn take(&self) -> Slot<'_> {

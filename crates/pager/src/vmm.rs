@@ -2,20 +2,25 @@
 //!
 //! The VMM connects to a Unix socket and sends one message: a JSON array of its memory mappings, and a
 //! userfaultfd it has registered them with. From then on the pager answers the faults of its guest from a
-//! [`PageSource`](crate::PageSource) and streams ahead between them. A range that the VMM discards (a balloon, for instance)
-//! reads as zero afterwards.
+//! [`PageSource`](crate::PageSource), and streams ahead in a thread of its own: the recorded working set first.
+//! Pages that are zero take no memory. A range that the VMM discards (a balloon, for instance) reads as zero
+//! afterwards, whether the VMM says so or not.
 //!
 //! What it promises:
 //! * A page that can not be filled is poisoned, so that touching it raises SIGBUS; where the VMM did not
 //!   allow that, the VMM is ended by SIGBUS. It never reads zeros, and waits no longer than the source
 //!   takes to answer or to fail.
-//! * A hostile message is refused by name before anything is done with it.
+//! * A hostile message is refused by name before anything is done with it. A VMM that brought a userfaultfd
+//!   would wait for ever for the pages of the call that loads it, so it is ended.
+//! * What a VMM sends costs no more memory than an account of the source's pages, and keeps nobody else busy.
 //!
 //! What may break it: a VMM that reports mappings it has not registered. Filling those fails, which ends
 //! it as above.
 
+mod fill;
 mod handshake;
 mod listener;
+mod pages;
 mod serve;
 
 use std::io;
@@ -33,16 +38,16 @@ pub use serve::{Served, serve};
 /// How a VMM is served.
 #[derive(Debug)]
 pub struct VmmOptions<'a> {
-    /// Pages filled on a fault.
+    /// Pages filled on a fault. A source that is far away is asked for 64 at least.
     pub window: usize,
-    /// Whether pages are streamed while there are no faults.
+    /// Whether pages are streamed ahead.
     pub stream: bool,
     /// How long the handshake may take.
     pub handshake: Duration,
     /// Ends the service when set. Pages that are missing then are closed as after a failure.
     pub stop: &'a AtomicBool,
-    /// Whether a VMM whose memory can not be filled nor poisoned is ended by SIGBUS. Otherwise it waits
-    /// for ever, as it would for any dead pager.
+    /// Whether a VMM whose memory can not be filled nor poisoned, or whose handshake is refused while it
+    /// waits for pages, is ended by SIGBUS. Otherwise it waits for ever, as it would for any dead pager.
     pub end_on_failure: bool,
 }
 

@@ -196,3 +196,30 @@ fn dropping_the_image_early_ends_the_filling() {
     }
     assert_eq!(Arc::strong_count(&source), 1);
 }
+
+#[test]
+fn however_many_images_are_live_each_is_filled_lazily_and_with_its_own_pages() {
+    let dir = tempfile::tempdir().unwrap();
+    let content = content();
+    let snapshot = save(dir.path(), Encoding::Raw, vec![]);
+    let options = Options { background: Some(false), ..Options::default() };
+    let open = || LazyImage::start(Arc::new(SnapshotSource::new(snapshot.clone())), &options);
+    let images: Vec<LazyImage> = (0..130).map(|_| open().unwrap()).collect();
+    assert!(images.iter().all(|image| !image.image().is_complete()), "one was read at once");
+    // Neighbours in a file of many, each with other pages in place.
+    let mut slots = Vec::new();
+    for (number, image) in images.iter().enumerate().skip(95) {
+        let Some(slot) = slot(image) else { return };
+        for page in [number, 2 * number, 2500 - number] {
+            check(&slot, page, &content);
+        }
+        slots.push(slot);
+    }
+    drop(images);
+    for (number, slot) in slots.iter_mut().enumerate() {
+        check(slot, 3 * number + 500, &content);
+        slot.write(number * PAGE_SIZE, b"dirt").unwrap();
+        slot.reset().unwrap();
+        check(slot, number, &content);
+    }
+}

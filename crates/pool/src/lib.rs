@@ -25,17 +25,19 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod budget;
 mod limits;
 mod pool;
 mod shard;
 
+pub use budget::{Bounds, Budget, Held, Usage};
 pub use limits::{Exhausted, Limits};
 pub use pool::{Lease, Pool, PoolError, PoolStats};
 
 use afresh_memory::{PAGE_SIZE, ResetError, Slot};
 
 /// Something a pool can hold.
-pub trait Recycle: Send {
+pub trait Recycle: Send + 'static {
     /// Why recycling failed.
     type Error: std::fmt::Display;
 
@@ -51,6 +53,11 @@ pub trait Recycle: Send {
     /// Bytes of private memory the item keeps while idle, roughly; asked after every recycling, so it
     /// must be cheap.
     fn resident_bytes(&self) -> usize;
+
+    /// Mappings that the item takes for as long as it lives, roughly; asked once, when it was made.
+    fn mappings(&self) -> usize {
+        0
+    }
 
     /// Gives back what memory it can and stays usable.
     ///

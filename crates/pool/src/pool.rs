@@ -1,18 +1,21 @@
 //! The pool: hand-out, return, limits, books.
 
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
+use afresh_sys::{Inherited, fork};
+
+use crate::budget::{Budget, Evict, Room};
 use crate::shard::{Idle, Shard};
 use crate::{Exhausted, Limits, Recycle};
 
-/// Shards of a pool. More than any sensible number of busy threads, so that two rarely meet; cheap,
-/// because a shard is a lock and an empty vector.
-const SHARDS: usize = 64;
+/// Most shards of a pool. More than any sensible number of busy threads.
+const MAX_SHARDS: usize = 64;
 
 /// Why no item could be had.
 #[derive(Debug, thiserror::Error)]
@@ -62,8 +65,15 @@ pub struct PoolStats {
 
 /// A sharded pool of recyclable items.
 pub struct Pool<T: Recycle> {
+    shared: Arc<Shared<T>>,
+}
+
+/// What a pool consists of; the process's budget looks at it too.
+pub(crate) struct Shared<T: Recycle> {
     shards: Box<[Shard<T>]>,
     limits: Limits,
+    /// The budget of the process that made the pool.
+    budget: &'static Budget,
     alive: AtomicUsize,
     resident: AtomicUsize,
     tick: AtomicU64,
@@ -82,7 +92,81 @@ pub struct Pool<T: Recycle> {
 
 impl<T: Recycle> std::fmt::Debug for Pool<T> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Pool").field("limits", &self.limits).field("stats", &self.stats()).finish()
+        let limits = self.shared.limits;
+        f.debug_struct("Pool").field("limits", &limits).field("stats", &self.stats()).finish()
+    }
+}
+
+/// How many shards a pool has: a few for each thread that can run, so that two rarely meet. Known once.
+fn shards() -> usize {
+    static SHARDS: Inherited<usize> = Inherited::new();
+    *SHARDS.get_or_make(|| {
+        let threads = std::thread::available_parallelism().map_or(MAX_SHARDS, usize::from);
+        threads.saturating_mul(4).next_power_of_two().clamp(8, MAX_SHARDS)
+    })
+}
+
+impl<T: Recycle> Pool<T> {
+    /// An empty pool, within the process's budget.
+    #[must_use]
+    pub fn new(limits: Limits) -> Self {
+        let budget = Budget::process();
+        let shared = Arc::new(Shared::new(limits, budget));
+        let weak: Weak<Shared<T>> = Arc::downgrade(&shared);
+        budget.register(weak);
+        Self { shared }
+    }
+
+    /// Hands out an item for `key`: an idle one, or one that `make` makes.
+    ///
+    /// At the limit, `make` gets an idle item of another key, if there is one, to turn into what is
+    /// wanted or to drop.
+    ///
+    /// # Errors
+    /// [`PoolError::Exhausted`] or [`PoolError::TimedOut`] at the limit, and what `make` returns.
+    #[inline]
+    pub fn get<E>(
+        &self,
+        key: usize,
+        make: impl FnOnce(Option<T>) -> Result<T, E>,
+    ) -> Result<Lease<'_, T>, PoolError<E>> {
+        self.shared.get(key, make)
+    }
+
+    /// Makes an item that is new, whatever is idle and whatever the limit; it is dropped when it comes
+    /// back. For comparing a used item with one that has never been used.
+    ///
+    /// # Errors
+    /// What `make` returns.
+    pub fn spare<E>(
+        &self,
+        make: impl FnOnce() -> Result<T, E>,
+    ) -> Result<Lease<'_, T>, PoolError<E>> {
+        self.shared.alive.fetch_add(1, Ordering::AcqRel);
+        self.shared.create(None, true, |_| make())
+    }
+
+    /// Trims items that have been idle for `ticks` calls of this method or more, so that a quiet pool
+    /// gives its memory back. Call it from a timer. Returns how many were trimmed.
+    pub fn trim_idle(&self, ticks: u64) -> usize {
+        self.shared.trim_idle(ticks)
+    }
+
+    /// Drops every idle item, of `key` or of all.
+    pub fn clear(&self, key: Option<usize>) {
+        self.shared.clear(key);
+    }
+
+    /// The limits it was made with.
+    #[must_use]
+    pub fn limits(&self) -> Limits {
+        self.shared.limits
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        self.shared.stats()
     }
 }
 
@@ -93,19 +177,18 @@ fn home() -> usize {
     thread_local!(static HOME: Cell<usize> = const { Cell::new(usize::MAX) });
     HOME.with(|home| {
         if home.get() == usize::MAX {
-            home.set(NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
+            home.set(NEXT.fetch_add(1, Ordering::Relaxed) % shards());
         }
         home.get()
     })
 }
 
-impl<T: Recycle> Pool<T> {
-    /// An empty pool.
-    #[must_use]
-    pub fn new(limits: Limits) -> Self {
+impl<T: Recycle> Shared<T> {
+    fn new(limits: Limits, budget: &'static Budget) -> Self {
         Self {
-            shards: (0..SHARDS).map(|_| Shard::default()).collect(),
+            shards: (0..shards()).map(|_| Shard::default()).collect(),
             limits,
+            budget,
             alive: AtomicUsize::new(0),
             resident: AtomicUsize::new(0),
             tick: AtomicU64::new(0),
@@ -126,36 +209,19 @@ impl<T: Recycle> Pool<T> {
         &self.shards[at]
     }
 
-    /// Hands out an item for `key`: an idle one, or one that `make` makes.
-    ///
-    /// At the limit, `make` gets an idle item of another key, if there is one, to turn into what is
-    /// wanted or to drop.
-    ///
-    /// # Errors
-    /// [`PoolError::Exhausted`] or [`PoolError::TimedOut`] at the limit, and what `make` returns.
     #[inline]
-    pub fn get<E>(
+    fn get<E>(
         &self,
         key: usize,
         make: impl FnOnce(Option<T>) -> Result<T, E>,
     ) -> Result<Lease<'_, T>, PoolError<E>> {
         match self.shard(home()).take(key) {
-            Some(idle) => Ok(self.lease(idle, false)),
-            None => self.get_elsewhere(key, make),
+            Some(idle) if idle.generation == fork::generation() => Ok(self.lease(idle, false)),
+            other => {
+                other.into_iter().for_each(|idle| self.discard(*idle));
+                self.get_elsewhere(key, make)
+            }
         }
-    }
-
-    /// Makes an item that is new, whatever is idle and whatever the limit; it is dropped when it comes
-    /// back. For comparing a used item with one that has never been used.
-    ///
-    /// # Errors
-    /// What `make` returns.
-    pub fn spare<E>(
-        &self,
-        make: impl FnOnce() -> Result<T, E>,
-    ) -> Result<Lease<'_, T>, PoolError<E>> {
-        self.alive.fetch_add(1, Ordering::AcqRel);
-        self.create(None, true, |_| make())
     }
 
     #[inline]
@@ -172,7 +238,11 @@ impl<T: Recycle> Pool<T> {
         let mut deadline = None;
         loop {
             if let Some(idle) = self.steal(|shard| shard.take(key)) {
-                return Ok(self.lease(idle, false));
+                if idle.generation == fork::generation() {
+                    return Ok(self.lease(idle, false));
+                }
+                self.discard(*idle);
+                continue;
             }
             let claimed = self.alive.fetch_update(Ordering::AcqRel, Ordering::Acquire, |n| {
                 (n < self.limits.items).then_some(n + 1)
@@ -181,9 +251,11 @@ impl<T: Recycle> Pool<T> {
                 return self.create(None, false, make);
             }
             if let Some(other) = self.steal(Shard::take_any) {
-                let Idle { item, resident, returns, .. } = *other;
-                self.resident.fetch_sub(resident, Ordering::Relaxed);
-                self.retired_returns.fetch_add(returns, Ordering::Relaxed);
+                if other.generation != fork::generation() {
+                    self.discard(*other);
+                    continue;
+                }
+                let item = self.strike(*other);
                 return self.create(Some(item), false, make);
             }
             match self.limits.exhausted {
@@ -196,7 +268,9 @@ impl<T: Recycle> Pool<T> {
                     return self.create(None, true, make);
                 }
                 Exhausted::Wait(most) => {
-                    let deadline = *deadline.get_or_insert_with(|| Instant::now() + most);
+                    // A wait that ends after the clock does has no end.
+                    let deadline =
+                        *deadline.get_or_insert_with(|| Instant::now().checked_add(most));
                     if !self.wait_until(deadline) {
                         return Err(PoolError::TimedOut(most));
                     }
@@ -205,25 +279,28 @@ impl<T: Recycle> Pool<T> {
         }
     }
 
-    /// Waits for a return; `false` at the deadline.
-    fn wait_until(&self, deadline: Instant) -> bool {
+    /// Waits for a return; `false` at the deadline, if there is one.
+    fn wait_until(&self, deadline: Option<Instant>) -> bool {
         let guard = self.gate.lock().unwrap_or_else(PoisonError::into_inner);
         self.waiting.fetch_add(1, Ordering::SeqCst);
         // An item that came back before we were counted signalled nobody: look once more.
         let there = self.alive.load(Ordering::SeqCst) < self.limits.items
             || self.shards.iter().any(|shard| !shard.is_empty());
-        let left = deadline.saturating_duration_since(Instant::now());
-        if !there && !left.is_zero() {
-            drop(self.came_back.wait_timeout(guard, left));
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let over = left.is_some_and(|left| left.is_zero());
+        match left {
+            _ if there || over => drop(guard),
+            Some(left) => drop(self.came_back.wait_timeout(guard, left)),
+            None => drop(self.came_back.wait(guard)),
         }
         self.waiting.fetch_sub(1, Ordering::SeqCst);
-        !left.is_zero()
+        !over
     }
 
     /// Looks through all shards, this thread's first.
     fn steal(&self, take: impl Fn(&Shard<T>) -> Option<Box<Idle<T>>>) -> Option<Box<Idle<T>>> {
-        let home = home();
-        (0..SHARDS).find_map(|i| take(self.shard((home + i) % SHARDS)))
+        let (home, shards) = (home(), self.shards.len());
+        (0..shards).find_map(|i| take(self.shard((home + i) % shards)))
     }
 
     fn create<E>(
@@ -233,17 +310,16 @@ impl<T: Recycle> Pool<T> {
         make: impl FnOnce(Option<T>) -> Result<T, E>,
     ) -> Result<Lease<'_, T>, PoolError<E>> {
         // The place that was claimed is given up again if `make` fails or panics.
-        struct Claim<'a, T: Recycle>(&'a Pool<T>);
-        impl<T: Recycle> Drop for Claim<'_, T> {
-            fn drop(&mut self) {
-                self.0.gone();
-            }
-        }
-        let claim = Claim(self);
+        let place = Place(self);
         let item = make(other).map_err(PoolError::Create)?;
-        std::mem::forget(claim);
+        std::mem::forget(place);
         self.created.fetch_add(1, Ordering::Relaxed);
-        Ok(self.lease(Box::new(Idle { item, resident: 0, since: 0, returns: 0 }), spare))
+        let mappings = item.mappings();
+        let generation = fork::generation();
+        let idle = Idle { item, resident: 0, mappings, since: 0, stamp: 0, returns: 0, generation };
+        let lease = self.lease(Box::new(idle), spare);
+        self.budget.enter(Room { items: 1, bytes: 0, mappings });
+        Ok(lease)
     }
 
     /// An item is no more.
@@ -261,26 +337,21 @@ impl<T: Recycle> Pool<T> {
     }
 
     #[inline]
-    fn give_back(&self, mut idle: Box<Idle<T>>, spare: bool) {
+    fn give_back(&self, idle: Box<Idle<T>>, spare: bool) {
         if std::thread::panicking() {
             // What the unwound code left half-done inside the item is unknown.
             self.abandoned.fetch_add(1, Ordering::Relaxed);
             return self.discard(*idle);
         }
-        if idle.item.recycle().is_err() {
-            self.quarantined.fetch_add(1, Ordering::Relaxed);
-            return self.discard(*idle);
+        let mut returning = Returning::new(self, idle);
+        if !returning.clean(spare) {
+            return;
         }
-        idle.returns += 1;
-        if spare {
-            return self.discard(*idle);
-        }
-        let now = idle.item.resident_bytes();
-        if now != idle.resident && !self.account(&mut idle, now) {
-            return self.discard(*idle);
-        }
-        idle.since = self.tick.load(Ordering::Relaxed);
+        let Some(idle) = returning.idle.take() else { return };
         self.shard(home()).put(idle);
+        if returning.grew {
+            self.budget.keep();
+        }
         if self.limits.items != usize::MAX {
             self.signal();
         }
@@ -290,54 +361,64 @@ impl<T: Recycle> Pool<T> {
     /// trimming failed and the item must go.
     #[cold]
     fn account(&self, idle: &mut Idle<T>, now: usize) -> bool {
-        let before = std::mem::replace(&mut idle.resident, now);
-        let total = if now > before {
-            self.resident.fetch_add(now - before, Ordering::Relaxed) + (now - before)
-        } else {
-            self.resident.fetch_sub(before - now, Ordering::Relaxed) - (before - now)
-        };
-        if total <= self.limits.resident_bytes {
+        if self.resize(idle, now) <= self.limits.resident_bytes {
             return true;
         }
         self.trimmed.fetch_add(1, Ordering::Relaxed);
         self.trim(idle)
     }
 
+    /// Enters an item's new size into the books; returns the sum over all.
+    fn resize(&self, idle: &mut Idle<T>, now: usize) -> usize {
+        let before = std::mem::replace(&mut idle.resident, now);
+        self.budget.resize(before, now);
+        if now > before {
+            self.resident.fetch_add(now - before, Ordering::Relaxed) + (now - before)
+        } else {
+            self.resident.fetch_sub(before - now, Ordering::Relaxed) - (before - now)
+        }
+    }
+
     /// Trims an item and enters what is left into the books; `false` when it must go.
     fn trim(&self, idle: &mut Idle<T>) -> bool {
         if idle.item.trim().is_err() {
-            self.quarantined.fetch_add(1, Ordering::Relaxed);
             return false;
         }
         let left = idle.item.resident_bytes().min(idle.resident);
-        self.resident.fetch_sub(idle.resident - left, Ordering::Relaxed);
-        idle.resident = left;
+        self.resize(idle, left);
         true
+    }
+
+    /// Takes an item out of the books.
+    fn strike(&self, idle: Idle<T>) -> T {
+        let Idle { item, resident, mappings, returns, .. } = idle;
+        self.retired_returns.fetch_add(returns, Ordering::Relaxed);
+        self.resident.fetch_sub(resident, Ordering::Relaxed);
+        self.budget.leave(Room { items: 1, bytes: resident, mappings });
+        item
     }
 
     #[cold]
     fn discard(&self, idle: Idle<T>) {
-        let Idle { item, resident, returns, .. } = idle;
+        let item = self.strike(idle);
+        // Free once the item is gone, and also if dropping it panics.
+        let _place = Place(self);
         drop(item);
-        self.retired_returns.fetch_add(returns, Ordering::Relaxed);
-        self.resident.fetch_sub(resident, Ordering::Relaxed);
-        self.gone();
     }
 
-    /// Trims items that have been idle for `ticks` calls of this method or more, so that a quiet pool
-    /// gives its memory back. Call it from a timer. Returns how many were trimmed.
-    pub fn trim_idle(&self, ticks: u64) -> usize {
+    fn trim_idle(&self, ticks: u64) -> usize {
         let now = self.tick.fetch_add(1, Ordering::Relaxed) + 1;
         let mut count = 0;
-        for at in 0..SHARDS {
+        for at in 0..self.shards.len() {
             let old =
                 self.shard(at).take_where(|idle| idle.resident > 0 && idle.since + ticks <= now);
-            for mut idle in old {
+            let old: Vec<_> = old.into_iter().map(|idle| Returning::new(self, idle)).collect();
+            for mut returning in old {
                 count += 1;
-                if self.trim(&mut idle) {
+                if returning.idle.as_mut().is_some_and(|idle| self.trim(idle))
+                    && let Some(idle) = returning.idle.take()
+                {
                     self.shard(at).put(idle);
-                } else {
-                    self.discard(*idle);
                 }
             }
         }
@@ -345,26 +426,16 @@ impl<T: Recycle> Pool<T> {
         count
     }
 
-    /// Drops every idle item, of `key` or of all.
-    pub fn clear(&self, key: Option<usize>) {
-        for at in 0..SHARDS {
-            let items =
-                self.shard(at).take_where(|idle| key.is_none_or(|key| idle.item.key() == key));
+    fn clear(&self, key: Option<usize>) {
+        for shard in &self.shards {
+            let items = shard.take_where(|idle| key.is_none_or(|key| idle.item.key() == key));
             for idle in items {
                 self.discard(*idle);
             }
         }
     }
 
-    /// The limits it was made with.
-    #[must_use]
-    pub fn limits(&self) -> Limits {
-        self.limits
-    }
-
-    /// What it has done so far.
-    #[must_use]
-    pub fn stats(&self) -> PoolStats {
+    fn stats(&self) -> PoolStats {
         let mut stats = PoolStats {
             alive: self.alive.load(Ordering::Acquire),
             created: self.created.load(Ordering::Relaxed),
@@ -387,9 +458,117 @@ impl<T: Recycle> Pool<T> {
     }
 }
 
+impl<T: Recycle> Evict for Shared<T> {
+    fn ages(&self, ages: &mut BTreeMap<u64, Room>) {
+        if self.alive.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        for shard in &self.shards {
+            shard.for_each(|idle| {
+                let room = Room { items: 1, bytes: idle.resident, mappings: idle.mappings };
+                ages.entry(idle.stamp).or_default().add(&room);
+            });
+        }
+    }
+
+    fn evict(&self, until: u64, keep: usize, wanted: &Room, freed: &mut Room) -> u64 {
+        let mut gone = 0;
+        for shard in &self.shards {
+            let alive = self.alive.load(Ordering::Relaxed);
+            if alive <= keep {
+                break;
+            }
+            let mut left = alive - keep;
+            // One at a time would look at the same items again and again.
+            let old = shard.take_where(|idle| {
+                let goes = left > 0 && idle.stamp <= until && !freed.covers(wanted);
+                if goes {
+                    left -= 1;
+                    freed.add(&Room { items: 1, bytes: idle.resident, mappings: idle.mappings });
+                }
+                goes
+            });
+            for idle in old {
+                self.discard(*idle);
+                gone += 1;
+            }
+        }
+        gone
+    }
+}
+
+impl<T: Recycle> Drop for Shared<T> {
+    fn drop(&mut self) {
+        // Through the books: the budget outlives the pool.
+        self.clear(None);
+    }
+}
+
+/// The place of an item that is being made or dropped; given up with this value.
+struct Place<'a, T: Recycle>(&'a Shared<T>);
+
+impl<T: Recycle> Drop for Place<'_, T> {
+    fn drop(&mut self) {
+        self.0.gone();
+    }
+}
+
+/// An item on its way back. While it has one, what happens to it is not known to be good: if the item's own
+/// code panics, it is dropped and counted as any other that could not be made pristine.
+struct Returning<'a, T: Recycle> {
+    pool: &'a Shared<T>,
+    idle: Option<Box<Idle<T>>>,
+    /// Whether it keeps more memory than before.
+    grew: bool,
+}
+
+impl<'a, T: Recycle> Returning<'a, T> {
+    #[inline]
+    fn new(pool: &'a Shared<T>, idle: Box<Idle<T>>) -> Self {
+        Self { pool, idle: Some(idle), grew: false }
+    }
+
+    /// Makes the item pristine and enters it into the books; `false` when it is gone instead.
+    #[inline]
+    fn clean(&mut self, spare: bool) -> bool {
+        let Some(idle) = self.idle.as_mut() else { return false };
+        // What a parent made is not handed out in a child, so there is no use in making it pristine.
+        if idle.generation != fork::generation() || idle.item.recycle().is_err() {
+            return false;
+        }
+        idle.returns += 1;
+        if spare {
+            if let Some(idle) = self.idle.take() {
+                self.pool.discard(*idle);
+            }
+            return false;
+        }
+        let now = idle.item.resident_bytes();
+        if now != idle.resident {
+            self.grew = now > idle.resident;
+            if !self.pool.account(idle, now) {
+                return false;
+            }
+        }
+        idle.since = self.pool.tick.load(Ordering::Relaxed);
+        idle.stamp = self.pool.budget.now();
+        true
+    }
+}
+
+impl<T: Recycle> Drop for Returning<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(idle) = self.idle.take() {
+            self.pool.quarantined.fetch_add(1, Ordering::Relaxed);
+            self.pool.discard(*idle);
+        }
+    }
+}
+
 /// An item in use. Dropping it recycles the item and returns it to its pool.
 pub struct Lease<'a, T: Recycle> {
-    pool: &'a Pool<T>,
+    pool: &'a Shared<T>,
     idle: ManuallyDrop<Box<Idle<T>>>,
     /// Beyond the limit: dropped on return.
     spare: bool,

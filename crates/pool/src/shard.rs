@@ -14,10 +14,16 @@ pub(crate) struct Idle<T> {
     pub(crate) item: T,
     /// Its share of the pool's count of resident bytes.
     pub(crate) resident: usize,
+    /// Mappings it takes.
+    pub(crate) mappings: usize,
     /// The pool's tick when it came back.
     pub(crate) since: u64,
+    /// The budget's clock when it came back.
+    pub(crate) stamp: u64,
     /// Times it came back.
     pub(crate) returns: u64,
+    /// Of the process that it was made in.
+    pub(crate) generation: u32,
 }
 
 struct Bucket<T> {
@@ -124,7 +130,7 @@ impl<T: Recycle> Shard<T> {
     }
 
     /// Takes every idle item for which `wanted` holds.
-    pub(crate) fn take_where(&self, wanted: impl Fn(&Idle<T>) -> bool) -> Vec<Box<Idle<T>>> {
+    pub(crate) fn take_where(&self, mut wanted: impl FnMut(&Idle<T>) -> bool) -> Vec<Box<Idle<T>>> {
         let mut taken = Vec::new();
         let mut buckets = self.buckets();
         if let Some(last) = self.take_last() {

@@ -10,6 +10,7 @@ struct Item {
     key: usize,
     clean: bool,
     broken: bool,
+    panics: bool,
     bytes: usize,
 }
 
@@ -19,6 +20,7 @@ impl Recycle for Item {
         self.key
     }
     fn recycle(&mut self) -> Result<(), Self::Error> {
+        assert!(!self.panics, "a bug in recycling");
         self.clean = true;
         if self.broken { Err("broken") } else { Ok(()) }
     }
@@ -34,7 +36,7 @@ impl Recycle for Item {
 type Never = std::convert::Infallible;
 
 fn item(key: usize) -> impl FnOnce(Option<Item>) -> Result<Item, Never> {
-    move |_| Ok(Item { key, clean: true, broken: false, bytes: 0 })
+    move |_| Ok(Item { key, clean: true, broken: false, panics: false, bytes: 0 })
 }
 
 #[test]
@@ -64,6 +66,33 @@ fn a_broken_item_and_one_whose_user_panicked_are_never_handed_out() {
     assert!(!pool.get(1, item(1)).unwrap().broken);
     let stats = pool.stats();
     assert_eq!((stats.quarantined, stats.abandoned, stats.alive), (1, 1, 1));
+}
+
+#[test]
+fn an_item_whose_recycling_panics_leaves_its_place() {
+    let pool = Pool::new(Limits { items: 1, ..Limits::default() });
+    for round in 1..=3 {
+        let mut lease = pool.get(1, item(1)).unwrap();
+        (lease.panics, lease.bytes) = (true, 7);
+        let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(lease)));
+        assert!(panicked.is_err());
+        let stats = pool.stats();
+        assert_eq!((stats.quarantined, stats.alive, stats.resident_bytes), (round, 0, 0));
+    }
+    assert!(!pool.get(1, item(1)).unwrap().panics);
+}
+
+#[test]
+fn a_wait_may_have_no_end() {
+    let exhausted = Exhausted::Wait(Duration::MAX);
+    let pool = Pool::new(Limits { items: 1, exhausted, ..Limits::default() });
+    let held = pool.get(1, item(1)).unwrap();
+    std::thread::scope(|scope| {
+        let waiter = scope.spawn(|| pool.get(1, item(1)).map(|lease| lease.key).unwrap());
+        std::thread::sleep(Duration::from_millis(20));
+        drop(held);
+        assert_eq!(waiter.join().unwrap(), 1);
+    });
 }
 
 #[test]
@@ -165,4 +194,38 @@ fn under_many_threads_no_item_has_two_users_and_the_books_balance() {
     assert_eq!(stats.returned, 16 * 500);
     assert_eq!((stats.idle, stats.in_use), (stats.alive, 0));
     assert!(stats.alive <= 5);
+}
+
+#[test]
+fn a_child_of_a_fork_is_handed_nothing_that_its_parent_made() {
+    let pool = Pool::new(Limits { items: 4, ..Limits::default() });
+    let leases: Vec<_> = (0..3).map(|key| pool.get(key, item(key)).unwrap()).collect();
+    drop(leases);
+    let held = pool.get(9, item(9)).unwrap();
+    // SAFETY: the child uses this pool, which no other thread has, and the allocator; it ends without destructors.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends a child that hangs.
+        unsafe { libc::alarm(60) };
+        let mut made = 0;
+        for key in 0..3 {
+            let lease = pool.get(key, |other| {
+                assert!(other.is_none(), "not even to be turned into something else");
+                made += 1;
+                item(key)(None)
+            });
+            drop(lease.unwrap());
+        }
+        drop(held);
+        let stats = pool.stats();
+        let good = made == 3 && (stats.alive, stats.idle, stats.in_use) == (3, 3, 0);
+        // SAFETY: as above.
+        unsafe { libc::_exit(i32::from(!good)) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    drop(held);
+    assert_eq!(pool.stats().idle, 4);
 }

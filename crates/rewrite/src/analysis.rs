@@ -5,15 +5,15 @@
 //! the engine restores every memory whole.
 //!
 //! The analysis follows direct calls from the roots. Once an indirect call or a call out of the
-//! module is reachable, every function whose address is taken counts as reachable too. It does
-//! not know what the host does: a host function that calls an export that is no root, or that
-//! writes an exported table, breaks the promise.
+//! module is reachable, every function whose address is taken counts as reachable too, and every
+//! exported table and mutable global as written: it does not know what the host does.
 
 use std::collections::BTreeSet;
 
 use wasmparser::ExternalKind;
 
 use crate::model::Model;
+use crate::names;
 use crate::refusal::Refusal;
 
 /// The functions that will be called once the state to come back to is saved.
@@ -22,9 +22,21 @@ pub enum Roots {
     /// Any exported function.
     #[default]
     AllExports,
-    /// Only the exported functions of these names; no other export may be called, not even by a
-    /// host function that the guest calls.
+    /// Only the exported functions of these names, and [`crate::names::HOOKS`]. No other export may be
+    /// called, not even by a host function that the guest calls: in a module prepared for restoring,
+    /// one that a root cannot reach traps as soon as the state to come back to is saved.
     Named(Vec<String>),
+}
+
+impl Roots {
+    /// Whether the export `name` is one.
+    #[must_use]
+    pub fn allow(&self, name: &str) -> bool {
+        match self {
+            Roots::AllExports => true,
+            Roots::Named(names) => names.iter().any(|n| n == name) || names::HOOKS.contains(&name),
+        }
+    }
 }
 
 /// Why a module could not be analysed.
@@ -106,8 +118,10 @@ pub struct Table {
     pub exported: bool,
     /// Whether any function writes its elements or grows it, reachable or not.
     pub written: bool,
-    /// Whether a reachable function writes its elements or grows it.
+    /// Whether a reachable function writes its elements or grows it, or the host may.
     pub changeable: bool,
+    /// Whether the host may: it is exported, and a root can reach a function of the host's.
+    pub by_host: bool,
     /// Whether a reachable function grows it.
     pub growable: bool,
 }
@@ -146,6 +160,11 @@ pub struct Analysis {
     pub functions: u32,
     /// How many of them a root can reach.
     pub reachable: u32,
+    /// Whether values that are garbage-collected can occur: references to structs, arrays, exceptions or
+    /// objects of the host.
+    pub collected: bool,
+    /// The functions that a root can reach.
+    pub(crate) reached: BTreeSet<u32>,
     reset: Vec<Refusal>,
     bake: Vec<Refusal>,
 }
@@ -181,16 +200,16 @@ fn roots_of(model: &Model<'_>, roots: &Roots) -> Result<Vec<u32>, AnalyzeError> 
     };
     match roots {
         Roots::AllExports => Ok(functions().map(|export| export.index).collect()),
-        Roots::Named(names) => names
-            .iter()
-            .map(|name| match functions().find(|export| export.name == name) {
-                Some(export) => Ok(export.index),
-                None => Err(AnalyzeError::NoSuchRoot {
+        Roots::Named(wanted) => {
+            let missing = wanted.iter().find(|name| functions().all(|e| e.name != **name));
+            if let Some(name) = missing {
+                return Err(AnalyzeError::NoSuchRoot {
                     name: name.clone(),
                     available: functions().map(|export| export.name.to_owned()).collect(),
-                }),
-            })
-            .collect(),
+                });
+            }
+            Ok(functions().filter(|e| roots.allow(e.name)).map(|export| export.index).collect())
+        }
     }
 }
 
@@ -253,6 +272,7 @@ pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, Ana
         exported: exported_tables.contains(&index),
         written: false,
         changeable: false,
+        by_host: false,
         growable: false,
     });
     let segment = |passive| Segment { passive, used: false, dropped: false, changeable: false };
@@ -274,12 +294,20 @@ pub(crate) fn of_model(model: &Model<'_>, roots: &Roots) -> Result<Analysis, Ana
         has_start: model.start.is_some(),
         functions: model.functions,
         reachable: reached.len() as u32,
+        collected: model.collected,
+        reached,
         reset: Vec::new(),
         bake: Vec::new(),
     };
     analysis.static_refusals();
+    if analysis.reached.range(..model.imported_functions).next().is_some() {
+        for table in analysis.tables.iter_mut().filter(|t| t.exported && t.import.is_none()) {
+            (table.by_host, table.changeable) = (true, true);
+        }
+    }
     for (function, body) in (model.imported_functions..).zip(&model.bodies) {
-        analysis.add(function, &body.effects, reached.contains(&function));
+        let reached = analysis.reached.contains(&function);
+        analysis.add(function, &body.effects, reached);
     }
     for segment in analysis.data.iter_mut().chain(&mut analysis.elements) {
         segment.changeable &= segment.passive && segment.used;

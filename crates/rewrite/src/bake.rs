@@ -10,9 +10,9 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::{Deserialize, Serialize};
 use wasm_encoder::{
-    ConstExpr, DataSection, ElementSection, Elements, ExportKind, GlobalSection, GlobalType,
-    Ieee32, Ieee64, MemorySection, MemoryType, RefType, SectionId, TableSection, TableType,
-    ValType,
+    AbstractHeapType, ConstExpr, DataSection, ElementSection, Elements, ExportKind, GlobalSection,
+    GlobalType, HeapType, Ieee32, Ieee64, Instruction, MemorySection, MemoryType, RefType,
+    SectionId, TableSection, TableType, ValType,
 };
 use wasmparser::{DataKind, ElementItems, ElementKind, Validator};
 
@@ -43,6 +43,8 @@ pub enum WarmValue {
     /// A reference that no module can hold as a constant: to a host object, a GC object, an
     /// exception, or a function that is not the instance's own.
     Opaque,
+    /// A reference to this small integer.
+    I31(i32),
 }
 
 /// The state of a warm instance, as its host read it; see [`Prepared::visible`].
@@ -60,6 +62,21 @@ pub struct WarmState {
     pub dropped_elements: BTreeSet<u32>,
 }
 
+impl WarmState {
+    /// The first global or element that no new instance can start with, if there is one.
+    #[must_use]
+    pub fn opaque(&self) -> Option<BakeError> {
+        let global = self.globals.iter().find(|(_, value)| **value == WarmValue::Opaque);
+        if let Some((&global, _)) = global {
+            return Some(BakeError::OpaqueGlobal { global });
+        }
+        self.tables.iter().find_map(|(&table, elements)| {
+            let element = elements.iter().position(|value| *value == WarmValue::Opaque)?;
+            Some(BakeError::OpaqueElement { table, element })
+        })
+    }
+}
+
 /// Why a warm state could not be baked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -72,8 +89,8 @@ pub enum BakeError {
     Mismatch(String),
     /// A global holds a reference that has no constant form.
     #[error(
-        "global {global} holds a reference to a host or GC object, which no new instance can \
-         start with; clear it at the end of the warm-up"
+        "global {global} holds a reference to a host or GC object or to a function of somebody else, \
+         which no new instance can start with; clear it at the end of the warm-up"
     )]
     OpaqueGlobal {
         /// The global's index.
@@ -81,8 +98,8 @@ pub enum BakeError {
     },
     /// A table's element is a reference that has no constant form.
     #[error(
-        "element {element} of table {table} is a reference to a host or GC object, which no new \
-         instance can start with; clear it at the end of the warm-up"
+        "element {element} of table {table} is a reference to a host or GC object or to a function of \
+         somebody else, which no new instance can start with; clear it at the end of the warm-up"
     )]
     OpaqueElement {
         /// The table's index.
@@ -110,6 +127,11 @@ enum NoConstant {
     Mismatch,
 }
 
+fn holds_i31(heap_type: HeapType) -> bool {
+    use AbstractHeapType::{Any, Eq, I31};
+    matches!(heap_type, HeapType::Abstract { shared: false, ty: Any | Eq | I31 })
+}
+
 fn constant(value: WarmValue, ty: ValType, functions: &[u32]) -> Result<ConstExpr, NoConstant> {
     Ok(match (value, ty) {
         (WarmValue::I32(value), ValType::I32) => ConstExpr::i32_const(value),
@@ -123,6 +145,9 @@ fn constant(value: WarmValue, ty: ValType, functions: &[u32]) -> Result<ConstExp
             ConstExpr::ref_func(function)
         }
         (WarmValue::Null, ValType::Ref(ty)) if ty.nullable => ConstExpr::ref_null(ty.heap_type),
+        (WarmValue::I31(value), ValType::Ref(ty)) if holds_i31(ty.heap_type) => {
+            ConstExpr::extended([Instruction::I32Const(value), Instruction::RefI31])
+        }
         (WarmValue::Opaque, ValType::Ref(_)) => return Err(NoConstant::Opaque),
         _ => return Err(NoConstant::Mismatch),
     })
@@ -141,11 +166,11 @@ pub fn bake(prepared: &Prepared, warm: &WarmState) -> Result<Vec<u8>, BakeError>
         add.export(&names::memory(index), ExportKind::Memory, index);
     }
     sections.remove(SectionId::Start);
-    bake_memories(&model, warm, &mut sections)?;
-    bake_data(&model, warm, &mut sections)?;
-    bake_globals(&model, visible, warm, &mut sections)?;
-    bake_tables(&model, visible, warm, &mut sections)?;
-    bake_elements(&model, visible, warm, &mut sections)?;
+    memories(&model, warm, &mut sections)?;
+    data(&model, warm, &mut sections)?;
+    globals(&model, visible, warm, &mut sections)?;
+    tables(&model, visible, warm, &mut sections)?;
+    elements(&model, visible, warm, &mut sections)?;
     add.apply(&model, &mut sections)?;
     let baked = sections.finish(&model);
     Validator::new_with_features(model::features())
@@ -154,11 +179,7 @@ pub fn bake(prepared: &Prepared, warm: &WarmState) -> Result<Vec<u8>, BakeError>
     Ok(baked)
 }
 
-fn bake_memories(
-    model: &Model<'_>,
-    warm: &WarmState,
-    sections: &mut Sections,
-) -> Result<(), BakeError> {
+fn memories(model: &Model<'_>, warm: &WarmState, sections: &mut Sections) -> Result<(), BakeError> {
     let mut section = MemorySection::new();
     for (index, memory) in model.memories.iter().enumerate() {
         let size = warm.memories.get(index).copied();
@@ -182,7 +203,7 @@ fn bake_memories(
 }
 
 /// Every active segment is part of the image; what it leaves is a dropped segment.
-fn bake_data(
+pub(crate) fn data(
     model: &Model<'_>,
     warm: &WarmState,
     sections: &mut Sections,
@@ -202,7 +223,7 @@ fn bake_data(
     Ok(())
 }
 
-fn bake_globals(
+pub(crate) fn globals(
     model: &Model<'_>,
     visible: &Visible,
     warm: &WarmState,
@@ -210,7 +231,7 @@ fn bake_globals(
 ) -> Result<(), BakeError> {
     let mut section = GlobalSection::new();
     for (index, global) in (0..).zip(&model.globals).filter(|(_, g)| g.import.is_none()) {
-        if !global.ty.mutable {
+        if !visible.globals.contains(&index) {
             section.raw(global.raw);
             continue;
         }
@@ -232,7 +253,7 @@ fn bake_globals(
     Ok(())
 }
 
-fn bake_tables(
+fn tables(
     model: &Model<'_>,
     visible: &Visible,
     warm: &WarmState,
@@ -258,7 +279,7 @@ fn bake_tables(
     Ok(())
 }
 
-fn bake_elements(
+pub(crate) fn elements(
     model: &Model<'_>,
     visible: &Visible,
     warm: &WarmState,

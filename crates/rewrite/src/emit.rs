@@ -144,7 +144,12 @@ impl Additions {
             self.types.push(signature);
             self.types.len() - 1
         });
-        self.functions.push((self.first_type + ty as u32, body));
+        self.function_of(self.first_type + ty as u32, body)
+    }
+
+    /// A function of a type that the module has already.
+    pub(crate) fn function_of(&mut self, ty: u32, body: Function) -> u32 {
+        self.functions.push((ty, body));
         self.first_function + self.functions.len() as u32 - 1
     }
 

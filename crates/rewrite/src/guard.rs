@@ -23,6 +23,8 @@ pub(crate) struct Watch {
     pub(crate) low: u32,
     /// Global: no element from this index on has changed.
     pub(crate) high: u32,
+    /// Whether the host may write the table, which leaves no note.
+    pub(crate) by_host: bool,
 }
 
 /// The instruction that a function stands for, by its immediates.
@@ -280,11 +282,31 @@ impl Guards {
         }
     }
 
+    /// Returns 1 from the function if the host has grown `table`.
+    pub(crate) fn check_size(&self, table: u32, sink: &mut InstructionSink<'_>) {
+        let Some(&Watch { shadow, by_host: true, .. }) = self.watched.get(&table) else { return };
+        sink.table_size(table).table_size(shadow);
+        if self.table(table).index_type() == ValType::I64 {
+            sink.i64_ne()
+        } else {
+            sink.i32_ne()
+        };
+        sink.if_(BlockType::Empty).i32_const(1).return_().end();
+    }
+
     /// Copies the changed elements of `table` back from its shadow.
     pub(crate) fn restore_table(&self, table: u32, sink: &mut InstructionSink<'_>) {
-        let Some(&Watch { shadow, low, high }) = self.watched.get(&table) else { return };
+        let Some(&Watch { shadow, low, high, by_host }) = self.watched.get(&table) else { return };
         let ty = self.table(table);
         let wide = ty.index_type() == ValType::I64;
+        if by_host {
+            if wide {
+                sink.i64_const(0)
+            } else {
+                sink.i32_const(0)
+            };
+            sink.global_set(low).table_size(table).global_set(high);
+        }
         sink.global_get(low).global_get(high);
         if wide {
             sink.i64_lt_u()

@@ -5,7 +5,8 @@
 //! * [`prepare`] moves data segments out into the engine's image and adds functions that save
 //!   and restore globals, tables and dropped segments from inside the module.
 //! * [`bake`] writes the state of a warm instance into a new module.
-//! * [`prepare_component`] moves the data segments of a component's modules.
+//! * [`prepare_component`] moves the data segments of a component's modules, [`open_component`] shows
+//!   the state of its core instances, and [`bake_component`] writes it into a new component.
 //!
 //! ```
 //! use afresh_rewrite::{PrepareOptions, names, prepare};
@@ -31,16 +32,22 @@ mod emit;
 mod guard;
 mod model;
 pub mod names;
-mod order;
+mod nesting;
 mod prepare;
 mod refusal;
+mod reveal;
+mod seal;
 
 pub use analysis::{
     Analysis, AnalyzeError, Global, Import, Memory, Roots, Segment, Table, analyze,
 };
 pub use bake::{BakeError, WarmState, WarmValue, bake};
-pub use component::{NestedModule, PrepareComponentError, PreparedComponent, prepare_component};
+pub use component::{
+    MARK_BYTES, NestedModule, OpenComponent, PrepareComponentError, PreparedComponent,
+    bake_component, open_component, prepare_component,
+};
 pub use convert::ConvertError;
+pub use nesting::Way;
 pub use prepare::{
     DataSegment, PrepareError, PrepareOptions, Prepared, Restorable, Visible, prepare,
 };

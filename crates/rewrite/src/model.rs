@@ -9,9 +9,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use wasmparser::{
-    BinaryReader, ConstExpr, Data, DataKind, Element, ElementItems, ElementKind, ExternalKind,
-    FunctionBody, GlobalType, MemoryType, Operator, Parser, Payload, TableInit, TableType, TypeRef,
-    Validator, WasmFeatures,
+    AbstractHeapType, BinaryReader, CompositeInnerType, ConstExpr, Data, DataKind, Element,
+    ElementItems, ElementKind, ExternalKind, FunctionBody, GlobalType, HeapType, MemoryType,
+    Operator, Parser, Payload, SubType, TableInit, TableType, TypeRef, ValType, Validator,
+    WasmFeatures,
 };
 
 use crate::AnalyzeError;
@@ -73,6 +74,12 @@ pub(crate) struct Model<'a> {
     pub(crate) sections: BTreeMap<u8, &'a [u8]>,
     pub(crate) customs: Vec<(&'a str, &'a [u8])>,
     pub(crate) types: u32,
+    /// How many parameters each type has, by index; 0 where it is no function's.
+    pub(crate) params: Vec<u32>,
+    /// The type of each function, by index.
+    pub(crate) signatures: Vec<u32>,
+    /// Whether a type, global, table or tag lets garbage-collected values occur.
+    pub(crate) collected: bool,
     pub(crate) imported_functions: u32,
     pub(crate) functions: u32,
     pub(crate) globals: Vec<Global<'a>>,
@@ -152,7 +159,14 @@ impl<'a> Model<'a> {
         match payload {
             Payload::TypeSection(reader) => {
                 for group in reader {
-                    self.types += group?.types().len() as u32;
+                    for ty in group?.types() {
+                        self.types += 1;
+                        self.params.push(match &ty.composite_type.inner {
+                            CompositeInnerType::Func(ty) => ty.params().len() as u32,
+                            _ => 0,
+                        });
+                        self.collected |= type_is_collected(ty);
+                    }
                 }
             }
             Payload::ImportSection(reader) => {
@@ -160,10 +174,16 @@ impl<'a> Model<'a> {
                     self.import(import?);
                 }
             }
-            Payload::FunctionSection(reader) => self.functions += reader.count(),
+            Payload::FunctionSection(reader) => {
+                self.functions += reader.count();
+                for ty in reader {
+                    self.signatures.push(ty?);
+                }
+            }
             Payload::TableSection(reader) => {
                 for table in reader {
                     let table = table?;
+                    self.collected |= is_collected(ValType::Ref(table.ty.element_type));
                     let init = match table.init {
                         TableInit::RefNull => None,
                         TableInit::Expr(expr) => {
@@ -180,6 +200,7 @@ impl<'a> Model<'a> {
                 }
             }
             Payload::GlobalSection(reader) => self.globals(reader)?,
+            Payload::TagSection(reader) => self.collected |= reader.count() > 0,
             Payload::ExportSection(reader) => {
                 for export in reader {
                     let export = export?;
@@ -227,16 +248,21 @@ impl<'a> Model<'a> {
     fn import(&mut self, import: wasmparser::Import<'a>) {
         let name = Some((import.module, import.name));
         match import.ty {
-            TypeRef::Func(_) | TypeRef::FuncExact(_) => {
+            TypeRef::Func(ty) | TypeRef::FuncExact(ty) => {
+                self.signatures.push(ty);
                 self.imported_functions += 1;
                 self.functions += 1;
             }
-            TypeRef::Table(ty) => self.tables.push(Table { import: name, ty, init: None }),
+            TypeRef::Table(ty) => {
+                self.collected |= is_collected(ValType::Ref(ty.element_type));
+                self.tables.push(Table { import: name, ty, init: None });
+            }
             TypeRef::Memory(ty) => self.memories.push(Memory { import: name, ty }),
             TypeRef::Global(ty) => {
+                self.collected |= is_collected(ty.content_type);
                 self.globals.push(Global { import: name, ty, raw: &[], value: None });
             }
-            TypeRef::Tag(_) => {}
+            TypeRef::Tag(_) => self.collected = true,
         }
     }
 
@@ -246,6 +272,7 @@ impl<'a> Model<'a> {
         for item in reader.into_iter_with_offsets() {
             let (offset, global) = item?;
             self.take_addresses(&global.init_expr)?;
+            self.collected |= is_collected(global.ty.content_type);
             let value = if global.ty.mutable { None } else { self.const_int(&global.init_expr) };
             offsets.push((offset, self.globals.len()));
             self.globals.push(Global { import: None, ty: global.ty, raw: &[], value });
@@ -324,6 +351,34 @@ impl<'a> Model<'a> {
     pub(crate) fn data_is_passive(&self, index: u32) -> bool {
         let data = self.data.get(index as usize);
         data.is_some_and(|data| matches!(data.kind, DataKind::Passive))
+    }
+}
+
+/// Whether a value of this type may be garbage-collected. A reference to a type of the module's own says
+/// nothing here: what that type is says it.
+fn is_collected(ty: ValType) -> bool {
+    match ty {
+        ValType::Ref(ty) => match ty.heap_type() {
+            HeapType::Abstract { ty, .. } => !matches!(
+                ty,
+                AbstractHeapType::Func
+                    | AbstractHeapType::NoFunc
+                    | AbstractHeapType::Cont
+                    | AbstractHeapType::NoCont
+            ),
+            HeapType::Concrete(_) | HeapType::Exact(_) => false,
+        },
+        _ => false,
+    }
+}
+
+fn type_is_collected(ty: &SubType) -> bool {
+    match &ty.composite_type.inner {
+        CompositeInnerType::Struct(_) | CompositeInnerType::Array(_) => true,
+        CompositeInnerType::Func(ty) => {
+            ty.params().iter().chain(ty.results()).any(|ty| is_collected(*ty))
+        }
+        CompositeInnerType::Cont(_) => false,
     }
 }
 

@@ -3,6 +3,17 @@
 //! Every name starts with [`PREFIX`]; a module that already exports such a name is refused, so
 //! an added export never hides one of the guest's own.
 
+/// The guest's own export that takes fresh entropy, `(param i64 i64)`: the host calls it after every
+/// restore.
+pub const RESEED: &str = "afresh_reseed";
+
+/// The guest's own export that makes room for an input, `(param i32) (result i32)`: the host calls it
+/// before a handler that takes bytes.
+pub const BUFFER: &str = "afresh_buffer";
+
+/// The guest's own exports that the host calls by itself; roots wherever they are there.
+pub const HOOKS: [&str; 2] = [RESEED, BUFFER];
+
 /// The prefix of every added export.
 pub const PREFIX: &str = "afresh:";
 
@@ -17,7 +28,7 @@ pub const SAVE: &str = "afresh:save";
 pub const RESTORE: &str = "afresh:restore";
 
 /// `(func)`: the module's start function, which a prepared module that can be restored or baked runs
-/// only when the host calls it: once, in the instance that is warmed.
+/// only when the host calls it: once, in the instance that is warmed, before [`SAVE`].
 pub const START: &str = "afresh:start";
 
 /// The export of memory `index`.
@@ -55,3 +66,7 @@ pub fn data_dropped(index: u32) -> String {
 pub fn elem_dropped(index: u32) -> String {
     format!("{PREFIX}elem-dropped:{index}")
 }
+
+/// The export through which an opened component shows the state of its core instances; a component
+/// that has such an export already is refused.
+pub const STATE: &str = "afresh-state";

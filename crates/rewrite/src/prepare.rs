@@ -23,6 +23,7 @@ use crate::guard::{Guarded, Guards, Watch};
 use crate::model::{Body, Model};
 use crate::names;
 use crate::refusal::Refusals;
+use crate::seal::Seal;
 
 /// What a prepared module has to be able to do.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -113,7 +114,8 @@ impl Restorable {
 /// What a warm instance shows of itself, for [`crate::bake`].
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Visible {
-    /// Mutable globals, exported as [`names::global`].
+    /// Mutable globals, exported as [`names::global`]; not those that hold a reference which
+    /// neither the module nor the host can set.
     pub globals: Vec<u32>,
     /// Tables that the module or the host can write, exported as [`names::table`].
     pub tables: Vec<u32>,
@@ -167,8 +169,16 @@ pub fn prepare(wasm: &[u8], options: &PrepareOptions) -> Result<Prepared, Prepar
     for (index, _) in (0..).zip(&model.memories) {
         add.export(&names::memory(index), ExportKind::Memory, index);
     }
+    let mut seal = Seal::default();
+    if options.restorable {
+        seal.exports(&model, &analysis, &mut add, &mut sections)?;
+    }
     if let Some(start) = model.start.filter(|_| options.restorable || options.bakeable) {
         sections.remove(SectionId::Start);
+        let start = match options.restorable {
+            true => seal.over(start, &model, &analysis, &mut add),
+            false => start,
+        };
         add.export(names::START, ExportKind::Func, start);
     }
     let mut guards = guards(&model, &analysis, options, &mut add)?;
@@ -177,7 +187,7 @@ pub fn prepare(wasm: &[u8], options: &PrepareOptions) -> Result<Prepared, Prepar
         sections.replace(SectionId::Code, &code)?;
     }
     let restorable = match options.restorable {
-        true => Some(add_restore(&model, &analysis, &guards, &mut add)?),
+        true => Some(add_restore(&model, &analysis, &guards, &seal, &mut add)?),
         false => None,
     };
     let visible = options.bakeable.then(|| show(&model, &analysis, &guards, &mut add));
@@ -258,6 +268,7 @@ fn guards(
             let watch = Watch {
                 low: add.global(low, &shadow),
                 high: add.default_global(high),
+                by_host: table.by_host,
                 shadow: add.table(TableType {
                     element_type: RefType { nullable: true, ..ty.element_type },
                     minimum: table.minimum,
@@ -378,6 +389,7 @@ fn add_restore(
     model: &Model<'_>,
     analysis: &Analysis,
     guards: &Guards,
+    seal: &Seal,
     add: &mut Additions,
 ) -> Result<Restorable, PrepareError> {
     let indices = |changeable: Vec<bool>| -> Vec<u32> {
@@ -409,6 +421,9 @@ fn add_restore(
         restores.global_get(grown).if_(wasm_encoder::BlockType::Empty);
         restores.i32_const(1).return_().end();
     }
+    for &table in guards.watched.keys() {
+        guards.check_size(table, &mut restores);
+    }
     for &(global, ty) in &globals {
         let (kept, cast) = match ty {
             ValType::Ref(ty) => (ValType::Ref(RefType { nullable: true, ..ty }), !ty.nullable),
@@ -425,6 +440,9 @@ fn add_restore(
     for &table in guards.watched.keys() {
         guards.restore_table(table, &mut restores);
     }
+    if let Some(flag) = seal.flag {
+        saves.i32_const(1).global_set(flag);
+    }
     saves.i32_const(0).end();
     restores.i32_const(0).end();
     let save = add.function(&[], &[ValType::I32], save);
@@ -439,7 +457,11 @@ fn show(model: &Model<'_>, analysis: &Analysis, guards: &Guards, add: &mut Addit
     let mut visible = Visible::default();
     let mut functions = false;
     for (index, global) in (0..).zip(&model.globals) {
-        if global.ty.mutable {
+        // A reference that nobody can set is what the initial value makes it, in every instance.
+        let of = analysis.globals.get(index as usize);
+        let fixed = matches!(global.ty.content_type, wasmparser::ValType::Ref(_))
+            && of.is_some_and(|of| of.set_by.is_empty() && !of.exported);
+        if global.ty.mutable && !fixed {
             add.export(&names::global(index), ExportKind::Global, index);
             visible.globals.push(index);
             functions |= may_hold_function(global.ty.content_type);

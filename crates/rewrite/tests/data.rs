@@ -3,7 +3,7 @@
 mod common;
 
 use afresh_rewrite::{
-    DataSegment, PrepareComponentError, PrepareOptions, prepare, prepare_component,
+    DataSegment, MARK_BYTES, PrepareComponentError, PrepareOptions, prepare, prepare_component,
 };
 use common::{engine, start, start_prepared, wat};
 use wasmtime::component::Component;
@@ -107,7 +107,6 @@ fn a_component_loses_the_data_of_all_its_modules() {
     let instance = linker.instantiate(&mut store, &component).expect("instantiates");
     let f = instance.get_typed_func::<(), (u32,)>(&mut store, "f").expect("still exported");
     assert_eq!(f.call(&mut store, ()).expect("no trap"), (42,));
-    assert_eq!(prepared.instantiations, Some(vec![2]));
     let again = prepare_component(&prepared.component).expect("a component still");
     assert_eq!(again.component, prepared.component, "nothing is left to move");
 }
@@ -122,66 +121,46 @@ fn bytes_that_are_no_component_are_refused() {
 }
 
 #[test]
-fn the_order_of_instantiation_is_told_only_where_it_is_certain() {
-    let order = |text: &str| prepare_component(&wat(text)).expect("a component").instantiations;
-    let plain = r#"(component
-        (component $rename (import "f" (func $f)) (export "f" (func $f)))
-        (core module $a (memory 1)) (core module $b (func (export "f")))
-        (core instance $i (instantiate $b)) (core instance (instantiate $a))
-        (core instance (instantiate $b))
-        (func $f (canon lift (core func $i "f")))
-        (instance (instantiate $rename (with "f" (func $f)))))"#;
-    assert_eq!(order(plain), Some(vec![1, 0, 1]));
-    let nested = r#"(component
-        (component $c (core module $a (memory 1)) (core instance (instantiate $a)))
-        (instance (instantiate $c)))"#;
-    assert_eq!(order(nested), None);
-    let imported = r#"(component (import "m" (core module $m)) (core instance (instantiate $m)))"#;
-    assert_eq!(order(imported), None);
-}
-
-/// Records the size of each memory as it is made.
-#[derive(Default)]
-struct Recorder(Vec<usize>);
-
-impl wasmtime::ResourceLimiter for Recorder {
-    fn memory_growing(
-        &mut self,
-        _: usize,
-        size: usize,
-        _: Option<usize>,
-    ) -> wasmtime::Result<bool> {
-        self.0.push(size >> 16);
-        Ok(true)
-    }
-
-    fn table_growing(&mut self, _: usize, _: usize, _: Option<usize>) -> wasmtime::Result<bool> {
-        Ok(true)
-    }
-}
-
-#[test]
-fn the_engine_asks_for_memories_in_the_order_told() {
+fn every_memory_of_a_probe_tells_which_it_is_and_nothing_in_it_runs() {
     let text = r#"(component
-        (core module $a (memory (export "m") 1) (memory 2))
-        (core module $b (memory 3) (func (export "f")))
-        (core module $c (import "a" "m" (memory 1)) (memory 4))
-        (core instance $i (instantiate $b)) (core instance $a (instantiate $a))
-        (core instance (instantiate $c (with "a" (instance $a))))
-        (core instance (instantiate $b)))"#;
+        (component
+            (core module $a
+                (memory (export "m") 1) (data (i32.const 0) "overwritten?")
+                (func $start (i32.store (i32.const 0) (i32.const -1)) (unreachable))
+                (start $start)))
+        (core module $b
+            (import "" "" (memory 1))
+            (memory (export "none") 0)
+            (memory (export "big") i64 2)
+            (data $passive "kept")
+            (data (memory 0) (i32.const 0) "in somebody else's memory")
+            (func (export "f") (result i32)
+                (memory.init 0 $passive (i32.const 0) (i32.const 0) (i32.const 4))
+                (i32.const 42))))"#;
     let prepared = prepare_component(&wat(text)).expect("a component");
-    let mut expected = Vec::new();
-    for module in prepared.instantiations.expect("nothing is imported") {
-        let memories = &prepared.modules[module].memories;
-        let own = memories.iter().filter(|memory| memory.import.is_none());
-        expected.extend(own.map(|memory| memory.minimum as usize));
-    }
+    assert_eq!(prepared.marked([0; MARK_BYTES]), None);
+    assert_eq!(prepared.marked([0xff; MARK_BYTES]), None);
     let engine = engine();
-    let component = Component::new(&engine, &prepared.component).expect("valid");
-    let mut store = wasmtime::Store::new(&engine, Recorder::default());
-    store.limiter(|recorder| recorder);
-    let linker = wasmtime::component::Linker::new(&engine);
-    linker.instantiate(&mut store, &component).expect("instantiates");
-    assert_eq!(store.data().0, expected);
-    assert_eq!(expected, [3, 1, 2, 4, 3]);
+    let mut found = Vec::new();
+    for payload in wasmparser::Parser::new(0).parse_all(&prepared.probe) {
+        let payload = payload.expect("a component still");
+        let wasmparser::Payload::ModuleSection { unchecked_range, .. } = payload else { continue };
+        let module = wasmtime::Module::new(&engine, &prepared.probe[unchecked_range]).unwrap();
+        let mut store = wasmtime::Store::new(&engine, ());
+        let given = wasmtime::MemoryType::new(1, None);
+        let given = wasmtime::Memory::new(&mut store, given).unwrap();
+        let imports = vec![given.into(); module.imports().len()];
+        let instance = wasmtime::Instance::new(&mut store, &module, &imports).unwrap();
+        assert!(given.data(&store).iter().all(|byte| *byte == 0), "somebody else's is untouched");
+        for name in ["m", "none", "big"] {
+            let Some(memory) = instance.get_memory(&mut store, name) else { continue };
+            let mut mark = [0; MARK_BYTES];
+            let read = memory.read(&store, 0, &mut mark);
+            found.push((name, read.ok().and_then(|()| prepared.marked(mark))));
+        }
+        if let Some(f) = instance.get_func(&mut store, "f") {
+            f.call(&mut store, &[], &mut [wasmtime::Val::I32(0)]).expect_err("it has no body");
+        }
+    }
+    assert_eq!(found, [("m", Some((0, 0))), ("none", None), ("big", Some((1, 2)))]);
 }

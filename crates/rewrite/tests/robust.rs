@@ -2,7 +2,10 @@
 
 mod common;
 
-use afresh_rewrite::{PrepareOptions, Roots, analyze, prepare, prepare_component};
+use afresh_rewrite::{
+    PrepareOptions, Roots, WarmState, WarmValue, analyze, bake_component, open_component, prepare,
+    prepare_component,
+};
 use common::random::Random;
 use common::{engine, stateful, wat};
 use wasmtime::Module;
@@ -41,14 +44,32 @@ fn damaged_modules_are_refused_or_stay_valid() {
 #[test]
 fn damaged_components_never_panic() {
     let component = wat(r#"(component (core module $a (memory 1) (data (i32.const 0) "x"))
-        (component (core module (memory 1) (data (i32.const 0) "y")))
-        (core instance (instantiate $a)))"#);
+        (component $c
+            (alias outer 1 $a (core module $b))
+            (core module $m (memory 1) (data (i32.const 0) "y") (data $p "z")
+                (global (export "g") (mut i64) (i64.const 0))
+                (func (export "f") (data.drop $p)))
+            (core instance $i (instantiate $m)) (core instance (instantiate $b))
+            (func (export "f") (canon lift (core func $i "f"))))
+        (core instance (instantiate $a))
+        (instance $x (instantiate $c))
+        (func (export "f") (alias export $x "f")))"#);
+    let opened = open_component(&component).expect("nothing comes from outside");
+    assert_eq!(opened.modules(), 2);
+    let paths: Vec<_> = opened.ways.iter().map(|way| (way.path.join("."), way.module)).collect();
+    assert_eq!(paths, [("afresh-state.component0.core0".to_owned(), 1)]);
+    let mut state = WarmState::default();
+    state.globals.insert(0, WarmValue::I64(7));
+    let states = [None, Some(state)];
+    bake_component(&component, &states).expect("it has such a global");
     let mut refused = 0;
     for at in 0..component.len() {
         for byte in [0, 1, 4, 0x7f, 0x80, 0xff] {
             let mut damaged = component.clone();
             damaged[at] = byte;
             refused += u32::from(prepare_component(&damaged).is_err());
+            let _ = open_component(&damaged);
+            let _ = bake_component(&damaged, &states);
         }
     }
     assert!(refused > 50, "{refused} refused");

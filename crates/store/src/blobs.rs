@@ -3,36 +3,24 @@
 //! A blob exists under its digest only once all of it is on disk. A writer that is dropped or killed
 //! before [`BlobWriter::finish`] leaves at most a temporary file, which `gc` removes.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread::JoinHandle;
 use std::time::SystemTime;
 
 use afresh_sys::file::begin_writing;
 use sha2::Digest;
+use tempfile::TempPath;
 
+use crate::blob::BlobRead;
 use crate::seal::{SealKey, Sealer};
+use crate::temporary::{self, readers};
 use crate::{OpenError, SaveError, Sha256};
-
-/// Prefix of temporary names; no digest begins with it.
-pub(crate) const TEMPORARY: &str = ".tmp-";
-
-/// A name that no other writer uses, of this process or another.
-pub(crate) fn temporary_name() -> String {
-    static NEXT: AtomicU64 = AtomicU64::new(0);
-    format!("{TEMPORARY}{}-{}", std::process::id(), NEXT.fetch_add(1, Ordering::Relaxed))
-}
-
-/// Makes the names in `dir` durable.
-pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
-    File::open(dir)?.sync_all()
-}
 
 /// Opens for reading, refusing symbolic links: a store never contains any.
 pub(crate) fn open_file(path: &Path) -> io::Result<File> {
@@ -63,80 +51,6 @@ pub(crate) fn read_bounded(
         return Err(OpenError::TooLarge { what, size: bytes.len() as u64, limit });
     }
     Ok(bytes)
-}
-
-/// Replaces `path` by `bytes`: temporary name, fsync, rename, fsync of the directory.
-pub(crate) fn replace_file(path: &Path, bytes: &[u8]) -> Result<(), SaveError> {
-    let dir = path.parent().unwrap_or(Path::new("."));
-    let temporary = dir.join(temporary_name());
-    let written = (|| {
-        let mut file = OpenOptions::new().write(true).create_new(true).open(&temporary)?;
-        file.write_all(bytes)?;
-        file.sync_all()?;
-        fs::rename(&temporary, path)?;
-        sync_dir(dir)
-    })();
-    written.map_err(|e| {
-        // Best effort: the error that matters is the first one.
-        let _ = fs::remove_file(&temporary);
-        SaveError::io(path, e)
-    })
-}
-
-/// Random access to the bytes of a blob, wherever it is.
-pub trait BlobRead: Send + Sync {
-    /// Length in bytes.
-    fn len(&self) -> u64;
-
-    /// Whether the blob is empty.
-    fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Fills `out` from `offset` on.
-    ///
-    /// # Errors
-    /// `UnexpectedEof` past the end; anything the medium says.
-    fn read_at(&self, out: &mut [u8], offset: u64) -> io::Result<()>;
-
-    /// Fills several parts, each from its offset on. A blob that is far away fetches them at the same time.
-    ///
-    /// # Errors
-    /// As [`BlobRead::read_at`]; nothing of any part may be used then.
-    fn read_many(&self, parts: &mut [(u64, &mut [u8])]) -> io::Result<()> {
-        parts.iter_mut().try_for_each(|(offset, out)| self.read_at(out, *offset))
-    }
-
-    /// Whether a read costs a round trip, so that few and large ones are better than many and small ones.
-    fn is_distant(&self) -> bool {
-        false
-    }
-
-    /// Told that `len` bytes at `offset` were wrong: whatever is cached of them is dropped. Returns
-    /// whether reading again may bring others.
-    fn distrust(&self, offset: u64, len: u64) -> bool {
-        let _ = (offset, len);
-        false
-    }
-
-    /// Whether the blob is still what it was when it was opened, as far as length and time of change of a
-    /// file tell.
-    ///
-    /// # Errors
-    /// One that says that it was changed.
-    fn check_unchanged(&self) -> io::Result<()> {
-        Ok(())
-    }
-
-    /// The blob as it is stored, where this one shows what is inside.
-    fn carrier(&self) -> Option<&dyn BlobRead> {
-        None
-    }
-
-    /// The local file that holds it, and the byte at which it begins there.
-    fn file(&self) -> Option<(&File, u64)> {
-        None
-    }
 }
 
 /// A blob in a local file: all of it, or a part of an archive.
@@ -212,8 +126,8 @@ pub(crate) struct BlobWriter {
 
 /// Where a blob is written.
 enum Target {
-    /// A file of its own in this directory, under a temporary name until it is whole.
-    Own { dir: PathBuf, temporary: PathBuf },
+    /// A file of its own in this directory, under a temporary name until it is whole; `None` then.
+    Own { dir: PathBuf, temporary: Option<TempPath> },
     /// A part of a larger file, whose writer makes it durable and gives it its name.
     Part(PathBuf),
 }
@@ -226,13 +140,9 @@ const WRITE_BEHIND: usize = 8 << 20;
 
 impl BlobWriter {
     pub(crate) fn create(dir: &Path) -> Result<Self, SaveError> {
-        let temporary = dir.join(temporary_name());
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&temporary)
-            .map_err(|e| SaveError::io(&temporary, e))?;
-        Self::new(Target::Own { dir: dir.to_owned(), temporary }, file)
+        let file = temporary::create_in(dir).map_err(|e| SaveError::io(dir, e))?;
+        let (file, temporary) = file.into_parts();
+        Self::new(Target::Own { dir: dir.to_owned(), temporary: Some(temporary) }, file)
     }
 
     /// Writes at the position of `file`, whose name is `path`.
@@ -262,7 +172,8 @@ impl BlobWriter {
 
     fn path(&self) -> &Path {
         match &self.target {
-            Target::Own { temporary, .. } => temporary,
+            Target::Own { temporary: Some(temporary), .. } => temporary,
+            Target::Own { dir, .. } => dir,
             Target::Part(path) => path,
         }
     }
@@ -345,12 +256,13 @@ impl BlobWriter {
         self.place(digest).map(Ok)
     }
 
-    fn place(&self, digest: Sha256) -> Result<(), SaveError> {
-        let Target::Own { dir, temporary } = &self.target else { return Ok(()) };
+    fn place(&mut self, digest: Sha256) -> Result<(), SaveError> {
+        let Target::Own { dir, temporary } = &mut self.target else { return Ok(()) };
+        let Some(temporary) = temporary.take() else { return Ok(()) };
         let path = dir.join(digest.hex());
         self.file
-            .set_permissions(fs::Permissions::from_mode(0o444))
-            .and_then(|()| fs::rename(temporary, &path))
+            .set_permissions(Permissions::from_mode(readers(dir)))
+            .and_then(|()| temporary.persist(&path).map_err(|e| e.error))
             .map_err(|e| SaveError::io(&path, e))
     }
 }
@@ -361,10 +273,6 @@ impl Drop for BlobWriter {
         self.queue = None;
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
-        }
-        if let Target::Own { temporary, .. } = &self.target {
-            // Gone already after a successful `finish`.
-            let _ = fs::remove_file(temporary);
         }
     }
 }

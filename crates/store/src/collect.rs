@@ -1,13 +1,21 @@
-//! Garbage collection: blobs that no name reaches are removed.
+//! Garbage collection: blobs that nothing in `index.json` reaches are removed.
+//!
+//! A layout may hold images and artifacts of other tools. Whatever they name, in whatever field, is kept.
+//! Only damage stops the collection: of a manifest that is not what its digest says nobody knows what it
+//! needs.
 
 use std::collections::HashSet;
 use std::fs;
 
-use crate::blobs::{TEMPORARY, sync_dir};
+use serde_json::Value;
+
+use crate::blobs::read_bounded;
 use crate::digest::from_hex;
-use crate::open::read_manifest;
-use crate::store::BLOB_LOCK;
-use crate::{SaveError, Sha256, Store};
+use crate::temporary::{TEMPORARY, sync_dir};
+use crate::{OpenError, SaveError, Sha256, Store};
+
+/// Largest manifest of another tool that is read. The specification advises 4 MiB.
+const MAX_FOREIGN: u64 = 16 << 20;
 
 /// What a collection removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -21,28 +29,17 @@ pub struct Collected {
 }
 
 impl Store {
-    /// Removes every blob that no name reaches, and what killed writers left. Waits until no snapshot
-    /// is being saved. Snapshots that are open stay readable.
-    ///
-    /// Manifests of other tools in `index.json` keep what they name; one that this crate can not read
-    /// stops the collection, for it can not tell what that one needs.
+    /// Removes every blob that nothing in `index.json` reaches, and what killed writers left. Waits until no
+    /// snapshot is being saved; saves that begin meanwhile wait for it. Snapshots that are open stay
+    /// readable. What manifests of other tools name is kept.
     ///
     /// # Errors
-    /// A damaged manifest or an I/O error; nothing that a name reaches is ever removed.
+    /// A damaged manifest or an I/O error; nothing that is reached is ever removed.
     pub fn gc(&self) -> Result<Collected, SaveError> {
-        let _lock = self.lock(BLOB_LOCK, true)?;
+        let _locks = self.lock_all_blobs()?;
         // Names can not change meanwhile, and temporary files beside `index.json` are dead ones.
         let _index = self.lock_index()?;
-        let mut live: HashSet<Sha256> = HashSet::new();
-        for descriptor in self.index()?.manifests {
-            let id = descriptor.digest("`index.json`")?;
-            let manifest = read_manifest(self, id)?;
-            live.insert(id);
-            live.insert(manifest.config.digest("the manifest")?);
-            for layer in &manifest.layers {
-                live.insert(layer.digest("the manifest")?);
-            }
-        }
+        let live = self.live()?;
         let mut collected = Collected::default();
         for dir in [self.blob_dir(), self.root().to_owned()] {
             let io = |e| SaveError::io(&dir, e);
@@ -66,4 +63,63 @@ impl Store {
         }
         Ok(collected)
     }
+
+    /// Every blob that something in `index.json` reaches.
+    fn live(&self) -> Result<HashSet<Sha256>, OpenError> {
+        let mut live = HashSet::new();
+        let mut manifests: Vec<Sha256> = Vec::new();
+        for descriptor in self.index()?.manifests {
+            // Blobs of other digests lie elsewhere, and are not touched.
+            let Ok(id) = descriptor.digest.parse::<Sha256>() else { continue };
+            live.insert(id);
+            manifests.push(id);
+            // Such as the manifest that an artifact is attached to.
+            for other in descriptor.others.values() {
+                reach(other, &mut live, &mut manifests);
+            }
+        }
+        let mut seen = HashSet::new();
+        while let Some(id) = manifests.pop() {
+            if !seen.insert(id) {
+                continue;
+            }
+            let bytes = match read_bounded(&self.blob_path(id), "a manifest", MAX_FOREIGN) {
+                Ok(bytes) => bytes,
+                // A copy of a part of an image: what is not there needs nothing.
+                Err(error) if error.is_missing_file() => continue,
+                Err(error) => return Err(error),
+            };
+            if Sha256::of(&bytes) != id {
+                return Err(OpenError::Digest { what: "a manifest", expected: id });
+            }
+            // What is no JSON names nothing.
+            if let Ok(manifest) = serde_json::from_slice(&bytes) {
+                reach(&manifest, &mut live, &mut manifests);
+            }
+        }
+        Ok(live)
+    }
+}
+
+/// Notes every descriptor anywhere in `json`, and which of them are manifests themselves.
+fn reach(json: &Value, live: &mut HashSet<Sha256>, manifests: &mut Vec<Sha256>) {
+    match json {
+        Value::Array(values) => values.iter().for_each(|value| reach(value, live, manifests)),
+        Value::Object(fields) => {
+            let text = |name: &str| fields.get(name).and_then(Value::as_str);
+            if let Some(id) = text("digest").and_then(|digest| digest.parse::<Sha256>().ok()) {
+                live.insert(id);
+                if text("mediaType").is_some_and(names_blobs) {
+                    manifests.push(id);
+                }
+            }
+            fields.values().for_each(|value| reach(value, live, manifests));
+        }
+        _ => {}
+    }
+}
+
+/// Whether blobs of this type name others, in the words of OCI and of Docker.
+fn names_blobs(media_type: &str) -> bool {
+    media_type.contains(".manifest.") || media_type.contains(".image.index.")
 }

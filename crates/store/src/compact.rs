@@ -6,7 +6,6 @@ use crate::index::{Encoding, Role};
 use crate::layer_writer::{Plan, write_layer};
 use crate::manifest::{Config, root_text};
 use crate::save::{descriptor, write_snapshot};
-use crate::store::BLOB_LOCK;
 use crate::{Pages, SaveError, Sha256, Snapshot, Store};
 
 /// How to compact.
@@ -36,7 +35,7 @@ impl Store {
         snapshot: &Snapshot,
         options: &CompactOptions,
     ) -> Result<Sha256, SaveError> {
-        let _lock = self.lock(BLOB_LOCK, false)?;
+        let _lock = self.lock_blobs()?;
         let mut shelf = self.shelf();
         let mut plan = Plan {
             role: Role::Base,

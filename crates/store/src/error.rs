@@ -49,6 +49,17 @@ pub enum LayerError {
     /// A compressed group does not decompress to its pages.
     #[error("compressed group {0} does not decompress to its pages: the file was damaged")]
     Decompress(u64),
+    /// The layer is of a memory of another length.
+    #[error(
+        "the layer spans {layer} pages and the memory has {memory}: the snapshot was damaged, or made \
+         to do harm"
+    )]
+    Span {
+        /// Pages of the layer's index space.
+        layer: u64,
+        /// Pages of the memory, as the configuration says.
+        memory: u64,
+    },
     /// The layer is not the child of the layer below it.
     #[error("delta layer belongs to another parent layer")]
     Parent,
@@ -59,10 +70,7 @@ pub enum LayerError {
 #[non_exhaustive]
 pub enum SealError {
     /// The snapshot is sealed and no key was given.
-    #[error(
-        "the snapshot is sealed: open it with its key (`Access::with_key`, in builds with the feature \
-         `seal`)"
-    )]
+    #[error("the snapshot is sealed: it opens only with the key that it was sealed with")]
     Locked,
     /// A key was given and the snapshot is not sealed.
     #[error("the snapshot is not sealed, and was to be opened with a key: open it without one")]
@@ -164,7 +172,7 @@ pub enum OpenError {
     #[error("{0} is not an OCI image layout: it has no valid `oci-layout` file")]
     NotALayout(PathBuf),
     /// No snapshot of that name.
-    #[error("no snapshot named `{name}`; the store holds {known:?}")]
+    #[error("no snapshot named `{name}`; the store holds {}", few(known))]
     NoSuchName {
         /// The name asked for.
         name: String,
@@ -180,6 +188,21 @@ pub enum OpenError {
         size: u64,
         /// The limit.
         limit: u64,
+    },
+    /// The snapshot asks for more than its reader allows.
+    #[error(
+        "{what} takes {bytes} bytes, above the limit `{name}` of {limit}: raise that limit if you trust \
+         whoever made the snapshot (`Access::with_limits`; in commands `--limit {name}=SIZE`)"
+    )]
+    Limit {
+        /// What is too large.
+        what: &'static str,
+        /// What it takes.
+        bytes: u64,
+        /// What is allowed.
+        limit: u64,
+        /// The limit's name: a field of [`Limits`](crate::Limits).
+        name: &'static str,
     },
     /// A JSON file does not parse.
     #[error("{what} is damaged: {why}")]
@@ -242,7 +265,19 @@ pub enum OpenError {
     },
 }
 
+/// Some of many names.
+fn few(names: &[String]) -> String {
+    const FEW: usize = 20;
+    let shown = format!("{:?}", &names[..names.len().min(FEW)]);
+    if names.len() > FEW { format!("{shown} and {} more", names.len() - FEW) } else { shown }
+}
+
 impl OpenError {
+    /// Whether a file that should be there is not.
+    pub(crate) fn is_missing_file(&self) -> bool {
+        matches!(self, Self::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
+    }
+
     pub(crate) fn io(path: &Path, source: io::Error) -> Self {
         Self::Io { path: path.to_owned(), source }
     }

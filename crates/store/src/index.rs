@@ -371,6 +371,12 @@ impl Index {
         Ok(out)
     }
 
+    /// Bytes of the index as it is stored.
+    pub(crate) fn bytes(&self) -> u64 {
+        let (extents, groups) = (self.extents.len() as u64, self.groups.len() as u64);
+        extents * EXTENT_LEN + groups * DIGEST_LEN + self.chunks.len() as u64 * 4
+    }
+
     /// Stored pages of group `group`.
     pub(crate) fn group_range(&self, group: usize) -> std::ops::Range<u64> {
         let first = group as u64 * u64::from(self.group_pages);

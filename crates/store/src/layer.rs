@@ -11,10 +11,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_sys::PAGE_SIZE;
 
-use crate::blobs::BlobRead;
+use crate::blob::BlobRead;
 use crate::index::{Encoding, FOOTER_LEN, Footer, Index, Role};
 use crate::seal::SealKey;
-use crate::{LayerError, OpenError, Sha256};
+use crate::{LayerError, Limits, OpenError, Sha256};
 
 /// Bytes read from the end of a layer to begin with.
 const TAIL: u64 = 64 << 10;
@@ -70,13 +70,24 @@ impl Layer {
         size: u64,
         root: &[u8; 32],
     ) -> Result<Self, OpenError> {
+        Self::within(blob, digest, size, root, &Limits::NONE)
+    }
+
+    /// As [`Layer::from_blob`], with an index within `limits`.
+    fn within(
+        blob: Box<dyn BlobRead>,
+        digest: Sha256,
+        size: u64,
+        root: &[u8; 32],
+        limits: &Limits,
+    ) -> Result<Self, OpenError> {
         let bad = |source| OpenError::Layer { digest, source };
         if blob.len() != size || size < FOOTER_LEN as u64 {
             return Err(bad(LayerError::Truncated(blob.len())));
         }
-        let index = match read_index(&*blob, digest, root) {
+        let index = match read_index(&*blob, digest, root, limits) {
             Err(OpenError::Layer { .. }) if blob.distrust(0, size) => {
-                read_index(&*blob, digest, root)?
+                read_index(&*blob, digest, root, limits)?
             }
             other => other?,
         };
@@ -97,22 +108,23 @@ impl Layer {
         Ok(Self { blob, digest, index, offsets, verified, key: None })
     }
 
-    /// As [`Layer::from_blob`]; with a key, the blob is sealed.
+    /// As [`Layer::from_blob`]; with a key, the blob is sealed. The index is within `limits`.
     pub(crate) fn from_stored(
         blob: Box<dyn BlobRead>,
         digest: Sha256,
         size: u64,
         root: &[u8; 32],
         key: Option<&SealKey>,
+        limits: &Limits,
     ) -> Result<Self, OpenError> {
-        let Some(key) = key else { return Self::from_blob(blob, digest, size, root) };
+        let Some(key) = key else { return Self::within(blob, digest, size, root, limits) };
         if blob.len() != size {
             let source = LayerError::Truncated(blob.len());
             return Err(OpenError::Layer { digest, source });
         }
         let blob = key.open(blob)?;
         let plain = blob.len();
-        let layer = Self::from_blob(blob, digest, plain, root)?;
+        let layer = Self::within(blob, digest, plain, root, limits)?;
         Ok(Self { key: Some(key.clone()), ..layer })
     }
 
@@ -333,7 +345,12 @@ impl Layer {
 }
 
 /// Reads and checks the index of a layer that is long enough to have one.
-fn read_index(blob: &dyn BlobRead, digest: Sha256, root: &[u8; 32]) -> Result<Index, OpenError> {
+fn read_index(
+    blob: &dyn BlobRead,
+    digest: Sha256,
+    root: &[u8; 32],
+    limits: &Limits,
+) -> Result<Index, OpenError> {
     let bad = |source| OpenError::Layer { digest, source };
     let io = |e| OpenError::io(Path::new(&digest.to_string()), e);
     let len = blob.len();
@@ -344,6 +361,7 @@ fn read_index(blob: &dyn BlobRead, digest: Sha256, root: &[u8; 32]) -> Result<In
     let mut footer = [0; FOOTER_LEN];
     footer.copy_from_slice(&tail[tail.len() - FOOTER_LEN..]);
     let footer = Footer::parse(&footer, len).map_err(bad)?;
+    limits.check_index(footer.index_len)?;
     let bytes = match footer.index_offset.checked_sub(tail_offset) {
         Some(at) => tail[at as usize..][..footer.index_len as usize].to_vec(),
         None => {

@@ -9,15 +9,19 @@
 //!   indexes when a snapshot is opened, each group of pages when it is first read.
 //! * A snapshot opens only for the guest build it was taken from; see [`GuestBuild`].
 //! * Saving is atomic and durable: whoever is killed, a name means the old snapshot or the new one.
-//! * Parsing is bounded: no length in a file makes the reader allocate more than the file holds.
+//! * Parsing is bounded: no length in a file makes the reader allocate more than the file holds, and what
+//!   opening a snapshot would cost is held against [`Limits`] first.
 //!
 //! What may break it: a process that changes a blob in place after its pages were checked. Blobs are
 //! therefore written once, made read-only and never touched again.
 
+mod access;
 pub mod archive;
+mod blob;
 mod blobs;
 mod collect;
 mod compact;
+mod descriptor;
 mod diff;
 mod digest;
 mod distant;
@@ -28,6 +32,8 @@ mod index;
 mod inspect;
 mod layer;
 mod layer_writer;
+mod layout;
+mod limits;
 mod list;
 mod manifest;
 mod map;
@@ -43,12 +49,17 @@ pub mod seal;
 #[path = "unsealed.rs"]
 mod seal;
 mod shelf;
+#[cfg(feature = "seal")]
+mod signing;
 mod snapshot;
+mod stack;
 mod store;
+mod temporary;
 #[cfg(feature = "remote")]
 mod transcode;
 
-pub use blobs::BlobRead;
+pub use access::Access;
+pub use blob::BlobRead;
 pub use collect::Collected;
 pub use compact::CompactOptions;
 pub use diff::{Difference, diff};
@@ -58,6 +69,7 @@ pub use guest::{GuestBuild, host_cpu_features};
 pub use index::{Encoding, Role};
 pub use inspect::{Inspection, LayerInspection, PageKind};
 pub use layer::Layer;
+pub use limits::{BadLimit, Limits};
 pub use list::{Extent, Listed};
 pub use map::{MapRun, Origin, PageMap};
 pub use pages::{MemoryPages, Pages};

@@ -1,4 +1,4 @@
-//! The JSON files of a layout: `oci-layout`, `index.json`, manifests, configurations.
+//! Manifests and configurations, and what all JSON files of a layout share.
 //!
 //! Fields that the OCI specification allows and this crate does not need are ignored when read; in
 //! the configuration, which is ours alone, an unknown field is an error.
@@ -10,16 +10,14 @@ use base64::engine::general_purpose::STANDARD;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use crate::descriptor::{ARTIFACT_TYPE, Descriptor, MANIFEST_TYPE};
 use crate::digest::{from_hex, to_hex};
 use crate::index::{Encoding, MAX_PAGES, Role};
-use crate::{GuestBuild, OpenError, SaveError, Sha256};
+use crate::{GuestBuild, OpenError, SaveError};
 
 pub(crate) const LAYOUT_FILE: &str = "oci-layout";
 pub(crate) const INDEX_FILE: &str = "index.json";
 pub(crate) const LAYOUT_TEXT: &str = r#"{"imageLayoutVersion":"1.0.0"}"#;
-pub(crate) const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
-pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
-pub(crate) const ARTIFACT_TYPE: &str = "application/vnd.afresh.snapshot.v1";
 pub(crate) const CONFIG_TYPE: &str = "application/vnd.afresh.snapshot.config.v1+json";
 const PAGES_RAW: &str = "application/vnd.afresh.snapshot.pages.v1";
 const PAGES_ZSTD: &str = "application/vnd.afresh.snapshot.pages.v1+zstd";
@@ -27,88 +25,15 @@ const WORKING_SET_RAW: &str = "application/vnd.afresh.snapshot.working-set.v1";
 const WORKING_SET_ZSTD: &str = "application/vnd.afresh.snapshot.working-set.v1+zstd";
 /// What a sealed blob's type ends with.
 const SEALED: &str = "+sealed";
-/// Annotation that holds a snapshot's name.
-pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
 /// Limits on what is read: far above what is written, far below what hurts.
-pub(crate) const MAX_INDEX_JSON: u64 = 4 << 20;
+pub(crate) const MAX_INDEX_JSON: u64 = 16 << 20;
 pub(crate) const MAX_MANIFEST: u64 = 1 << 20;
 pub(crate) const MAX_CONFIG: u64 = 96 << 20;
 /// Longest guest state; base64 of it fits in [`MAX_CONFIG`].
 pub(crate) const MAX_STATE: u64 = 64 << 20;
 /// Most layers in a stack.
 pub(crate) const MAX_LAYERS: usize = 128;
-
-/// An OCI content descriptor.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct Descriptor {
-    pub(crate) media_type: String,
-    pub(crate) digest: String,
-    pub(crate) size: u64,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub(crate) artifact_type: Option<String>,
-    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
-    pub(crate) annotations: BTreeMap<String, String>,
-}
-
-impl Descriptor {
-    pub(crate) fn new(media_type: &str, digest: Sha256, size: u64) -> Self {
-        Self {
-            media_type: media_type.to_owned(),
-            digest: digest.to_string(),
-            size,
-            artifact_type: None,
-            annotations: BTreeMap::new(),
-        }
-    }
-
-    pub(crate) fn digest(&self, what: &'static str) -> Result<Sha256, OpenError> {
-        self.digest
-            .parse()
-            .map_err(|e: crate::digest::BadDigest| OpenError::Json { what, why: e.to_string() })
-    }
-}
-
-/// `index.json`.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct IndexJson {
-    pub(crate) schema_version: u32,
-    /// Some tools leave it out.
-    #[serde(default = "index_type")]
-    pub(crate) media_type: String,
-    pub(crate) manifests: Vec<Descriptor>,
-}
-
-fn index_type() -> String {
-    INDEX_TYPE.to_owned()
-}
-
-impl Default for IndexJson {
-    fn default() -> Self {
-        Self { schema_version: 2, media_type: index_type(), manifests: Vec::new() }
-    }
-}
-
-impl IndexJson {
-    pub(crate) fn check(&self) -> Result<(), OpenError> {
-        if self.schema_version != 2 {
-            return Err(OpenError::MediaType {
-                what: "`index.json`",
-                found: format!("schema version {}", self.schema_version),
-            });
-        }
-        Ok(())
-    }
-}
-
-/// `oci-layout`.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(crate) struct LayoutJson {
-    pub(crate) image_layout_version: String,
-}
 
 /// A manifest.
 #[derive(Clone, Debug, Serialize, Deserialize)]

@@ -4,10 +4,13 @@
 use std::io;
 use std::path::Path;
 
-use crate::blobs::BlobRead;
-use crate::manifest::{Config, MAX_CONFIG, MAX_MANIFEST, Manifest, layer_type, parse, sealed_type};
-use crate::seal::{Access, SealKey};
-use crate::{Layer, OpenError, SealError, Sha256, Snapshot};
+use serde::Deserialize;
+
+use crate::access::Access;
+use crate::blob::BlobRead;
+use crate::manifest::{Config, MAX_CONFIG, MAX_MANIFEST, Manifest, parse};
+use crate::seal::SealKey;
+use crate::{OpenError, SealError, Sha256, Snapshot};
 
 /// Holds blobs: a store's directory, or an archive.
 pub(crate) trait Blobs {
@@ -37,6 +40,18 @@ pub(crate) fn read_manifest(blobs: &dyn Blobs, id: Sha256) -> Result<Manifest, O
     let manifest: Manifest = parse("the manifest", &bytes)?;
     manifest.check()?;
     Ok(manifest)
+}
+
+/// What kind of artifact a manifest says it is of; empty for a container image.
+pub(crate) fn read_kind(blobs: &dyn Blobs, id: Sha256) -> Result<String, OpenError> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    struct Kind {
+        #[serde(default)]
+        artifact_type: String,
+    }
+    let bytes = read_small(blobs, "the manifest", id, MAX_MANIFEST)?;
+    Ok(parse::<Kind>("the manifest", &bytes)?.artifact_type)
 }
 
 /// Refuses a snapshot that is not what `access` demands, before anything but its manifest is read, and
@@ -75,20 +90,8 @@ pub(crate) fn open_snapshot(
     let config = manifest.config.digest("the manifest")?;
     let stored = read_small(blobs, "the configuration", config, MAX_CONFIG)?;
     let (config, sealed_config) = parse_config(stored, key)?;
-    let layers = manifest.layers.clone();
-    let snapshot = Snapshot::assemble(id, manifest, config, |number, root| {
-        let descriptor = &layers[number];
-        let digest = descriptor.digest("the manifest")?;
-        let layer = Layer::from_stored(blobs.open(digest)?, digest, descriptor.size, root, key)?;
-        let wanted = sealed_type(layer_type(layer.role(), layer.encoding()), key.is_some());
-        if descriptor.media_type != wanted {
-            return Err(OpenError::MediaType {
-                what: "a layer",
-                found: descriptor.media_type.clone(),
-            });
-        }
-        Ok(layer)
-    })?;
+    let mut blob = |_, digest, _| blobs.open(digest);
+    let snapshot = Snapshot::assemble(id, manifest, config, access, key, &mut blob)?;
     Ok(match key.zip(sealed_config) {
         None => snapshot,
         Some((key, config)) => snapshot.with_seal(key.clone(), config),

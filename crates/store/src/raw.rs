@@ -1,6 +1,6 @@
 //! Raw memory images, page `n` at byte `4096 n`: what other monitors and debuggers read and write.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
@@ -8,7 +8,7 @@ use std::path::Path;
 
 use afresh_sys::{PAGE_SIZE, PageRange, file};
 
-use crate::blobs::{sync_dir, temporary_name};
+use crate::temporary::new_file;
 use crate::{OpenError, Origin, Pages, SaveError, Snapshot};
 
 /// Pages written at a time.
@@ -111,33 +111,6 @@ impl Snapshot {
             file.write_all_at(self.state(), 0).map_err(|e| SaveError::io(path, e))
         })
     }
-}
-
-/// Makes a file that is whole and durable when it appears at `path`, where nothing may be.
-fn new_file(
-    path: &Path,
-    write: impl FnOnce(&File) -> Result<(), SaveError>,
-) -> Result<(), SaveError> {
-    let io = |e| SaveError::io(path, e);
-    if fs::symlink_metadata(path).is_ok() {
-        let why = "it exists already: choose another name, or remove it";
-        return Err(io(io::Error::new(io::ErrorKind::AlreadyExists, why)));
-    }
-    let dir = match path.parent() {
-        Some(dir) if dir != Path::new("") => dir,
-        _ => Path::new("."),
-    };
-    let temporary = dir.join(temporary_name());
-    let file = OpenOptions::new().write(true).create_new(true).open(&temporary).map_err(io)?;
-    let written = write(&file).and_then(|()| {
-        file.sync_all().and_then(|()| fs::rename(&temporary, path)).map_err(io)?;
-        sync_dir(dir).map_err(io)
-    });
-    if written.is_err() {
-        // Best effort: the error that matters is the first one.
-        let _ = fs::remove_file(&temporary);
-    }
-    written
 }
 
 #[cfg(test)]

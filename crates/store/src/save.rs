@@ -2,15 +2,15 @@
 
 use afresh_sys::PageRange;
 
+use crate::descriptor::Descriptor;
 use crate::index::{Encoding, Role};
 use crate::layer_writer::{Plan, Written, write_layer};
 use crate::manifest::{
-    CONFIG_TYPE, Config, Descriptor, MAX_LAYERS, MAX_STATE, Manifest, Memory, encode_state,
-    layer_type, print, root_text, sealed_type,
+    CONFIG_TYPE, Config, MAX_LAYERS, MAX_STATE, Manifest, Memory, encode_state, layer_type, print,
+    root_text, sealed_type,
 };
 use crate::seal::SealKey;
 use crate::shelf::{BlobDir, Shelf};
-use crate::store::BLOB_LOCK;
 use crate::{GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
 
 /// What to save beside the pages.
@@ -23,7 +23,7 @@ pub struct SaveOptions {
     /// How pages are stored: raw ones can be mapped, compressed ones travel well.
     pub encoding: Encoding,
     /// Write a delta on this snapshot instead of the whole memory. Layers of it that are not in the
-    /// same store are copied.
+    /// same store are copied. Where it has as many layers as the format allows, the memory is written whole.
     pub parent: Option<Snapshot>,
     /// With a parent: the only pages that can differ from it, in order and without overlap. Without
     /// it all pages are compared.
@@ -85,7 +85,7 @@ impl Store {
         memory: &dyn Pages,
         options: &SaveOptions,
     ) -> Result<Sha256, SaveError> {
-        let _lock = self.lock(BLOB_LOCK, false)?;
+        let _lock = self.lock_blobs()?;
         let (id, _) = write_memory(&mut self.shelf(), memory, options)?;
         self.tag(name, Some(id))?;
         Ok(id)
@@ -102,7 +102,7 @@ impl Store {
         snapshot: &Snapshot,
         pages: &[PageRange],
     ) -> Result<Sha256, SaveError> {
-        let _lock = self.lock(BLOB_LOCK, false)?;
+        let _lock = self.lock_blobs()?;
         let mut shelf = self.shelf();
         let stack = snapshot.layers().len();
         for layer in snapshot.layers() {
@@ -155,15 +155,10 @@ pub(crate) fn write_memory(
     let mut layers = Vec::new();
     let mut roots = Vec::new();
     let mut below = [0; 32];
-    if let Some(parent) = &options.parent {
+    // A stack that is full begins anew: the whole memory becomes its bottom.
+    let parent = options.parent.as_ref().filter(|parent| parent.layers().len() < MAX_LAYERS);
+    if let Some(parent) = parent {
         let stack = parent.layers().len();
-        if stack >= MAX_LAYERS {
-            return Err(SaveError::TooLarge {
-                what: "a stack of layers (compact it)",
-                size: stack as u64 + 1,
-                limit: MAX_LAYERS as u64,
-            });
-        }
         if memory.pages() < parent.pages() {
             return Err(SaveError::Shrunk { pages: memory.pages(), parent: parent.pages() });
         }
@@ -175,10 +170,10 @@ pub(crate) fn write_memory(
         below = parent.layers().last().map_or(below, |layer| *layer.root());
     }
     let plan = Plan {
-        role: if options.parent.is_some() { Role::Delta } else { Role::Base },
+        role: if parent.is_some() { Role::Delta } else { Role::Base },
         encoding: options.encoding,
-        candidates: candidates(memory, options),
-        below: options.parent.as_ref(),
+        candidates: candidates(memory, parent, options),
+        below: parent,
         parent: below,
         key,
     };
@@ -258,8 +253,12 @@ fn clip(ranges: &[PageRange], pages: usize) -> Vec<PageRange> {
 
 /// The pages the new layer must look at: those given, or all that may hold something in the memory
 /// or in the parent.
-fn candidates(memory: &dyn Pages, options: &SaveOptions) -> Vec<PageRange> {
-    let Some(parent) = &options.parent else { return memory.occupied() };
+fn candidates(
+    memory: &dyn Pages,
+    parent: Option<&Snapshot>,
+    options: &SaveOptions,
+) -> Vec<PageRange> {
+    let Some(parent) = parent else { return memory.occupied() };
     if let Some(changed) = &options.changed {
         return clip(changed, memory.pages());
     }

@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::blobs::{BlobRead, BlobWriter};
+use crate::blob::BlobRead;
+use crate::blobs::BlobWriter;
 use crate::{Encoding, Layer, OpenError, SaveError, Sha256};
 
 /// Takes blobs, one after the other.

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use afresh_sys::{PAGE_SIZE, PageRange};
 
-use crate::index::Role;
-use crate::manifest::{Config, Manifest, parse_root, print};
+use crate::access::Access;
+use crate::manifest::{Config, Manifest, print};
 use crate::seal::SealKey;
-use crate::{GuestBuild, Layer, LayerError, OpenError, Origin, PageMap, Pages, SaveError, Sha256};
+use crate::stack::{OpenBlob, Stack};
+use crate::{GuestBuild, Layer, Limits, OpenError, Origin, PageMap, Pages, SaveError, Sha256};
 
 /// An opened snapshot. Cheap to clone; its files stay open, and readable even after `gc` removed
 /// their names, until the last clone is dropped.
@@ -33,57 +34,25 @@ struct Seal {
 struct Body {
     config: Config,
     state: Vec<u8>,
-    layers: Vec<Layer>,
-    working_set: Option<Layer>,
-    map: PageMap,
+    stack: Stack,
+    limits: Limits,
 }
 
 impl Snapshot {
     /// Puts a snapshot together from parts whose digests were checked: the manifest is the one that
-    /// `id` names, the configuration is the one that the manifest names. `open` opens layer `n` of
-    /// the manifest with the root that the configuration names.
+    /// `id` names, the configuration is the one that the manifest names. `blob` opens the blob of a layer.
     pub(crate) fn assemble(
         id: Sha256,
         manifest: Manifest,
         config: Config,
-        open: impl Fn(usize, &[u8; 32]) -> Result<Layer, OpenError>,
+        access: &Access,
+        key: Option<&SealKey>,
+        blob: &mut OpenBlob<'_>,
     ) -> Result<Self, OpenError> {
-        config.check()?;
+        let stack = Stack::open(&manifest, &config, access, key, blob)?;
         let state = config.state()?;
-        let stack = config.memory.layers.len();
-        if manifest.layers.len() != stack + usize::from(config.memory.working_set.is_some()) {
-            return Err(OpenError::Json {
-                what: "the manifest",
-                why: "it has another number of layers than the configuration".to_owned(),
-            });
-        }
-        let mut layers = Vec::with_capacity(stack);
-        let mut below = None;
-        for (number, text) in config.memory.layers.iter().enumerate() {
-            let root = parse_root(text)?;
-            let layer = open(number, &root)?;
-            check_layer(&layer, if number == 0 { Role::Base } else { Role::Delta }, below)?;
-            if layer.index().pages > config.memory.pages {
-                return Err(OpenError::Layer {
-                    digest: layer.digest(),
-                    source: LayerError::Field { field: "pages", value: layer.index().pages },
-                });
-            }
-            below = Some(root);
-            layers.push(layer);
-        }
-        let working_set = match &config.memory.working_set {
-            None => None,
-            Some(text) => {
-                let layer = open(stack, &parse_root(text)?)?;
-                check_layer(&layer, Role::WorkingSet, below)?;
-                Some(layer)
-            }
-        };
-        let pages = config.memory.pages as usize;
-        let map = PageMap::new(pages, layers.iter().map(Layer::index));
-        let body = Arc::new(Body { config, state, layers, working_set, map });
-        Ok(Self { id, manifest: Arc::new(manifest), body, seal: None })
+        let body = Body { config, state, stack, limits: *access.limits() };
+        Ok(Self { id, manifest: Arc::new(manifest), body: Arc::new(body), seal: None })
     }
 
     /// Notes how the snapshot was unsealed.
@@ -160,42 +129,37 @@ impl Snapshot {
     /// Number of pages, zero ones included.
     #[must_use]
     pub fn pages(&self) -> usize {
-        self.body.map.pages()
+        self.body.stack.map.pages()
+    }
+
+    /// The limits that the snapshot keeps to: those that it was opened with.
+    #[must_use]
+    pub fn limits(&self) -> &Limits {
+        &self.body.limits
     }
 
     /// Where each page is.
     #[must_use]
     pub fn map(&self) -> &PageMap {
-        &self.body.map
+        &self.body.stack.map
     }
 
     /// The page layers, bottom first.
     #[must_use]
     pub fn layers(&self) -> &[Layer] {
-        &self.body.layers
+        &self.body.stack.layers
     }
 
     /// The working-set layer.
     #[must_use]
     pub fn working_set_layer(&self) -> Option<&Layer> {
-        self.body.working_set.as_ref()
+        self.body.stack.working_set.as_ref()
     }
 
     /// The recorded working set: the pages that runs touch first, in address order.
     #[must_use]
     pub fn working_set(&self) -> Vec<PageRange> {
-        let Some(layer) = &self.body.working_set else { return Vec::new() };
-        let pages = self.pages();
-        let mut set: Vec<PageRange> = Vec::new();
-        for extent in &layer.index().extents {
-            let range = PageRange::new(extent.first as usize, extent.len as usize);
-            match set.last_mut() {
-                Some(last) if last.end() == range.start => last.len += range.len,
-                _ => set.push(range),
-            }
-        }
-        set.retain(|range| range.end() <= pages);
-        set
+        self.body.stack.set.clone()
     }
 
     /// Reads the pages of the working set from their compact copy, one call of `each` for every run,
@@ -208,7 +172,7 @@ impl Snapshot {
         mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         const BATCH: u64 = 512;
-        let Some(layer) = &self.body.working_set else { return Ok(()) };
+        let Some(layer) = &self.body.stack.working_set else { return Ok(()) };
         if layer.is_distant() {
             return Self::read_distant_set(layer, each);
         }
@@ -245,11 +209,13 @@ impl Snapshot {
         if self.is_distant() {
             return self.read_distant(range, out);
         }
-        for run in self.body.map.within(range) {
+        for run in self.body.stack.map.within(range) {
             let part = &mut out[(run.pages.start - first) * PAGE_SIZE..][..run.pages.byte_len()];
             match run.origin {
                 Origin::Zero => part.fill(0),
-                Origin::Layer { layer, stored } => self.body.layers[layer].read(stored, part)?,
+                Origin::Layer { layer, stored } => {
+                    self.body.stack.layers[layer].read(stored, part)?
+                }
             }
         }
         Ok(())
@@ -267,7 +233,7 @@ impl Snapshot {
     /// # Errors
     /// [`OpenError::Layer`] with the first that is damaged.
     pub fn verify(&self) -> Result<(), OpenError> {
-        for layer in self.body.layers.iter().chain(&self.body.working_set) {
+        for layer in self.body.stack.layers.iter().chain(&self.body.stack.working_set) {
             layer.verify(0, layer.stored())?;
         }
         Ok(())
@@ -304,18 +270,6 @@ fn reprint<T: serde::Serialize>(
     Ok(bytes)
 }
 
-/// A layer must lie where its role and parent say.
-fn check_layer(layer: &Layer, role: Role, below: Option<[u8; 32]>) -> Result<(), OpenError> {
-    let bad = |source| Err(OpenError::Layer { digest: layer.digest(), source });
-    if layer.role() != role {
-        return bad(LayerError::Field { field: "role", value: layer.role() as u64 });
-    }
-    if layer.index().parent != below.unwrap_or([0; 32]) {
-        return bad(LayerError::Parent);
-    }
-    Ok(())
-}
-
 impl Pages for Snapshot {
     fn pages(&self) -> usize {
         Snapshot::pages(self)
@@ -323,7 +277,7 @@ impl Pages for Snapshot {
 
     fn occupied(&self) -> Vec<PageRange> {
         let mut ranges: Vec<PageRange> = Vec::new();
-        for run in self.body.map.runs().iter().filter(|run| run.origin != Origin::Zero) {
+        for run in self.body.stack.map.runs().iter().filter(|run| run.origin != Origin::Zero) {
             match ranges.last_mut() {
                 Some(last) if last.end() == run.pages.start => last.len += run.pages.len,
                 _ => ranges.push(run.pages),

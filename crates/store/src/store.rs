@@ -1,15 +1,17 @@
 //! A directory of snapshots in the OCI image layout.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
-use crate::blobs::{BlobRead, FileBlob, read_bounded, replace_file, sync_dir};
-use crate::manifest::{
-    ARTIFACT_TYPE, INDEX_FILE, IndexJson, LAYOUT_FILE, LAYOUT_TEXT, LayoutJson, MAX_INDEX_JSON,
-    REF_NAME, parse, print,
-};
-use crate::open::{Blobs, open_snapshot};
-use crate::seal::Access;
+use crate::access::Access;
+use crate::blob::BlobRead;
+use crate::blobs::{FileBlob, read_bounded};
+use crate::descriptor::{ARTIFACT_TYPE, Descriptor};
+use crate::layout::{IndexJson, LayoutJson, resolve_in, tags_of};
+use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse, print};
+use crate::open::{Blobs, open_snapshot, read_kind};
+use crate::temporary::{readers, replace_file, sync_dir};
 use crate::{OpenError, SaveError, Sha256, Snapshot};
 
 /// A name and the snapshot it means.
@@ -51,7 +53,7 @@ impl Store {
     pub fn create(root: impl Into<PathBuf>) -> Result<Self, SaveError> {
         let root = root.into();
         let io = |e| SaveError::io(&root, e);
-        fs::create_dir_all(&root).map_err(io)?;
+        new_dir(&root).map_err(io)?;
         if !root.join(LAYOUT_FILE).exists() {
             // A directory with an unfinished layout is ours; one with other files is not.
             let foreign = fs::read_dir(&root).map_err(io)?.flatten().any(|entry| {
@@ -63,16 +65,13 @@ impl Store {
                 return Err(OpenError::NotALayout(root).into());
             }
             let store = Self { root: root.clone() };
-            fs::create_dir_all(store.blob_dir()).map_err(io)?;
+            new_dir(&store.blob_dir()).map_err(io)?;
             let _index = store.lock_index()?;
             if !root.join(INDEX_FILE).exists() {
-                replace_file(
-                    &root.join(INDEX_FILE),
-                    &print("`index.json`", &IndexJson::default())?,
-                )?;
+                store.put_file(INDEX_FILE, &print("`index.json`", &IndexJson::default())?)?;
             }
             // Last, for it is what makes the directory a layout.
-            replace_file(&root.join(LAYOUT_FILE), LAYOUT_TEXT.as_bytes())?;
+            store.put_file(LAYOUT_FILE, LAYOUT_TEXT.as_bytes())?;
         }
         Ok(Self::open(root)?)
     }
@@ -93,6 +92,11 @@ impl Store {
         self.blob_dir().join(digest.hex())
     }
 
+    /// Replaces a file beside the blobs; who may read those may read it.
+    fn put_file(&self, name: &str, bytes: &[u8]) -> Result<(), SaveError> {
+        replace_file(&self.root.join(name), &self.blob_dir(), bytes)
+    }
+
     /// Takes one of the store's locks, waiting for it; dropping the file releases it.
     pub(crate) fn lock(&self, name: &str, exclusive: bool) -> Result<File, SaveError> {
         let path = self.root.join(name);
@@ -102,6 +106,7 @@ impl Store {
                 .write(true)
                 .create(true)
                 .truncate(false)
+                .mode(0o200 | readers(&self.blob_dir()))
                 .open(&path)?;
             if exclusive {
                 file.lock()?
@@ -111,6 +116,19 @@ impl Store {
             Ok(file)
         })()
         .map_err(|e| SaveError::io(&path, e))
+    }
+
+    /// Keeps `gc` from removing blobs that are written, or relied upon, and not named yet. Waits for a
+    /// `gc` that waits itself, lest writers without end keep it waiting.
+    pub(crate) fn lock_blobs(&self) -> Result<File, SaveError> {
+        drop(self.lock(GC_LOCK, false)?);
+        self.lock(BLOB_LOCK, false)
+    }
+
+    /// Keeps others from writing blobs, as `gc` needs it.
+    pub(crate) fn lock_all_blobs(&self) -> Result<[File; 2], SaveError> {
+        let gate = self.lock(GC_LOCK, true)?;
+        Ok([gate, self.lock(BLOB_LOCK, true)?])
     }
 
     /// Keeps others from changing `index.json`.
@@ -125,22 +143,32 @@ impl Store {
         Ok(index)
     }
 
-    /// The names in the store, in order.
+    /// The names of snapshots in the store, in order. What else an image layout may hold (images, artifacts
+    /// of other tools) is left out.
     ///
     /// # Errors
     /// A damaged `index.json`.
     pub fn tags(&self) -> Result<Vec<Tag>, OpenError> {
-        let mut tags = Vec::new();
-        for descriptor in self.index()?.manifests {
-            if let Some(name) = descriptor.annotations.get(REF_NAME) {
-                tags.push(Tag { name: name.clone(), id: descriptor.digest("`index.json`")? });
-            }
-        }
-        tags.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(tags)
+        tags_of(&self.snapshots()?)
     }
 
-    /// The snapshot that `name` means: a tag, or a manifest digest in the form `sha256:…`.
+    /// The descriptors in `index.json` that mean snapshots, with a name or without.
+    fn snapshots(&self) -> Result<Vec<Descriptor>, OpenError> {
+        let mut manifests = self.index()?.manifests;
+        manifests.retain(|descriptor| match descriptor.is_snapshot() {
+            Some(known) => known,
+            // Copied by a tool that left the type out: the manifest has it, and what can not be read might
+            // be one of ours.
+            None => descriptor
+                .digest("`index.json`")
+                .and_then(|id| read_kind(self, id))
+                .map_or(true, |kind| kind == ARTIFACT_TYPE),
+        });
+        Ok(manifests)
+    }
+
+    /// The snapshot that `name` means: a tag, or a manifest digest in the form `sha256:…`. Where nothing is
+    /// named `latest`, it means the only snapshot that there is, named or not.
     ///
     /// # Errors
     /// [`OpenError::NoSuchName`] with the names there are.
@@ -150,13 +178,7 @@ impl Store {
         {
             return Ok(id);
         }
-        let tags = self.tags()?;
-        tags.iter().find(|tag| tag.name == name).map(|tag| tag.id).ok_or_else(|| {
-            OpenError::NoSuchName {
-                name: name.to_owned(),
-                known: tags.iter().map(|tag| tag.name.clone()).collect(),
-            }
-        })
+        resolve_in(&self.snapshots()?, name)?.digest("`index.json`")
     }
 
     /// Opens the snapshot that `name` means, a tag or a digest.
@@ -166,7 +188,7 @@ impl Store {
     /// # Errors
     /// [`OpenError`] by cause.
     pub fn load(&self, name: &str) -> Result<Snapshot, OpenError> {
-        self.load_id(self.resolve(name)?)
+        self.load_with(name, &Access::new())
     }
 
     /// Opens the snapshot whose manifest has digest `id`.
@@ -177,14 +199,24 @@ impl Store {
         open_snapshot(self, id, &Access::new())
     }
 
-    /// Opens the snapshot that `name` means if it is what `access` demands: signed by a trusted key, or
-    /// sealed with the given one. A signature is verified before anything but the manifest is read.
+    /// Opens the snapshot that `name` means if it is what `access` demands: signed by a trusted key,
+    /// sealed with the given one, within limits. A signature is verified before anything but the manifest is read.
     ///
     /// # Errors
     /// [`OpenError::Seal`] by cause, and those of [`Store::load`].
-    #[cfg(feature = "seal")]
     pub fn load_with(&self, name: &str, access: &Access) -> Result<Snapshot, OpenError> {
-        open_snapshot(self, self.resolve(name)?, access)
+        // Takes no lock, so that a `gc` or a save under way holds up no guest. What `gc` removes meanwhile
+        // had lost its name before, so the name means something else by then.
+        let mut id = self.resolve(name)?;
+        loop {
+            match open_snapshot(self, id, access) {
+                Err(error) if error.is_missing_file() => {
+                    let now = self.resolve(name).ok().filter(|now| *now != id);
+                    id = now.ok_or(error)?;
+                }
+                other => return other,
+            }
+        }
     }
 
     /// Makes `name` mean `id`, or removes the name when `id` is `None`. Atomic and durable: the blobs
@@ -202,18 +234,12 @@ impl Store {
             Some(id) => {
                 let path = self.blob_path(id);
                 let size = fs::metadata(&path).map_err(|e| SaveError::io(&path, e))?.len();
-                let mut descriptor =
-                    crate::manifest::Descriptor::new(crate::manifest::MANIFEST_TYPE, id, size);
-                descriptor.artifact_type = Some(ARTIFACT_TYPE.to_owned());
-                descriptor.annotations.insert(REF_NAME.to_owned(), name.to_owned());
-                Some(descriptor)
+                Some(Descriptor::named(id, size, name))
             }
         };
         let mut index = self.index()?;
-        index.manifests.retain(|d| d.annotations.get(REF_NAME).is_none_or(|n| n != name));
-        index.manifests.extend(descriptor);
-        index.manifests.sort_by(|a, b| a.annotations.cmp(&b.annotations));
-        replace_file(&self.root.join(INDEX_FILE), &print("`index.json`", &index)?)
+        index.rename(name, descriptor);
+        self.put_file(INDEX_FILE, &index.bytes()?)
     }
 }
 
@@ -238,7 +264,14 @@ pub(crate) fn check_name(name: &str) -> Result<(), SaveError> {
     Ok(())
 }
 
+/// Makes a directory that only its owner may enter, unless it is there already.
+fn new_dir(path: &Path) -> std::io::Result<()> {
+    DirBuilder::new().recursive(true).mode(0o700).create(path)
+}
+
 /// Serialises changes of `index.json`.
 const INDEX_LOCK: &str = ".index-lock";
 /// Held shared while blobs are being written and not yet named, exclusively by `gc`.
-pub(crate) const BLOB_LOCK: &str = ".blob-lock";
+const BLOB_LOCK: &str = ".blob-lock";
+/// Held exclusively by a `gc` that waits for [`BLOB_LOCK`], and taken for a moment by whoever else wants that.
+const GC_LOCK: &str = ".gc-lock";

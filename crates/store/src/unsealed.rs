@@ -1,16 +1,10 @@
-//! What stands for signatures and sealing where the feature `seal` is off: nothing is demanded, and no
-//! key exists.
+//! What stands for sealing where the feature `seal` is off: no key exists.
 
 use crate::SealError;
 use std::convert::Infallible;
 
-use crate::blobs::BlobRead;
-use crate::manifest::Manifest;
+use crate::blob::BlobRead;
 use crate::{OpenError, SaveError};
-
-/// Demands nothing.
-#[derive(Clone, Debug)]
-pub(crate) struct Access;
 
 /// There is none. The field is private so that code elsewhere is not taken for unreachable.
 #[derive(Clone, Debug, PartialEq)]
@@ -18,20 +12,6 @@ pub(crate) struct SealKey(Infallible);
 
 /// There is none.
 pub(crate) struct Sealer(Infallible);
-
-impl Access {
-    pub(crate) fn new() -> Self {
-        Self
-    }
-
-    pub(crate) fn key(&self) -> Option<&SealKey> {
-        None
-    }
-
-    pub(crate) fn check(&self, _: &Manifest) -> Result<(), OpenError> {
-        Ok(())
-    }
-}
 
 impl SealKey {
     pub(crate) fn sealer(&self) -> Result<Sealer, SaveError> {

@@ -4,7 +4,7 @@ mod support;
 
 use std::io::{BufRead, BufReader};
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afresh_store::{Store, diff};
 use support::{bytes, memory, options, store};
@@ -46,6 +46,13 @@ fn kill_during_save_leaves_old_or_new() {
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         // Killed at another moment of a save each time, after at least one is done.
         assert!(lines.any(|line| line.unwrap().contains("saved")));
+        let begun = Instant::now();
+        let writes = || {
+            let entries = std::fs::read_dir(store.root().join("blobs/sha256")).unwrap().flatten();
+            entries.into_iter().any(|it| it.file_name().as_encoded_bytes().starts_with(b".tmp-"))
+        };
+        // The next save is under way, however busy the machine is.
+        while !writes() && begun.elapsed() < Duration::from_secs(20) {}
         std::thread::sleep(Duration::from_micros(attempt * 731));
         child.kill().unwrap();
         child.wait().unwrap();

@@ -19,6 +19,7 @@ fn remote(server: &Arc<Server>) -> Remote {
         attempts: 3,
         timeout: Duration::from_millis(300),
         pause: Duration::from_millis(1),
+        outage: Duration::ZERO,
     };
     Remote::with_objects(server.clone(), Path::from("team/guest"), patience).unwrap()
 }

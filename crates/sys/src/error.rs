@@ -137,6 +137,9 @@ impl SysError {
             (Call::UffdOpen, libc::ENOSYS | libc::EINVAL) => {
                 Some("this kernel's userfaultfd lacks a feature: Linux 6.1 or newer is needed")
             }
+            (Call::Signal, libc::EUSERS) => Some(
+                "too many signal handlers of others were installed over one another: install them once",
+            ),
             (Call::PagemapScan, libc::ENOTTY) => Some("PAGEMAP_SCAN needs Linux 6.7 or newer"),
             _ => None,
         }

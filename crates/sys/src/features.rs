@@ -8,12 +8,15 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::str::FromStr;
-use std::sync::OnceLock;
+
+use crate::Inherited;
 
 /// A kernel facility that some strategy needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum Feature {
+    /// Files in memory (`memfd_create`), which images are kept in. Nothing works without.
+    Memfd,
     /// userfaultfd write protection answered by SIGBUS.
     UffdSigbus,
     /// userfaultfd write protection lifted by the kernel (WP_ASYNC).
@@ -33,7 +36,8 @@ pub enum Feature {
 
 impl Feature {
     /// Every feature.
-    pub const ALL: [Feature; 7] = [
+    pub const ALL: [Feature; 8] = [
+        Feature::Memfd,
         Feature::UffdSigbus,
         Feature::UffdAsync,
         Feature::UffdKernel,
@@ -47,6 +51,7 @@ impl Feature {
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
+            Feature::Memfd => "memfd",
             Feature::UffdSigbus => "uffd-sigbus",
             Feature::UffdAsync => "uffd-async",
             Feature::UffdKernel => "uffd-kernel",
@@ -61,7 +66,7 @@ impl Feature {
 /// An unknown feature name in `AFRESH_WITHOUT` or on a command line.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "unknown feature `{0}`; known are uffd (every kind), uffd-sigbus, uffd-async, uffd-kernel, pagemap-scan, mprotect, populate, kvm"
+    "unknown feature `{0}`; known are memfd, uffd (every kind), uffd-sigbus, uffd-async, uffd-kernel, pagemap-scan, mprotect, populate, kvm"
 )]
 pub struct UnknownFeature(String);
 
@@ -88,8 +93,8 @@ impl Features {
     /// An unknown name in the variable is reported on standard error and otherwise ignored: a
     /// misspelt mask must not take a service down, nor pass silently.
     pub fn host() -> &'static Features {
-        static HOST: OnceLock<Features> = OnceLock::new();
-        HOST.get_or_init(|| {
+        static HOST: Inherited<Features> = Inherited::new();
+        HOST.get_or_make(|| {
             let mut features = Features { missing: crate::imp::probe() };
             if let Ok(list) = std::env::var("AFRESH_WITHOUT") {
                 match parse_list(&list) {

@@ -13,22 +13,30 @@
 //! * [`futex`]: waiting for a word to change.
 //! * [`fault`]: SIGBUS and SIGSEGV, dispatched by address to whoever owns the range.
 //! * [`host`]: memory headroom and pressure, thread priority, CPU clocks.
-//! * [`fork`]: whether this process was forked since.
+//! * [`fork`]: whether this process was forked since; [`PerProcess`] and [`Inherited`]: statics that a child makes
+//!   anew, or keeps; [`Worker`]: a thread that is not in the child.
+//! * [`withhold`]: memory that forked children do not get.
 //! * [`ZeroStock`]: where zero memory may come from, other than the kernel's faults.
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
 //! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
+//! * [`planted`]: makes the reset wrong on purpose, for tests of the tests.
 //!
 //! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
 
+mod cause;
 mod error;
 mod features;
+mod inherited;
 pub mod inject;
 #[cfg(all(target_os = "linux", target_arch = "x86_64", not(miri)))]
 pub mod kvm;
 mod page;
+mod per_process;
+pub mod planted;
 mod stock;
+mod worker;
 
 #[cfg(not(miri))]
 mod linux;
@@ -52,7 +60,10 @@ pub use imp::termination;
 pub use imp::usage;
 pub use imp::{
     Advice, HUGE_SIZE, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent,
-    UffdMode,
+    UffdMode, Withheld, merges_memory, withhold,
 };
+pub use inherited::Inherited;
 pub use page::{PAGE_SIZE, PageRange, page_align_up};
+pub use per_process::PerProcess;
 pub use stock::ZeroStock;
+pub use worker::Worker;

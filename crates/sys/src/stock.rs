@@ -6,7 +6,12 @@ use crate::{PageRange, Reservation, SysError};
 ///
 /// Whoever needs fresh memory asks a stock first, and leaves what it does not get to the kernel's
 /// faults. A stock never makes anybody wait.
-pub trait ZeroStock: Send + Sync + std::fmt::Debug {
+///
+/// # Safety
+/// What [`ZeroStock::supply`] says it has moved is used without being looked at or touched again: a slot gives it to a
+/// guest as zero memory. An implementation must leave there exactly what the method promises, for as long as
+/// `memory` keeps it, change no mapping outside the range it was given, and keep no way to the pages it moved.
+pub unsafe trait ZeroStock: Send + Sync + std::fmt::Debug {
     /// Moves resident memory to the beginning of `range`, which must consist of whole blocks of address
     /// space and be accessible private anonymous memory that nobody has touched. Returns how many
     /// pages were moved: whole blocks, possibly none. They are private, anonymous, zero and writable, and

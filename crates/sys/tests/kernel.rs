@@ -43,9 +43,9 @@ struct Lift {
 }
 
 impl fault::FaultHandler for Lift {
-    fn on_fault(&self, address: usize, _: fault::FaultSignal) -> bool {
+    fn on_fault(&self, fault: &fault::Fault) -> bool {
         self.count.fetch_add(1, Ordering::Relaxed);
-        let page = (address & !(PAGE_SIZE - 1)) as *const u8;
+        let page = (fault.address & !(PAGE_SIZE - 1)) as *const u8;
         self.uffd.write_protect(page, PAGE_SIZE, false).is_ok()
     }
 }
@@ -134,7 +134,7 @@ fn a_sealed_image_can_not_be_written() {
 fn overlapping_fault_ranges_are_refused_and_a_dropped_one_is_free_again() {
     struct Never;
     impl fault::FaultHandler for Never {
-        fn on_fault(&self, _: usize, _: fault::FaultSignal) -> bool {
+        fn on_fault(&self, _: &fault::Fault) -> bool {
             false
         }
     }
@@ -151,8 +151,15 @@ fn overlapping_fault_ranges_are_refused_and_a_dropped_one_is_free_again() {
 #[test]
 fn an_unhandled_fault_still_ends_the_process_with_its_signal() {
     if std::env::var_os("AFRESH_TEST_CRASH").is_some() {
-        fault::ensure_installed().unwrap();
+        struct Never;
+        impl fault::FaultHandler for Never {
+            fn on_fault(&self, _: &fault::Fault) -> bool {
+                false
+            }
+        }
         let memory = Reservation::new(1).unwrap();
+        let start = memory.base().as_ptr();
+        let _registration = fault::register(start, PAGE_SIZE, Arc::new(Never)).unwrap();
         poke(&memory, 0, 1);
         unreachable!("the write must not succeed");
     }

@@ -6,67 +6,21 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_memory::{ImageError, SlotError, ZeroStock};
+use afresh_memory::ZeroStock;
 
 use crate::PAGE;
-use crate::call::CallError;
-use crate::elf::{ElfError, Program};
+use crate::config::Config;
+use crate::cpu::CpuTemplate;
+use crate::elf::Program;
+use crate::error::BuildError;
 use crate::host::{HostFunction, HostFunctions};
-use crate::layout::{BASE, Layout, LayoutError, RegionKind, Sizes};
-use crate::machine::{KvmError, extended_state};
+use crate::layout::{BASE, Layout, RegionKind, Sizes};
+use crate::probe::build_processor;
 use crate::sandbox::Sandbox;
 use crate::shared::SharedMemory;
 use crate::strategy::Strategy;
 use crate::system::System;
 use crate::template::{Content, ProgramFile, Template, first_image};
-
-/// Why a sandbox could not be made.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BuildError {
-    /// The program is not a guest.
-    #[error("bad guest program: {0}")]
-    Elf(#[from] ElfError),
-    /// The sizes do not fit.
-    #[error(transparent)]
-    Layout(#[from] LayoutError),
-    /// KVM cannot be used, or failed.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// The image could not be stored.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// Memory could not be reserved or mapped.
-    #[error(transparent)]
-    Slot(#[from] SlotError),
-    /// The guest's initialisation failed.
-    #[error("the guest's initialisation failed: {0}")]
-    Init(#[source] CallError),
-    /// The signal that stops a guest cannot be used.
-    #[error("the signal or thread that stops runaway guests could not be set up")]
-    Watchdog(#[source] std::io::Error),
-}
-
-type Log = Arc<dyn Fn(u8, &str) + Send + Sync>;
-
-/// What does not change from fork to fork.
-#[derive(Clone)]
-pub(crate) struct Config {
-    pub(crate) timeout: Option<Duration>,
-    pub(crate) log: Option<Log>,
-    pub(crate) strategy: Strategy,
-    /// Where resident zero memory comes from, and how many pages of it at most.
-    pub(crate) stock: Option<(Arc<dyn ZeroStock>, usize)>,
-}
-
-impl std::fmt::Debug for Config {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Config")
-            .field("timeout", &self.timeout)
-            .field("strategy", &self.strategy)
-            .finish_non_exhaustive()
-    }
-}
 
 /// Sizes, regions, host functions and limits of a sandbox.
 pub struct SandboxBuilder {
@@ -75,6 +29,7 @@ pub struct SandboxBuilder {
     input: u64,
     pub(crate) regions: Vec<(u64, RegionKind, Content)>,
     pub(crate) functions: HostFunctions,
+    cpu: Option<CpuTemplate>,
     pub(crate) config: Config,
 }
 
@@ -86,8 +41,16 @@ impl Default for SandboxBuilder {
             input: 64 << 10,
             regions: Vec::new(),
             functions: HostFunctions::default(),
-            config: Config { timeout: None, log: None, strategy: Strategy::Auto, stock: None },
+            cpu: None,
+            config: Config::default(),
         }
+    }
+}
+
+impl Sandbox {
+    /// Starts describing a sandbox.
+    pub fn builder() -> SandboxBuilder {
+        SandboxBuilder::default()
     }
 }
 
@@ -151,10 +114,42 @@ impl SandboxBuilder {
         self
     }
 
+    /// The processor that the guest sees; [`CpuTemplate::host`] if not set. A guest may remember what it
+    /// detects, so its snapshots thaw only on hosts that have every feature of the template. One that is
+    /// thawed keeps the template it was built with, whatever is set here.
+    #[must_use]
+    pub fn cpu(mut self, template: CpuTemplate) -> Self {
+        self.cpu = Some(template);
+        self
+    }
+
     /// The longest a call, or the initialisation, may run. No limit if not set.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.config.timeout = Some(timeout);
+        self
+    }
+
+    /// The longest output that a call may return, in bytes; 64 MiB if not set.
+    #[must_use]
+    pub fn output(mut self, bytes: u64) -> Self {
+        self.config.limits.output = bytes;
+        self
+    }
+
+    /// The longest list of arguments that the guest may pass to a host function, in bytes; 16 MiB if not
+    /// set.
+    #[must_use]
+    pub fn arguments(mut self, bytes: u64) -> Self {
+        self.config.limits.arguments = bytes;
+        self
+    }
+
+    /// How much randomness a call, or the initialisation, may ask for altogether, in bytes; 1 MiB if not
+    /// set. A guest that needs more stretches some by a generator of its own.
+    #[must_use]
+    pub fn random(mut self, bytes: u64) -> Self {
+        self.config.limits.random = bytes;
         self
     }
 
@@ -197,12 +192,14 @@ impl SandboxBuilder {
         };
         let layout = Layout::new(&program, &sizes)?;
         let contents: Vec<Content> = self.regions.into_iter().map(|(_, _, it)| it).collect();
-        let extended = extended_state()?;
-        let system = System::build(&layout, &program, extended);
+        let processor = build_processor(self.cpu)?;
+        let system = System::build(&layout, &program, processor.extended);
         let image = first_image(&program, &layout, &system, &contents)?;
         let entry = BASE + program.entry();
         let file = ProgramFile::new(elf);
-        let template = Template::new(&program, file, layout, system, self.functions, contents);
+        let functions = self.functions;
+        let template =
+            Template::new(&program, file, layout, system, processor, functions, contents);
         let boot = template.system.boot();
         let strategy = self.config.strategy;
         // Without tracking, finding out what the initialisation wrote would mean to read everything.

@@ -2,138 +2,23 @@
 //!
 //! Promises: whatever a guest passes, a hypercall either acts on memory that the guest itself may
 //! reach or ends the call with an error that says why; nothing is allocated by a length that was
-//! not checked against guest memory. May break it: a host function trusting its arguments' values.
+//! not checked against guest memory and against a limit; the time limit holds inside hypercalls too.
+//! May break it: a host function that trusts its arguments' values, or that takes its time.
 
-use std::sync::OnceLock;
-use std::sync::atomic::{AtomicU64, Ordering};
-
-use afresh_memory::{ImageError, ResetError, SlotError, TrackError};
 use kvm_bindings::kvm_regs;
 
 use crate::abi::{
     CALL_DONE, CALL_FIND, CALL_GENERATION, CALL_HOST, CALL_LOG, CALL_PANIC, CALL_RANDOM,
     CALL_READY, ERR_ARGUMENTS, ERR_CAPACITY, ERR_FAILED, ERR_NO_FUNCTION, MAX_MESSAGE,
 };
-use crate::crash::{Crash, classify};
+use crate::crash::classify;
+use crate::error::{BuildError, CallError, GuestError};
 use crate::host::HostError;
-use crate::machine::{Exit, KvmError};
-use crate::memory::AccessError;
-use crate::sandbox::Sandbox;
+use crate::layout::Span;
+use crate::machine::Exit;
+use crate::sandbox::{Sandbox, State};
 use crate::system::CODE;
 use crate::watch::Stopped;
-
-/// What a guest did wrong, or had done to it. The sandbox must be reset and is then pristine.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum GuestError {
-    /// It faulted.
-    #[error(transparent)]
-    Crash(#[from] Crash),
-    /// It panicked.
-    #[error("guest panicked: {0}")]
-    Panic(String),
-    /// It ran longer than allowed.
-    #[error("guest ran past its time limit and was stopped at RIP {rip:#x}")]
-    Timeout {
-        /// Where it was.
-        rip: u64,
-    },
-    /// A [`StopHandle`](crate::StopHandle) stopped it.
-    #[error("guest was stopped at RIP {rip:#x} by its stop handle")]
-    Stopped {
-        /// Where it was.
-        rip: u64,
-    },
-    /// It ended the call with a status other than 0.
-    #[error("guest returned status {status}")]
-    Failed {
-        /// The status.
-        status: i64,
-        /// Its output.
-        output: Vec<u8>,
-    },
-    /// It made a hypercall that does not exist.
-    #[error("guest made unknown hypercall {0}")]
-    UnknownHypercall(u32),
-    /// It made a hypercall that has no place there: `ready` in a call, `done` before `ready`.
-    #[error("guest made hypercall {0} out of place")]
-    MisplacedHypercall(u32),
-    /// It passed a range outside its memory.
-    #[error("guest passed a bad pointer to hypercall {call}: {access}")]
-    BadPointer {
-        /// The hypercall.
-        call: u32,
-        /// The range.
-        access: AccessError,
-    },
-    /// It passed a message longer than the limit.
-    #[error("guest passed {len} bytes to hypercall {call}, above the limit of {MAX_MESSAGE}")]
-    TooLong {
-        /// The hypercall.
-        call: u32,
-        /// The length.
-        len: u64,
-    },
-    /// It was built for another version of the interface.
-    #[error("guest speaks interface version {0}; this host speaks {version}", version = crate::abi::ABI_VERSION)]
-    Version(u64),
-    /// It did something that KVM does not handle.
-    #[error("guest stopped for an unexpected reason: {0}")]
-    Unexpected(String),
-}
-
-/// Why a call did not return output.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum CallError {
-    /// The guest's doing.
-    #[error(transparent)]
-    Guest(#[from] GuestError),
-    /// The input does not fit the input buffer.
-    #[error(
-        "input of {len} bytes exceeds the guest's input buffer of {capacity}; raise it with SandboxBuilder::input"
-    )]
-    InputTooLarge {
-        /// Length of the input.
-        len: usize,
-        /// Capacity of the buffer.
-        capacity: u64,
-    },
-    /// The last call failed and the sandbox was not reset since.
-    #[error("the last call failed; reset the sandbox first")]
-    NeedsReset,
-    /// A reset failed; the sandbox can only be dropped.
-    #[error("an earlier reset failed; this sandbox is quarantined and can only be dropped")]
-    Quarantined,
-    /// KVM failed.
-    #[error(transparent)]
-    Kvm(#[from] KvmError),
-    /// The guest's memory comes from a snapshot, and a page of it could not be fetched. The sandbox can
-    /// only be dropped.
-    #[error("the guest's memory is incomplete: {0}")]
-    Memory(String),
-    /// Noticing the guest's writes failed.
-    #[error(transparent)]
-    Track(#[from] TrackError),
-    /// The reset failed; the sandbox is quarantined.
-    #[error(transparent)]
-    Reset(#[from] ResetError),
-    /// The snapshot is of another guest.
-    #[error(
-        "the snapshot belongs to another guest; restore it in a sandbox forked from the same one"
-    )]
-    ForeignSnapshot,
-    /// A snapshot could not be stored.
-    #[error(transparent)]
-    Snapshot(#[from] ImageError),
-    /// The guest writes more than a dirty ring holds, and moving it to a machine with another tracker
-    /// failed; the sandbox is quarantined.
-    #[error("moving the guest to a machine with a dirty log failed: {0}")]
-    Replace(#[source] Box<crate::BuildError>),
-    /// A snapshot could not be put in place; the sandbox is quarantined.
-    #[error(transparent)]
-    Restore(#[from] SlotError),
-}
 
 /// How a run ended well.
 #[derive(Debug)]
@@ -146,6 +31,9 @@ pub(crate) enum End {
     Probe,
 }
 
+/// Bytes that a hypercall copies or makes between two looks at the time limit.
+const STEP: u64 = 64 << 10;
+
 /// Which hypercalls are in place.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Phase {
@@ -154,17 +42,76 @@ pub(crate) enum Phase {
     Probe,
 }
 
-/// A number that no other pristine state was given: in this process for certain, elsewhere but for a
-/// chance of one in 2^62. A guest may keep it in a snapshot, and two processes may thaw that.
-pub(crate) fn next_generation() -> u64 {
-    static NEXT: OnceLock<AtomicU64> = OnceLock::new();
-    let next = NEXT.get_or_init(|| AtomicU64::new((afresh_sys::host::random_word() >> 2).max(1)));
-    next.fetch_add(1, Ordering::Relaxed)
-}
-
 impl Sandbox {
+    /// Runs the program's initialisation and makes the result the image.
+    pub(crate) fn initialise(&mut self, boot: u64) -> Result<(), BuildError> {
+        self.enter(self.entry, [boot, 0, 0]).map_err(BuildError::Init)?;
+        match self.drive(Phase::Init).map_err(BuildError::Init)? {
+            End::Ready(entry) => self.entry = entry,
+            End::Done(_) | End::Probe => {
+                let error = GuestError::MisplacedHypercall(CALL_DONE);
+                return Err(BuildError::Init(error.into()));
+            }
+        }
+        let image = self.memory.slot.freeze()?;
+        self.memory.slot.set_image(&image, &self.template.accessible)?;
+        self.untouched = true;
+        Ok(())
+    }
+
+    /// Calls the guest with `input` and returns its output. What the guest wrote stays until the
+    /// next [`reset`](Self::reset).
+    ///
+    /// # Errors
+    /// See [`CallError`]. After an error of the guest the sandbox must be reset.
+    pub fn call(&mut self, input: &[u8]) -> Result<Vec<u8>, CallError> {
+        self.check()?;
+        let buffer = self.template.layout.input;
+        if input.len() as u64 > buffer.len {
+            return Err(CallError::InputTooLarge { len: input.len(), capacity: buffer.len });
+        }
+        // A host function that panics must not leave a half-run guest that looks ready.
+        self.state = State::NeedsReset;
+        self.untouched = false;
+        let output = self.call_inner(buffer, input).map_err(|error| self.explain(error))?;
+        self.state = State::Ready;
+        Ok(output)
+    }
+
+    /// Once pages of the guest will never come, every failure is that one: KVM says no more than that an
+    /// address is bad.
+    fn explain(&self, error: CallError) -> CallError {
+        self.memory.slot.failure().map_or(error, CallError::Memory)
+    }
+
+    fn call_inner(&mut self, buffer: Span, input: &[u8]) -> Result<Vec<u8>, CallError> {
+        let bad = |access| GuestError::BadPointer { call: CALL_DONE, access };
+        self.memory.write(buffer.start, input).map_err(bad)?;
+        self.enter(self.entry, [buffer.start, input.len() as u64, 0])?;
+        match self.drive(Phase::Call)? {
+            End::Done(output) => Ok(output),
+            End::Ready(_) | End::Probe => Err(GuestError::MisplacedHypercall(CALL_READY).into()),
+        }
+    }
+
+    /// Calls the guest, then brings the sandbox back to its image whatever came of the call.
+    ///
+    /// # Errors
+    /// The call's error, or the reset's where that failed.
+    pub fn run(&mut self, input: &[u8]) -> Result<Vec<u8>, CallError> {
+        let outcome = self.call(input);
+        match outcome {
+            Err(CallError::Quarantined | CallError::Forked) => outcome,
+            _ => {
+                self.reset()?;
+                outcome
+            }
+        }
+    }
+
     /// Runs from the registers set before, until the guest ends the run.
     pub(crate) fn drive(&mut self, phase: Phase) -> Result<End, CallError> {
+        self.drawn = 0;
         self.watch.begin(self.config.timeout);
         let outcome = self.serve(phase);
         self.watch.end();
@@ -191,12 +138,7 @@ impl Sandbox {
                 }
                 Exit::Interrupted => {
                     if let Some(stopped) = self.watch.interrupted() {
-                        let rip = self.machine.regs().rip;
-                        return Err(match stopped {
-                            Stopped::Timeout => GuestError::Timeout { rip },
-                            Stopped::Handle => GuestError::Stopped { rip },
-                        }
-                        .into());
+                        return Err(ended(stopped, self.machine.regs().rip).into());
                     }
                 }
                 Exit::Shutdown => {
@@ -225,7 +167,8 @@ impl Sandbox {
                 Ok(Next::End(End::Ready(first)))
             }
             (CALL_DONE, Phase::Call) => {
-                let output = self.memory.read_vec(second, third).map_err(bad)?;
+                let what = ("output", "output", self.config.limits.output);
+                let output = self.copy_out(call, regs.rip, (second, third), what)?;
                 match first as i64 {
                     0 => Ok(Next::End(End::Done(output))),
                     status => Err(GuestError::Failed { status, output }),
@@ -248,7 +191,7 @@ impl Sandbox {
             (CALL_HOST, _) => self.host_call(call, regs),
             (CALL_RANDOM, _) => {
                 self.memory.map().check(first, second, true).map_err(bad)?;
-                self.fill_random(call, first, second)?;
+                self.fill_random(call, regs.rip, first, second)?;
                 Ok(Next::Result(0))
             }
             (CALL_GENERATION, _) => Ok(Next::Result(self.generation)),
@@ -271,12 +214,16 @@ impl Sandbox {
     fn host_call(&mut self, call: u32, regs: &kvm_regs) -> Result<Next, GuestError> {
         let bad = |access| GuestError::BadPointer { call, access };
         let (result, capacity) = (regs.r10, regs.r8);
+        if self.template.functions.get(regs.rdi).is_none() {
+            return Ok(Next::Result(ERR_NO_FUNCTION as u64));
+        }
+        // Both buffers are checked before the function can have an effect.
+        self.memory.map().check(result, capacity, true).map_err(bad)?;
+        let what = ("list of arguments", "arguments", self.config.limits.arguments);
+        let arguments = self.copy_out(call, regs.rip, (regs.rsi, regs.rdx), what)?;
         let Some(function) = self.template.functions.get(regs.rdi) else {
             return Ok(Next::Result(ERR_NO_FUNCTION as u64));
         };
-        // Both buffers are checked before the function can have an effect.
-        self.memory.map().check(result, capacity, true).map_err(bad)?;
-        let arguments = self.memory.read_vec(regs.rsi, regs.rdx).map_err(bad)?;
         Ok(Next::Result(match function(&arguments) {
             Ok(bytes) if bytes.len() as u64 <= capacity => {
                 self.memory.write(result, &bytes).map_err(bad)?;
@@ -284,24 +231,71 @@ impl Sandbox {
             }
             Ok(_) => ERR_CAPACITY as u64,
             Err(HostError::Arguments) => ERR_ARGUMENTS as u64,
-            Err(HostError::Failed) => ERR_FAILED as u64,
+            Err(_) => ERR_FAILED as u64,
         }))
     }
 
-    fn fill_random(&mut self, call: u32, mut address: u64, mut len: u64) -> Result<(), GuestError> {
-        let mut chunk = [0; 256];
-        while len > 0 {
-            let take = len.min(chunk.len() as u64) as usize;
+    /// Copies what a guest names out, if it is within `(what, setting, limit)`.
+    fn copy_out(
+        &self,
+        call: u32,
+        rip: u64,
+        (address, len): (u64, u64),
+        (what, setting, limit): (&'static str, &'static str, u64),
+    ) -> Result<Vec<u8>, GuestError> {
+        let bad = |access| GuestError::BadPointer { call, access };
+        self.memory.map().check(address, len, false).map_err(bad)?;
+        if len > limit {
+            return Err(GuestError::OverLimit { what, len, limit, setting });
+        }
+        let mut out = Vec::with_capacity(len as usize);
+        for start in (0..len).step_by(STEP as usize) {
+            let step = STEP.min(len - start);
+            self.memory.append(address + start, step, &mut out).map_err(bad)?;
+            self.in_time(rip)?;
+        }
+        Ok(out)
+    }
+
+    fn fill_random(
+        &mut self,
+        call: u32,
+        rip: u64,
+        address: u64,
+        len: u64,
+    ) -> Result<(), GuestError> {
+        let limit = self.config.limits.random;
+        self.drawn = self.drawn.saturating_add(len);
+        if self.drawn > limit {
+            let (what, setting) = ("use of randomness", "random");
+            return Err(GuestError::OverLimit { what, len: self.drawn, limit, setting });
+        }
+        let mut chunk = [0; 1024];
+        let mut done = 0;
+        while done < len {
+            let take = (len - done).min(chunk.len() as u64) as usize;
             let n =
                 rustix::rand::getrandom(&mut chunk[..take], rustix::rand::GetRandomFlags::empty())
                     .map_err(|error| GuestError::Unexpected(format!("getrandom: {error}")))?;
             self.memory
-                .write(address, &chunk[..n])
+                .write(address + done, &chunk[..n])
                 .map_err(|access| GuestError::BadPointer { call, access })?;
-            address += n as u64;
-            len -= n as u64;
+            done += n as u64;
+            self.in_time(rip)?;
         }
         Ok(())
+    }
+
+    /// Ends a hypercall that takes longer than the call may.
+    fn in_time(&self, rip: u64) -> Result<(), GuestError> {
+        self.watch.stopped().map_or(Ok(()), |stopped| Err(ended(stopped, rip)))
+    }
+}
+
+fn ended(stopped: Stopped, rip: u64) -> GuestError {
+    match stopped {
+        Stopped::Timeout => GuestError::Timeout { rip },
+        Stopped::Handle => GuestError::Stopped { rip },
     }
 }
 

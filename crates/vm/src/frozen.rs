@@ -8,33 +8,22 @@
 //! elsewhere is checked before it is used. May break it: memory shared with the host, which is no part of
 //! any snapshot.
 
-use afresh_memory::{Image, ImageError, PageRange};
-use afresh_pager::{Options, RestoreError, SaveMemoryError, SaveWith, SnapshotMemory};
-use afresh_store::{GuestBuild, Sha256, Snapshot as Saved, Store, host_cpu_features};
+use afresh_memory::{Image, PageRange};
+use afresh_pager::{Options, RestoreError, SaveWith, SnapshotMemory};
+use afresh_store::{GuestBuild, Sha256, Snapshot as Saved, Store};
 use serde::{Deserialize, Serialize};
 
+use crate::PAGE;
+use crate::cpu::{CpuTemplate, UnknownFeature};
+use crate::error::{FreezeError, ThawError};
 use crate::layout::{RegionKind, Sizes};
-use crate::{PAGE, Snapshot, ThawError};
+use crate::snapshot::Snapshot;
 
 /// Kind of guest, in snapshots.
 const KIND: &str = "vm";
-/// What gives the state its meaning.
-const ENGINE: &str = concat!("afresh-vm ", env!("CARGO_PKG_VERSION"));
-
-/// Freezing or saving a guest failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FreezeError {
-    /// Its pages are not all there, or could not be stored.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// The rest of its state cannot be encoded.
-    #[error("the guest's state cannot be encoded: {0}")]
-    State(String),
-    /// The snapshot could not be written.
-    #[error(transparent)]
-    Save(#[from] SaveMemoryError),
-}
+/// What gives the state its meaning: the form of the bytes below, and the interface that the guest speaks.
+/// Goes up when either changes in a way that older states do not survive.
+const ENGINE: &str = "afresh-vm state 2";
 
 /// An extra region's kind, as the bytes number it.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
@@ -57,9 +46,22 @@ pub(crate) struct Header {
     regions: Vec<(u64, Kind)>,
     /// Where calls start.
     pub(crate) entry: u64,
+    /// The processor that the guest saw: the template's name, and its features.
+    cpu_template: String,
+    cpu: Vec<String>,
 }
 
 impl Header {
+    /// The processor that the guest saw.
+    pub(crate) fn cpu(&self) -> Result<CpuTemplate, ThawError> {
+        let unknown = |error: UnknownFeature| self.lacking(vec![error.0]);
+        CpuTemplate::recorded(self.cpu_template.clone(), &self.cpu).map_err(unknown)
+    }
+
+    fn lacking(&self, missing: Vec<String>) -> ThawError {
+        ThawError::Cpu { template: self.cpu_template.clone(), missing }
+    }
+
     pub(crate) fn sizes(&self) -> Sizes {
         let kind = |kind: &Kind| match kind {
             Kind::ReadWrite => RegionKind::ReadWrite,
@@ -85,7 +87,6 @@ pub struct Frozen {
     /// The program's file, the last page padded with zeros.
     pub(crate) program: Image,
     memory: SnapshotMemory,
-    cpu: Vec<String>,
 }
 
 impl Frozen {
@@ -103,16 +104,22 @@ impl Frozen {
         postcard::to_allocvec(&self.header).map_err(|e| FreezeError::State(e.to_string()))
     }
 
-    /// The guest build that a snapshot of it belongs to. The CPU features are those of the host that it
-    /// ran on, for a guest may have detected them and acted upon it.
+    /// The guest build that a snapshot of it belongs to. The CPU features are those that it was shown, for
+    /// it may have detected them and acted upon it.
     #[must_use]
     pub fn build(&self) -> GuestBuild {
         GuestBuild {
             kind: KIND.to_owned(),
             module: format!("blake3:{}", blake3::Hash::from(self.header.program).to_hex()),
             engine: ENGINE.to_owned(),
-            cpu: self.cpu.clone(),
+            cpu: self.header.cpu.clone(),
         }
+    }
+
+    /// The name of the CPU template that the guest was built with.
+    #[must_use]
+    pub fn cpu_template(&self) -> &str {
+        &self.header.cpu_template
     }
 
     /// Saves it under `name`.
@@ -123,8 +130,7 @@ impl Frozen {
         Ok(self.memory.save(store, name, self.build(), self.bytes()?, with)?)
     }
 
-    /// Takes a guest out of pages and bytes that [`Frozen::memory`] and [`Frozen::bytes`] gave on a host
-    /// of the same CPU features.
+    /// Takes a guest out of pages and bytes that [`Frozen::memory`] and [`Frozen::bytes`] gave.
     ///
     /// # Errors
     /// [`ThawError::State`] when they do not fit together.
@@ -134,6 +140,7 @@ impl Frozen {
         if !rest.is_empty() {
             return Err(ThawError::State("there are bytes after its end".to_owned()));
         }
+        memory.limits().check_program(header.program_bytes)?;
         let all = memory.pages();
         let program = usize::try_from(header.program_bytes.div_ceil(PAGE))
             .ok()
@@ -145,7 +152,6 @@ impl Frozen {
             program: all.slice(PageRange::new(own, program)),
             header,
             memory,
-            cpu: host_cpu_features(),
         })
     }
 
@@ -175,12 +181,11 @@ impl Frozen {
             kind: KIND.to_owned(),
             module: guest.module.clone(),
             engine: ENGINE.to_owned(),
-            cpu: host_cpu_features(),
+            cpu: offered(),
         };
         snapshot.check_guest(&here)?;
         let state = snapshot.state().to_vec();
-        let mut this = Self::from_parts(load(snapshot)?, &state)?;
-        this.cpu = guest.cpu;
+        let this = Self::from_parts(load(snapshot)?, &state)?;
         if this.build().module != guest.module {
             return Err(ThawError::Program);
         }
@@ -207,6 +212,15 @@ impl Frozen {
     }
 }
 
+/// What this host has of the features that templates know. Where KVM cannot be asked nothing can be thawed
+/// either, and that is then the error.
+fn offered() -> Vec<String> {
+    match CpuTemplate::host() {
+        Ok(host) => host.features().map(str::to_owned).collect(),
+        Err(_) => CpuTemplate::known().map(str::to_owned).collect(),
+    }
+}
+
 impl Snapshot {
     /// The state, to be saved or thawed elsewhere, together with the program. Shares the memory.
     ///
@@ -221,6 +235,7 @@ impl Snapshot {
             RegionKind::Shared => Kind::Shared,
             RegionKind::Gap => Kind::Gap,
         };
+        let cpu = &template.processor.template;
         let header = Header {
             program: template.file.digest(),
             program_bytes: template.file.len() as u64,
@@ -229,11 +244,37 @@ impl Snapshot {
             input: layout.input.len,
             regions: layout.regions.iter().map(|it| (it.span.len, kind(it.kind))).collect(),
             entry: self.entry,
+            cpu_template: cpu.name().to_owned(),
+            cpu: cpu.features().map(str::to_owned).collect(),
         };
         let own = PageRange::new(0, (layout.system / PAGE) as usize);
         let guest = self.image().slice(own);
         let program = template.file.pages()?;
         let memory = Image::join(&[guest.clone(), program.clone()]).into();
-        Ok(Frozen { header, guest, program, memory, cpu: host_cpu_features() })
+        Ok(Frozen { header, guest, program, memory })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_of_terabytes_of_zeros_is_refused_before_it_is_read() {
+        let header = Header {
+            program: [0; 32],
+            program_bytes: 8 << 40,
+            memory: 1 << 20,
+            stack: 1 << 16,
+            input: 4096,
+            regions: Vec::new(),
+            entry: 0,
+            cpu_template: String::new(),
+            cpu: Vec::new(),
+        };
+        let bytes = postcard::to_allocvec(&header).unwrap();
+        let memory = SnapshotMemory::from(Image::zero(1 << 32));
+        let error = Frozen::from_parts(memory, &bytes).unwrap_err().to_string();
+        assert!(error.contains("--limit program=SIZE"), "{error}");
     }
 }

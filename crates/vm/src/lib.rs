@@ -20,18 +20,23 @@
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
-pub mod abi;
-pub mod bench;
 mod builder;
 mod call;
+mod config;
+mod cpu;
 mod crash;
 mod elf;
+mod error;
 mod frozen;
+mod generation;
 mod host;
 mod layout;
 mod machine;
 mod memory;
 mod pages;
+mod probe;
+mod processor;
+mod reset;
 mod sandbox;
 mod shared;
 mod snapshot;
@@ -40,22 +45,24 @@ mod system;
 mod template;
 mod thaw;
 mod tracker;
+mod verify;
 mod watch;
 
-pub use builder::{BuildError, SandboxBuilder};
-pub use call::{CallError, GuestError};
+pub use afresh_vm_abi as abi;
+pub use builder::SandboxBuilder;
+pub use cpu::{CpuTemplate, UnknownFeature};
 pub use crash::{Crash, CrashReason};
 pub use elf::{ElfError, Program};
-pub use frozen::{FreezeError, Frozen};
+pub use error::{BuildError, CallError, FreezeError, GuestError, KvmError, ThawError};
+pub use frozen::Frozen;
 pub use host::{FromWire, HostError, HostFunction, HostReturn, IntoWire};
 pub use layout::{LayoutError, RegionKind, Span};
-pub use machine::KvmError;
 pub use memory::AccessError;
-pub use sandbox::{Difference, Sandbox, VerifyError};
+pub use sandbox::Sandbox;
 pub use shared::SharedMemory;
 pub use snapshot::{Snapshot, SnapshotError};
 pub use strategy::{Abilities, Strategy};
-pub use thaw::ThawError;
+pub use verify::{Difference, VerifyError};
 pub use watch::StopHandle;
 
 pub use afresh_pager::{SaveWith, SnapshotMemory};

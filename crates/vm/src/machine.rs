@@ -5,8 +5,8 @@
 //! each exit and nothing else. May break it: a kernel without `KVM_CAP_SYNC_REGS` (before 4.17),
 //! which is refused.
 
+use std::collections::BTreeMap;
 use std::ffi::c_ulong;
-use std::io;
 use std::sync::{Arc, OnceLock};
 
 use afresh_memory::{Feature, Features};
@@ -14,61 +14,29 @@ use afresh_sys::kvm::{
     DirtyRing, StopFlag, dirty_ring_limit, enable_dirty_ring, enable_manual_protect,
 };
 use kvm_bindings::{
-    CpuId, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES,
-    KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY, KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, kvm_regs,
-    kvm_sregs, kvm_userspace_memory_region, kvm_vcpu_events, kvm_xcrs,
+    CpuId, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_CAP_X86_TRIPLE_FAULT_EVENT,
+    KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
+    KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, KVM_VCPUEVENT_VALID_NMI_PENDING,
+    KVM_VCPUEVENT_VALID_SHADOW, KVM_VCPUEVENT_VALID_TRIPLE_FAULT, Msrs, kvm_debugregs,
+    kvm_enable_cap, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_userspace_memory_region,
+    kvm_vcpu_events, kvm_xcrs,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
 use rustix::io::Errno;
 
 use crate::PAGE;
 use crate::abi::PORT;
+use crate::error::{KvmError, failed};
 use crate::layout::Span;
-use crate::strategy::Abilities;
+use crate::processor::{Processor, host_template};
+use crate::strategy::{Abilities, Tracking};
 use crate::system::ExtendedState;
 use crate::tracker::{Shared, Source, Watched};
-
-/// Why KVM cannot be used, or failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum KvmError {
-    /// `/dev/kvm` does not exist.
-    #[error(
-        "/dev/kvm is missing: load the kvm_intel or kvm_amd module, or enable nested virtualisation"
-    )]
-    Missing,
-    /// `/dev/kvm` may not be opened.
-    #[error("no permission for /dev/kvm: add this user to the group that owns it (often `kvm`)")]
-    Permission,
-    /// `/dev/kvm` cannot be opened for another reason.
-    #[error("/dev/kvm cannot be opened")]
-    Open(#[source] io::Error),
-    /// The kernel lacks something that every sandbox needs.
-    #[error("this kernel's KVM lacks {0}; Linux 5.5 or newer is needed")]
-    Lacks(&'static str),
-    /// The tracker that was asked for is not available.
-    #[error("this kernel's KVM has no {0}; choose another tracker")]
-    NoTracker(&'static str),
-    /// A KVM call failed.
-    #[error("KVM: {what} failed")]
-    Call {
-        /// Which call.
-        what: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
-}
-
-pub(crate) fn failed<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> KvmError {
-    move |error| KvmError::Call { what, source: error.into() }
-}
 
 /// What one process needs to know of KVM.
 struct Host {
     kvm: Kvm,
     cpuid: CpuId,
-    extended: ExtendedState,
-    xcr0: u64,
     ring_limit: u32,
 }
 
@@ -99,31 +67,13 @@ fn open() -> Result<Host, KvmError> {
     let cpuid = kvm
         .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
         .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
-    let leaf = |function, index| {
-        cpuid.as_slice().iter().find(|e| e.function == function && e.index == index)
-    };
-    let xsave = leaf(1, 0).is_some_and(|e| e.ecx >> 26 & 1 == 1);
-    // x87, SSE, AVX and AVX-512; components with other rules are left out.
-    let xcr0 = leaf(0xd, 0).map_or(3, |e| u64::from(e.eax) & 0xe7 | 3);
-    let extended = if xsave { ExtendedState::Xsave } else { ExtendedState::Fxsave };
     let ring_limit = dirty_ring_limit(&kvm);
-    Ok(Host { kvm, cpuid, extended, xcr0, ring_limit })
+    Ok(Host { kvm, cpuid, ring_limit })
 }
 
-/// The form of extended state on this host.
-pub(crate) fn extended_state() -> Result<ExtendedState, KvmError> {
-    Ok(host()?.extended)
-}
-
-/// How KVM reports what the guest wrote.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tracking {
-    /// Not at all.
-    Off,
-    /// A bitmap for each memory slot.
-    Log,
-    /// A ring of entries, of this many.
-    Ring(u32),
+/// What KVM offers to show by CPUID.
+pub(crate) fn supported_cpuid() -> Result<&'static CpuId, KvmError> {
+    Ok(&host()?.cpuid)
 }
 
 /// What this host offers.
@@ -135,8 +85,18 @@ pub(crate) fn abilities() -> Result<Abilities, KvmError> {
         ring: host.ring_limit,
         log: manual > 0,
         scan: features.has(Feature::UffdAsync) && features.has(Feature::PagemapScan),
-        xsave: host.extended == ExtendedState::Xsave,
+        xsave: host_template(&host.cpuid).has("xsave"),
     })
+}
+
+impl Abilities {
+    /// This host's.
+    ///
+    /// # Errors
+    /// [`KvmError`] where KVM cannot be used at all.
+    pub fn host() -> Result<Self, KvmError> {
+        abilities()
+    }
 }
 
 /// A range of guest-physical memory and what backs it.
@@ -164,6 +124,25 @@ pub(crate) enum Exit {
     Other(String),
 }
 
+/// What KVM has to finish for the guest when it runs next; see the head of this file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Left {
+    Nothing,
+    /// An `out` at this address.
+    Out(u64),
+    /// Something that one run with the stop flag up finishes.
+    Unfinished,
+    /// Nobody knows.
+    Unknown,
+}
+
+/// Registers that KVM reads in one call at most (`MAX_IO_MSRS`).
+const MSRS_AT_ONCE: usize = 256;
+/// RFLAGS: a debug exception after every instruction.
+const TRAP: u64 = 1 << 8;
+/// More runs than any instruction needs to be finished: KVM splits one into two at most.
+const FINISHING_RUNS: usize = 16;
+
 /// Extended state of a new vCPU, the same for all.
 static FRESH_XSAVE: OnceLock<[u32; 1024]> = OnceLock::new();
 
@@ -176,11 +155,17 @@ pub(crate) struct Machine {
     fresh: &'static [u32; 1024],
     tracking: Tracking,
     ring: Option<DirtyRing>,
+    left: Left,
+    /// Which extended state the guest may use, where the processor asks.
+    xcr0: Option<u64>,
+    /// Which of the vCPU's events can be set, and are set to none.
+    events: u32,
+    debug: kvm_debugregs,
 }
 
 impl Machine {
     /// Creates a machine without memory.
-    pub(crate) fn new(tracking: Tracking) -> Result<Self, KvmError> {
+    pub(crate) fn new(tracking: Tracking, processor: &Processor) -> Result<Self, KvmError> {
         let host = host()?;
         let vm = host.kvm.create_vm().map_err(failed("KVM_CREATE_VM"))?;
         match tracking {
@@ -191,6 +176,12 @@ impl Machine {
                 enable_dirty_ring(&vm, entries).map_err(|_| KvmError::NoTracker("dirty ring"))?
             }
         }
+        let mut events = KVM_VCPUEVENT_VALID_NMI_PENDING | KVM_VCPUEVENT_VALID_SHADOW;
+        let mut cap = kvm_enable_cap { cap: KVM_CAP_X86_TRIPLE_FAULT_EVENT, ..Default::default() };
+        cap.args[0] = 1;
+        if vm.enable_cap(&cap).is_ok() {
+            events |= KVM_VCPUEVENT_VALID_TRIPLE_FAULT;
+        }
         let mut vcpu = vm.create_vcpu(0).map_err(failed("KVM_CREATE_VCPU"))?;
         let ring = match tracking {
             Tracking::Ring(entries) => {
@@ -198,12 +189,11 @@ impl Machine {
             }
             _ => None,
         };
-        vcpu.set_cpuid2(&host.cpuid).map_err(failed("KVM_SET_CPUID2"))?;
-        if host.extended == ExtendedState::Xsave {
-            let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
-            xcrs.xcrs[0].value = host.xcr0;
-            vcpu.set_xcrs(&xcrs).map_err(failed("KVM_SET_XCRS"))?;
-        }
+        vcpu.set_cpuid2(&processor.cpuid).map_err(failed("KVM_SET_CPUID2"))?;
+        // Elsewhere the guest's extended state is not KVM's to set.
+        let xsave = processor.extended == ExtendedState::Xsave;
+        let xcr0 = xsave.then_some(processor.xcr0);
+        set_xcr0(&vcpu, xcr0)?;
         let created = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
         let fresh = match FRESH_XSAVE.get() {
             Some(fresh) => fresh,
@@ -212,8 +202,10 @@ impl Machine {
                 FRESH_XSAVE.get_or_init(|| xsave.region)
             }
         };
+        let debug = vcpu.get_debug_regs().map_err(failed("KVM_GET_DEBUGREGS"))?;
         vcpu.get_kvm_run().kvm_valid_regs = u64::from(KVM_SYNC_X86_REGS);
-        Ok(Self { vcpu, vm: Arc::new(vm), created, fresh, tracking, ring })
+        let (vm, left) = (Arc::new(vm), Left::Nothing);
+        Ok(Self { vcpu, vm, created, fresh, tracking, ring, left, xcr0, events, debug })
     }
 
     /// Gives the machine its memory, once. Returns what the engine needs to track it, unless
@@ -306,35 +298,198 @@ impl Machine {
         self.fresh
     }
 
-    /// Makes the vCPU runnable after a shutdown: no pending event, then every register at the
-    /// next run.
-    pub(crate) fn revive(&mut self) -> Result<(), KvmError> {
-        self.vcpu
-            .set_vcpu_events(&kvm_vcpu_events::default())
-            .map_err(failed("KVM_SET_VCPU_EVENTS"))?;
+    /// What else differs from a new vCPU, by name: nothing that a guest can read, but some of it decides
+    /// how the next call begins.
+    pub(crate) fn compare_rest(
+        &self,
+        processor: &Processor,
+    ) -> Result<Option<&'static str>, KvmError> {
+        let debug = self.vcpu.get_debug_regs().map_err(failed("KVM_GET_DEBUGREGS"))?;
+        if debug != self.debug {
+            return Ok(Some("debug"));
+        }
+        if let Some(xcr0) = self.xcr0 {
+            let xcrs = self.vcpu.get_xcrs().map_err(failed("KVM_GET_XCRS"))?;
+            if xcrs.xcrs[0].value != xcr0 {
+                return Ok(Some("extended control"));
+            }
+        }
+        let fresh = match processor.fresh_msrs.get() {
+            Some(fresh) => fresh,
+            None => {
+                let fresh = read_msrs(&Self::new(Tracking::Off, processor)?.vcpu)?;
+                processor.fresh_msrs.get_or_init(|| fresh)
+            }
+        };
+        if read_msrs(&self.vcpu)? != *fresh {
+            return Ok(Some("model-specific"));
+        }
+        let events = self.vcpu.get_vcpu_events().map_err(failed("KVM_GET_VCPU_EVENTS"))?;
+        let waiting = [
+            events.exception.injected,
+            events.exception.pending,
+            events.interrupt.injected,
+            events.interrupt.shadow,
+            events.nmi.injected,
+            events.nmi.pending,
+            events.nmi.masked,
+            events.smi.pending,
+            events.triple_fault.pending,
+        ];
+        Ok(waiting.iter().any(|event| *event != 0).then_some("event"))
+    }
+
+    /// Prepares the vCPU for a call that starts at `rip`, after one that ended by itself.
+    #[inline]
+    pub(crate) fn settle(&mut self, rip: u64) -> Result<(), KvmError> {
+        match self.left {
+            Left::Nothing => Ok(()),
+            Left::Out(at) if at != rip => Ok(()),
+            Left::Out(_) => {
+                self.finish().and_then(|done| done.then_some(()).ok_or(KvmError::Unfinished))
+            }
+            // `revive` comes first.
+            Left::Unfinished | Left::Unknown => Err(KvmError::Unfinished),
+        }
+    }
+
+    /// Brings the vCPU back after a call that did not end by itself: finishes what is half done, and takes
+    /// away what is still to be delivered. Says whether it can be used again; if not, only a new machine
+    /// will do. Comes before memory is reset, for what is half done may write there.
+    pub(crate) fn revive(&mut self) -> Result<bool, KvmError> {
+        if self.left == Left::Unknown {
+            return Ok(false);
+        }
         self.vcpu
             .set_mp_state(kvm_bindings::kvm_mp_state::default())
-            .map_err(failed("KVM_SET_MP_STATE"))
+            .map_err(failed("KVM_SET_MP_STATE"))?;
+        if !self.finish()? {
+            return Ok(false);
+        }
+        self.vcpu
+            .set_vcpu_events(&kvm_vcpu_events { flags: self.events, ..Default::default() })
+            .map_err(failed("KVM_SET_VCPU_EVENTS"))?;
+        // Not visible to the guest, but changed by its faults.
+        self.vcpu.set_debug_regs(&self.debug).map_err(failed("KVM_SET_DEBUGREGS"))?;
+        // A processor that was reset by a shutdown (AMD) may have lost it.
+        set_xcr0(&self.vcpu, self.xcr0)?;
+        Ok(true)
+    }
+
+    /// Has KVM finish the instruction that the last exit was a part of, without running another. Says
+    /// whether that is certain.
+    #[cold]
+    fn finish(&mut self) -> Result<bool, KvmError> {
+        // Registers that were set for a call that did not begin.
+        self.vcpu.get_kvm_run().kvm_dirty_regs = 0;
+        self.left = Left::Unknown;
+        self.vcpu.set_kvm_immediate_exit(1);
+        for _ in 0..FINISHING_RUNS {
+            match self.vcpu.run() {
+                // The flag is looked at after the rest was done, and not before.
+                Err(error) if error.errno() == Errno::INTR.raw_os_error() => {
+                    self.left = Left::Nothing;
+                    break;
+                }
+                Err(error) => {
+                    self.vcpu.set_kvm_immediate_exit(0);
+                    return Err(failed("KVM_RUN")(error));
+                }
+                Ok(
+                    VcpuExit::IoIn(..)
+                    | VcpuExit::IoOut(..)
+                    | VcpuExit::MmioRead(..)
+                    | VcpuExit::MmioWrite(..),
+                ) => {}
+                Ok(_) => break,
+            }
+        }
+        self.vcpu.set_kvm_immediate_exit(0);
+        Ok(self.left == Left::Nothing)
     }
 
     /// Runs until the next exit.
     #[inline]
     pub(crate) fn run(&mut self) -> Result<Exit, KvmError> {
-        Ok(match self.vcpu.run() {
-            Ok(VcpuExit::IoOut(PORT, data)) => match data.first_chunk() {
-                Some(number) if data.len() == 4 => Exit::Hypercall(u32::from_ne_bytes(*number)),
-                _ => Exit::Other(format!("a hypercall of {} bytes instead of 4", data.len())),
-            },
-            Ok(VcpuExit::Shutdown) => Exit::Shutdown,
-            Ok(VcpuExit::Intr) => Exit::Interrupted,
-            Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) => Exit::RingFull,
-            Ok(VcpuExit::InternalError) => Exit::Other(
-                "an instruction that this host's KVM cannot emulate (KVM_EXIT_INTERNAL_ERROR)"
-                    .into(),
+        let (exit, left) = match self.vcpu.run() {
+            Ok(VcpuExit::IoOut(PORT, data)) if data.len() == 4 => {
+                let number = u32::from_ne_bytes([data[0], data[1], data[2], data[3]]);
+                (Exit::Hypercall(number), Left::Out(self.regs().rip))
+            }
+            Ok(VcpuExit::Shutdown) => (Exit::Shutdown, Left::Nothing),
+            Ok(VcpuExit::Intr) => (Exit::Interrupted, Left::Nothing),
+            Ok(VcpuExit::Unsupported(KVM_EXIT_DIRTY_RING_FULL)) => (Exit::RingFull, Left::Nothing),
+            Ok(VcpuExit::IoIn(port, data)) => (
+                Exit::Other(format!("it read {} bytes from port {port:#x}", data.len())),
+                Left::Unfinished,
             ),
-            Ok(other) => Exit::Other(format!("{other:?}")),
-            Err(error) if error.errno() == Errno::INTR.raw_os_error() => Exit::Interrupted,
-            Err(error) => return Err(failed("KVM_RUN")(error)),
-        })
+            Ok(VcpuExit::IoOut(port, data)) => {
+                let what = format!("it wrote {} bytes to port {port:#x}", data.len());
+                (Exit::Other(what), Left::Unfinished)
+            }
+            Ok(VcpuExit::MmioRead(address, _) | VcpuExit::MmioWrite(address, _)) => {
+                let what = format!("it used address {address:#x}, where there is no memory");
+                (Exit::Other(what), Left::Unfinished)
+            }
+            Ok(VcpuExit::InternalError) => {
+                let what =
+                    "an instruction that this host's KVM cannot emulate (KVM_EXIT_INTERNAL_ERROR)";
+                (Exit::Other(what.into()), Left::Unknown)
+            }
+            Ok(other) => (Exit::Other(format!("{other:?}")), Left::Unknown),
+            Err(error) if error.errno() == Errno::INTR.raw_os_error() => {
+                (Exit::Interrupted, Left::Nothing)
+            }
+            Err(error) => {
+                // Memory that the host does not provide: the instruction did not happen.
+                let fault = error.errno() == Errno::FAULT.raw_os_error();
+                self.left = if fault { Left::Unfinished } else { Left::Unknown };
+                return Err(failed("KVM_RUN")(error));
+            }
+        };
+        if self.regs().rflags & TRAP != 0 {
+            self.left = Left::Unknown;
+            return Ok(match exit {
+                Exit::Hypercall(_) => {
+                    Exit::Other("it made a hypercall with its trap flag set".into())
+                }
+                other => other,
+            });
+        }
+        self.left = left;
+        Ok(exit)
     }
+}
+
+/// Sets XCR0, where there is one.
+fn set_xcr0(vcpu: &VcpuFd, xcr0: Option<u64>) -> Result<(), KvmError> {
+    let Some(value) = xcr0 else { return Ok(()) };
+    let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
+    xcrs.xcrs[0].value = value;
+    vcpu.set_xcrs(&xcrs).map_err(failed("KVM_SET_XCRS"))
+}
+
+/// The model-specific registers that KVM can read, less those that count time or events.
+fn read_msrs(vcpu: &VcpuFd) -> Result<BTreeMap<u32, u64>, KvmError> {
+    let list = host()?.kvm.get_msr_index_list().map_err(failed("KVM_GET_MSR_INDEX_LIST"))?;
+    let wanted: Vec<u32> = list.as_slice().iter().copied().filter(|it| !counts(*it)).collect();
+    let mut found = BTreeMap::new();
+    let mut rest = &wanted[..];
+    while !rest.is_empty() {
+        let entry = |&index: &u32| kvm_msr_entry { index, ..Default::default() };
+        let entries: Vec<_> = rest.iter().take(MSRS_AT_ONCE).map(entry).collect();
+        let mut msrs =
+            Msrs::from_entries(&entries).map_err(|_| KvmError::Lacks("room for MSRs"))?;
+        let read = vcpu.get_msrs(&mut msrs).map_err(failed("KVM_GET_MSRS"))?;
+        found.extend(msrs.as_slice()[..read].iter().map(|entry| (entry.index, entry.data)));
+        // It stops at the first that this processor lacks.
+        let skip = if read < entries.len() { read + 1 } else { read };
+        rest = &rest[skip..];
+    }
+    Ok(found)
+}
+
+/// Whether a register changes by itself: the time stamp and its kin, and Hyper-V's clock.
+fn counts(index: u32) -> bool {
+    matches!(index, 0x10 | 0x3b | 0xe7 | 0xe8 | 0x6e0 | 0x4000_0020)
 }

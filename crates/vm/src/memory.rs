@@ -133,8 +133,13 @@ impl GuestMemory {
         }
         let window = self.map.find(address, len, false)?;
         self.fetch(window, address, len, false)?;
-        // SAFETY: the window holds `len` bytes at `address`, mapped for as long as `self` lives;
-        // the vCPU is stopped, and another party of shared memory can at worst tear the copy.
+        if let Some(shared) = &window.shared {
+            // Other threads may be in it; the window is no longer than the memory.
+            let _fits = shared.read((address - window.span.start) as usize, out);
+            return Ok(());
+        }
+        // SAFETY: the window holds `len` bytes at `address`, mapped for as long as `self` lives; the vCPU is
+        // stopped.
         unsafe {
             std::ptr::copy_nonoverlapping(
                 self.pointer(window, address),
@@ -147,20 +152,33 @@ impl GuestMemory {
 
     /// Copies guest memory into a new vector. The range is checked before anything is allocated.
     pub(crate) fn read_vec(&self, address: u64, len: u64) -> Result<Vec<u8>, AccessError> {
+        let mut out = Vec::new();
+        self.append(address, len, &mut out)?;
+        Ok(out)
+    }
+
+    /// Copies guest memory to the end of a vector. The range is checked before room is made for it.
+    pub(crate) fn append(
+        &self,
+        address: u64,
+        len: u64,
+        out: &mut Vec<u8>,
+    ) -> Result<(), AccessError> {
         if len == 0 {
-            return Ok(Vec::new());
+            return Ok(());
         }
         let window = self.map.find(address, len, false)?;
         self.fetch(window, address, len, false)?;
-        let len = len as usize;
-        let mut out = Vec::with_capacity(len);
-        // SAFETY: as in `read`; the vector has room for `len` bytes and they are initialised by the
-        // copy before its length is set.
+        let (len, before) = (len as usize, out.len());
+        out.reserve(len);
+        // SAFETY: as in `read`; the vector has room for `len` bytes behind those it holds, and they are
+        // initialised by the copy before its length is set.
         unsafe {
-            std::ptr::copy_nonoverlapping(self.pointer(window, address), out.as_mut_ptr(), len);
-            out.set_len(len);
+            let target = out.as_mut_ptr().add(before);
+            std::ptr::copy_nonoverlapping(self.pointer(window, address), target, len);
+            out.set_len(before + len);
         }
-        Ok(out)
+        Ok(())
     }
 
     /// Copies `bytes` into guest memory that the guest itself may write.
@@ -171,10 +189,13 @@ impl GuestMemory {
         }
         let window = self.map.find(address, len, true)?;
         self.fetch(window, address, len, true)?;
+        if let Some(shared) = &window.shared {
+            // As in `read`.
+            let _fits = shared.write((address - window.span.start) as usize, bytes);
+            return Ok(());
+        }
         let target = self.pointer(window, address);
-        if window.shared.is_none()
-            && let Some(tracker) = &self.tracker
-        {
+        if let Some(tracker) = &self.tracker {
             tracker.host_wrote(PageRange::covering(address as usize, bytes.len()));
         }
         // SAFETY: the window holds `len` writable bytes at `address`; the vCPU is stopped.

@@ -9,8 +9,9 @@ use std::sync::Arc;
 use afresh_memory::Image;
 use afresh_snapshot::{Frozen, Guest};
 
-use crate::builder::{BuildError, Config};
-use crate::call::{CallError, next_generation};
+use crate::config::Config;
+use crate::error::{BuildError, CallError};
+use crate::generation::next_generation;
 use crate::sandbox::{Sandbox, State};
 use crate::strategy::Strategy;
 use crate::template::Template;
@@ -85,6 +86,7 @@ impl Sandbox {
         if !Arc::ptr_eq(&self.template, &snapshot.template) {
             return Err(CallError::ForeignSnapshot);
         }
+        self.check_process()?;
         match self.state {
             State::Quarantined => return Err(CallError::Quarantined),
             State::NeedsReset => {

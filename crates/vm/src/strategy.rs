@@ -2,7 +2,18 @@
 
 use afresh_memory::{Strategy as Engine, TrackerKind};
 
-use crate::machine::{KvmError, Tracking};
+use crate::error::KvmError;
+
+/// How KVM reports what the guest wrote.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Tracking {
+    /// Not at all.
+    Off,
+    /// A bitmap for each memory slot.
+    Log,
+    /// A ring of entries, of this many.
+    Ring(u32),
+}
 
 /// How a sandbox is brought back to its image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -134,14 +145,6 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// This host's.
-    ///
-    /// # Errors
-    /// [`KvmError`] where KVM cannot be used at all.
-    pub fn host() -> Result<Self, KvmError> {
-        crate::machine::abilities()
-    }
-
     /// What [`Strategy::Auto`] means here, and why.
     #[must_use]
     pub fn choice(&self) -> (Strategy, &'static str) {

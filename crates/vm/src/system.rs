@@ -22,6 +22,11 @@ const NO_EXECUTE: u64 = 1 << 63;
 pub(crate) const CODE: u16 = 0x33;
 const DATA: u16 = 0x2b;
 const TASK: u16 = 0x40;
+/// Pages of the span, behind descriptors and entry code: the pristine extended state, as large as any
+/// processor's (11 KiB with AMX, which a paravirtual guest's `xrstor` reaches over), the boot page, tables.
+const PRISTINE: u64 = 2;
+const BOOT: u64 = 5;
+const TABLES: u64 = 6;
 /// Offset of the task state segment in the descriptor page.
 const TSS: usize = 0x80;
 /// The task state segment of long mode, without its port bitmap.
@@ -30,11 +35,13 @@ const TSS_LEN: usize = 104;
 const BITMAP_LEN: usize = PORT as usize / 8 + 2;
 
 /// How a call enters the guest: the extended state is cleared by the guest's own first
-/// instruction, in a page that it cannot write, because doing so from outside costs system calls.
+/// instructions, in a page that it cannot write, because doing so from outside costs system calls.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ExtendedState {
     /// The processor has XSAVE: `xrstor64` puts every enabled component in its initial state.
     Xsave,
+    /// The same, but the processor's own: KVM, paravirtual, knows nothing of it.
+    Native,
     /// It has not: `fxrstor64` does.
     Fxsave,
 }
@@ -58,7 +65,7 @@ impl System {
 
     /// The boot page.
     pub(crate) fn boot(&self) -> u64 {
-        self.span.start + 3 * PAGE
+        self.span.start + BOOT * PAGE
     }
 
     /// Address of the entry code's `out`, which stops the vCPU with pristine extended state.
@@ -68,7 +75,7 @@ impl System {
 
     pub(crate) fn build(layout: &Layout, program: &Program<'_>, extended: ExtendedState) -> Self {
         let start = layout.system;
-        let mut tables = Tables::new(start + 4 * PAGE);
+        let mut tables = Tables::new(start + TABLES * PAGE);
         for (span, writable, executable) in layout.mapped(program) {
             let write = if writable { WRITE } else { 0 };
             let execute = if executable { 0 } else { NO_EXECUTE };
@@ -77,14 +84,15 @@ impl System {
         let page = |index: u64| Span { start: start + index * PAGE, len: PAGE };
         tables.map(page(0), PRESENT | WRITE | NO_EXECUTE);
         tables.map(page(1), PRESENT | USER);
-        tables.map(page(2), PRESENT | USER | NO_EXECUTE);
-        tables.map(page(3), PRESENT | USER | NO_EXECUTE);
+        for index in PRISTINE..TABLES {
+            tables.map(page(index), PRESENT | USER | NO_EXECUTE);
+        }
 
-        let mut bytes = vec![0; 4 * PAGE as usize];
+        let mut bytes = vec![0; (TABLES * PAGE) as usize];
         descriptor_page(start, &mut bytes[..PAGE as usize]);
         entry_page(extended, &mut bytes[PAGE as usize..2 * PAGE as usize]);
-        pristine_extended_state(&mut bytes[2 * PAGE as usize..3 * PAGE as usize]);
-        boot_page(layout, &mut bytes[3 * PAGE as usize..]);
+        pristine_extended_state(&mut bytes[(PRISTINE * PAGE) as usize..]);
+        boot_page(layout, &mut bytes[(BOOT * PAGE) as usize..]);
         let root = tables.address;
         bytes.extend(tables.bytes());
         Self { span: Span { start, len: bytes.len() as u64 }, bytes, tables: root }
@@ -103,6 +111,7 @@ impl System {
             rdi: arguments[0],
             rsi: arguments[1],
             r8: arguments[2],
+            r9: u64::from(DATA),
             ..Default::default()
         }
     }
@@ -175,6 +184,10 @@ fn descriptor_page(address: u64, page: &mut [u8]) {
     bitmap[usize::from(PORT) / 8] &= !(0xf << (PORT % 8));
 }
 
+/// `mov` from R9D to DS, ES, FS and GS: where KVM is paravirtual, these hold what was last loaded here,
+/// not what the host set.
+const LOAD_SEGMENTS: [u8; 12] =
+    [0x41, 0x8e, 0xd9, 0x41, 0x8e, 0xc1, 0x41, 0x8e, 0xe1, 0x41, 0x8e, 0xe9];
 const PROBE: u64 = 0x40;
 // The four ports of a hypercall share a byte of the bitmap, and `out` can name the first.
 const _: () = assert!(PORT % 8 + 4 <= 8 && PORT <= 0xff);
@@ -182,14 +195,21 @@ const _: () = assert!(PORT % 8 + 4 <= 8 && PORT <= 0xff);
 fn entry_page(extended: ExtendedState, page: &mut [u8]) {
     // [fx|x]rstor64 [rip + disp32], the operand being the next page.
     let opcode: [u8; 4] = match extended {
-        ExtendedState::Xsave => [0x48, 0x0f, 0xae, 0x2d],
+        ExtendedState::Xsave | ExtendedState::Native => [0x48, 0x0f, 0xae, 0x2d],
         ExtendedState::Fxsave => [0x48, 0x0f, 0xae, 0x0d],
     };
     page.fill(0xcc);
-    page[..4].copy_from_slice(&opcode);
-    page[4..8].copy_from_slice(&(PAGE as u32 - 8).to_le_bytes());
-    // xor eax, eax; xor edx, edx; jmp rcx
-    page[8..14].copy_from_slice(&[0x31, 0xc0, 0x31, 0xd2, 0xff, 0xe1]);
+    // The distance is counted from the instruction's end.
+    let distance = (PAGE as usize - LOAD_SEGMENTS.len() - 8) as u32;
+    let code = [
+        &LOAD_SEGMENTS[..],
+        &opcode,
+        &distance.to_le_bytes(),
+        // xor eax, eax; xor edx, edx; xor r9d, r9d; jmp rcx
+        &[0x31, 0xc0, 0x31, 0xd2, 0x45, 0x31, 0xc9, 0xff, 0xe1],
+    ]
+    .concat();
+    page[..code.len()].copy_from_slice(&code);
     // out PORT, eax
     page[PROBE as usize..PROBE as usize + 2].copy_from_slice(&[0xe7, PORT as u8]);
 }
@@ -213,18 +233,7 @@ fn boot_page(layout: &Layout, page: &mut [u8]) {
         stack_len: layout.stack.len,
         regions: layout.boot_regions(),
     };
-    let head = [
-        info.magic,
-        u64::from(info.version) | u64::from(info.region_count) << 32,
-        info.heap,
-        info.heap_len,
-        info.input,
-        info.input_capacity,
-        info.stack,
-        info.stack_len,
-    ];
-    let regions = info.regions.iter().flat_map(|r| [r.address, r.len, r.kind]);
-    for (index, word) in head.into_iter().chain(regions).enumerate() {
+    for (index, word) in info.words().enumerate() {
         put(page, index * 8, word);
     }
 }

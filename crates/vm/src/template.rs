@@ -9,11 +9,12 @@ use std::sync::{Arc, OnceLock};
 use afresh_memory::{Image, ImageBuilder, ImageError, PageRange};
 
 use crate::PAGE;
-use crate::call::next_generation;
 use crate::elf::Program;
+use crate::generation::next_generation;
 use crate::host::HostFunctions;
 use crate::layout::{BASE, Layout, RegionKind, Span};
 use crate::memory::Map;
+use crate::processor::Processor;
 use crate::shared::SharedMemory;
 use crate::system::System;
 
@@ -25,6 +26,7 @@ pub(crate) struct Template {
     pub(crate) file: ProgramFile,
     pub(crate) layout: Layout,
     pub(crate) system: System,
+    pub(crate) processor: Processor,
     pub(crate) functions: HostFunctions,
     pub(crate) map: Arc<Map>,
     /// Regions of the slot: everything but gaps and shared memory.
@@ -93,6 +95,7 @@ impl Template {
         file: ProgramFile,
         layout: Layout,
         system: System,
+        processor: Processor,
         functions: HostFunctions,
         contents: Vec<Content>,
     ) -> Self {
@@ -132,6 +135,7 @@ impl Template {
             file,
             layout,
             system,
+            processor,
             functions,
             map: Arc::new(map),
             accessible,

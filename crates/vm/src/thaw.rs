@@ -5,69 +5,24 @@
 
 use std::sync::Arc;
 
-use afresh_memory::{Image, ImageBuilder, ImageError};
-use afresh_pager::RestoreError;
-use afresh_store::OpenError;
+use afresh_memory::{Image, ImageBuilder};
 
-use crate::builder::BuildError;
-use crate::elf::{ElfError, Program};
+use crate::PAGE;
+use crate::builder::SandboxBuilder;
+use crate::elf::Program;
+use crate::error::{BuildError, KvmError, ThawError};
 use crate::frozen::Frozen;
-use crate::layout::{Layout, LayoutError, RegionKind, Span};
-use crate::machine::{KvmError, extended_state};
+use crate::layout::{Layout, RegionKind, Span};
+use crate::probe::thaw_processor;
 use crate::sandbox::Sandbox;
 use crate::system::System;
 use crate::template::{Content, ProgramFile, Template};
-use crate::{PAGE, SandboxBuilder};
-
-/// Making a sandbox out of a frozen guest failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ThawError {
-    /// The snapshot is damaged, or of another kind of guest.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// Its pages could not be fetched.
-    #[error(transparent)]
-    Restore(#[from] RestoreError),
-    /// Pages that are needed at once will never be there.
-    #[error(transparent)]
-    Image(ImageError),
-    /// The state does not fit.
-    #[error("the frozen state cannot be used: {0}")]
-    State(String),
-    /// The program is not the one that was frozen.
-    #[error("the snapshot's program does not have the digest it was frozen with")]
-    Program,
-    /// The builder adds other regions than the guest was frozen with.
-    #[error("{0}; a guest is thawed with the regions it was built with, or with none at all")]
-    Regions(String),
-    /// The sandbox could not be made.
-    #[error(transparent)]
-    Build(#[from] BuildError),
-}
-
-impl From<ElfError> for ThawError {
-    fn from(error: ElfError) -> Self {
-        Self::State(format!("bad guest program: {error}"))
-    }
-}
-
-impl From<LayoutError> for ThawError {
-    fn from(error: LayoutError) -> Self {
-        Self::State(error.to_string())
-    }
-}
-
-impl From<KvmError> for ThawError {
-    fn from(error: KvmError) -> Self {
-        Self::Build(error.into())
-    }
-}
 
 impl SandboxBuilder {
     /// A sandbox in the state of `frozen`, which it returns to at every reset. No initialisation runs.
     ///
-    /// The builder brings host functions, time limit, log and strategy. Sizes come from the frozen state.
+    /// The builder brings host functions, limits, log and strategy. Sizes and the processor come from the
+    /// frozen state.
     /// So do the regions, if the builder adds none; a guest with shared memory needs all of its regions
     /// added as when it was built, for the shared memory is not in the snapshot.
     ///
@@ -82,13 +37,19 @@ impl SandboxBuilder {
             return Err(ThawError::State("its memory has another size than it says".to_owned()));
         }
         let contents = contents(self.regions, &layout, &frozen.guest)?;
-        let system = System::build(&layout, &program, extended_state()?);
+        let processor = thaw_processor(frozen.header.cpu()?).map_err(|error| match error {
+            KvmError::Processor { template, missing } => ThawError::Cpu { template, missing },
+            other => other.into(),
+        })?;
+        let system = System::build(&layout, &program, processor.extended);
         let mut tables = ImageBuilder::new((system.span.len / PAGE) as usize);
         tables.segment(0, &system.bytes).map_err(BuildError::from)?;
         let tables = tables.build().map_err(BuildError::from)?;
         let image = Image::join(&[frozen.guest.clone(), tables]);
         let known = ProgramFile::known(&file, header.program, frozen.program.clone());
-        let template = Template::new(&program, known, layout, system, self.functions, contents);
+        let functions = self.functions;
+        let template =
+            Template::new(&program, known, layout, system, processor, functions, contents);
         Ok(Sandbox::start(Arc::new(template), &image, self.config, header.entry)?)
     }
 }

@@ -172,7 +172,10 @@ impl State {
 
 struct KvmTracker(Shared);
 
-impl Tracker for KvmTracker {
+// SAFETY: pages come from KVM's log or ring of the memory slots that were set up for this very range, or from the
+// host's own notes, and `PageSet` appends them in order, each once. KVM reports what the guest writes, `host_wrote`
+// what the host does.
+unsafe impl Tracker for KvmTracker {
     fn kind(&self) -> TrackerKind {
         match self.0.lock().source {
             Source::Log => TrackerKind::Other("kvm-log"),

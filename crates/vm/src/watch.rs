@@ -4,12 +4,14 @@
 //! ended is never disturbed afterwards. A call costs two atomic stores here. May break it: a host
 //! function that blocks; it is only noticed when it returns to the guest.
 
+use std::cell::Cell;
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use afresh_sys::kvm::{KickSignal, StopFlag, install_kick_handler};
+use afresh_sys::{PerProcess, fork};
 
 /// No call is running.
 const IDLE: u64 = 0;
@@ -31,6 +33,8 @@ pub(crate) enum Stopped {
 #[derive(Debug)]
 pub(crate) struct Watch {
     flag: Mutex<Option<StopFlag>>,
+    /// The process that made it.
+    process: u32,
     signal: KickSignal,
     thread: AtomicI32,
     /// Nanoseconds since the watchdog's epoch, or one of the constants above.
@@ -46,6 +50,7 @@ impl Watch {
     pub(crate) fn new(flag: StopFlag) -> io::Result<Arc<Self>> {
         let watch = Arc::new(Self {
             flag: Mutex::new(Some(flag)),
+            process: fork::generation(),
             signal: install_kick_handler()?,
             thread: AtomicI32::new(0),
             deadline: AtomicU64::new(IDLE),
@@ -61,10 +66,7 @@ impl Watch {
 
     /// A call begins on this thread.
     pub(crate) fn begin(&self, timeout: Option<Duration>) {
-        thread_local! {
-            static THREAD: i32 = rustix::thread::gettid().as_raw_nonzero().get();
-        }
-        self.thread.store(THREAD.with(|tid| *tid), Ordering::Relaxed);
+        self.thread.store(this_thread(), Ordering::Relaxed);
         let deadline = timeout
             .map_or(NEVER, |timeout| now().saturating_add(nanoseconds(timeout)).clamp(1, NEVER));
         self.deadline.store(deadline, Ordering::SeqCst);
@@ -87,6 +89,15 @@ impl Watch {
                 }
                 None
             }
+        }
+    }
+
+    /// Whether the running call was told to stop, between two looks at the guest.
+    pub(crate) fn stopped(&self) -> Option<Stopped> {
+        match self.deadline.load(Ordering::Relaxed) {
+            TIMED_OUT => Some(Stopped::Timeout),
+            STOPPED => Some(Stopped::Handle),
+            _ => None,
         }
     }
 
@@ -134,10 +145,24 @@ impl StopHandle {
     /// Stops the running call; does nothing where none is running.
     pub fn stop(&self) {
         let deadline = self.0.deadline.load(Ordering::SeqCst);
-        if deadline != IDLE {
+        // In a forked child the flag is still the parent's.
+        if deadline != IDLE && self.0.process == fork::generation() {
             self.0.stop(deadline, STOPPED);
         }
     }
+}
+
+/// The calling thread's number. In a child of a fork the same thread has another one.
+fn this_thread() -> i32 {
+    thread_local!(static THREAD: Cell<(u32, i32)> = const { Cell::new((0, 0)) });
+    let process = fork::generation();
+    let (of, known) = THREAD.get();
+    if of == process && known != 0 {
+        return known;
+    }
+    let tid = rustix::thread::gettid().as_raw_nonzero().get();
+    THREAD.set((process, tid));
+    tid
 }
 
 fn epoch() -> Instant {
@@ -158,25 +183,28 @@ struct Watchdog {
     watched: Mutex<Vec<Weak<Watch>>>,
     wake: Condvar,
     parked: AtomicBool,
+    started: OnceLock<Result<(), io::ErrorKind>>,
 }
 
+/// The watchdog of this process: a child of a fork does not have its parent's thread.
 fn watchdog() -> io::Result<&'static Watchdog> {
-    static DOG: Watchdog = Watchdog {
+    static DOG: PerProcess<Watchdog> = PerProcess::new(|| Watchdog {
         watched: Mutex::new(Vec::new()),
         wake: Condvar::new(),
         parked: AtomicBool::new(false),
-    };
-    static STARTED: OnceLock<Result<(), io::ErrorKind>> = OnceLock::new();
-    STARTED
+        started: OnceLock::new(),
+    });
+    let dog = DOG.get();
+    dog.started
         .get_or_init(|| {
             std::thread::Builder::new()
                 .name("afresh-watchdog".into())
-                .spawn(|| DOG.watch())
+                .spawn(|| dog.watch())
                 .map(|_| ())
                 .map_err(|error| error.kind())
         })
         .map_err(io::Error::from)?;
-    Ok(&DOG)
+    Ok(dog)
 }
 
 impl Watchdog {

@@ -224,12 +224,9 @@ fn both_sides_state_the_same_interface() {
             .filter_map(|(name, rest)| Some((name.to_owned(), rest.split_once('=')?.1.to_owned())))
             .collect()
     };
-    let host = constants(read("src/abi.rs"));
-    let guest = constants(read("../../guests/vm/sdk-rs/src/abi.rs"));
-    assert!(guest.len() >= 15);
-    for (name, value) in guest {
-        assert_eq!(host.get(&name), Some(&value), "{name}");
-    }
+    // The Rust kit uses the crate that the host uses.
+    let host = constants(read("../vm-abi/src/lib.rs"));
+    assert!(host.len() >= 15);
     let header = read("../../guests/vm/include/afresh.h");
     for (name, value) in &host {
         let value = value.trim().trim_end_matches(';');
@@ -254,4 +251,58 @@ fn a_missing_or_foreign_thing_is_named() {
     assert!(matches!(one.run(&large), Err(CallError::InputTooLarge { capacity: 65536, .. })));
     let small = Sandbox::builder().memory(256 << 10).input(512 << 10).build(elf());
     assert!(small.unwrap_err().to_string().contains("too small"));
+}
+
+#[test]
+fn what_a_guest_has_the_host_hold_or_make_is_limited() {
+    if !kvm() {
+        return;
+    }
+    let limited =
+        |sandbox: &mut Sandbox, input: &[u64], what: &str| match sandbox.run(&words(input)) {
+            Err(CallError::Guest(error @ GuestError::OverLimit { .. })) => {
+                assert!(error.to_string().contains(what), "{error}");
+            }
+            other => panic!("{what}: {other:?}"),
+        };
+    let builder = || Sandbox::builder().memory(8 << 20);
+    let mut sandbox = builder().output(5000).arguments(4000).random(3000).build(elf()).unwrap();
+    let heap = sandbox.heap().start;
+    assert_eq!(sandbox.run(&words(&[3, 5000])).unwrap().len(), 5000);
+    limited(&mut sandbox, &[3, 5001], "SandboxBuilder::output");
+    limited(&mut sandbox, &[7, 2, 0, heap, 5001], "SandboxBuilder::output");
+    limited(&mut sandbox, &[7, 2, 9, heap, 5001], "SandboxBuilder::output");
+    assert_eq!(sandbox.run(&words(&[7, 7, heap + (1 << 20), 3000])).unwrap(), [0; 8]);
+    limited(&mut sandbox, &[7, 7, heap + (1 << 20), 3001], "SandboxBuilder::random");
+    sandbox.verify().unwrap();
+
+    let builder = || builder().host_function("len", |bytes: Vec<u8>| bytes.len() as u64);
+    let mut sandbox = builder().arguments(4000).build(elf()).unwrap();
+    let heap = sandbox.heap().start + (1 << 20);
+    let call = |len: u64| [7, 6, 0, heap, len, heap, 8];
+    // Four zero bytes are an empty list, so that the rest is one argument too many.
+    assert_eq!(sandbox.run(&words(&call(4000))).unwrap(), (-2_i64).to_le_bytes());
+    limited(&mut sandbox, &call(4001), "SandboxBuilder::arguments");
+    // Beyond the guest's memory it is a bad pointer, whatever the limit.
+    let error = sandbox.run(&words(&call(1 << 40))).unwrap_err();
+    assert!(matches!(error, CallError::Guest(GuestError::BadPointer { .. })), "{error}");
+    sandbox.verify().unwrap();
+}
+
+#[test]
+fn a_time_limit_holds_inside_a_hypercall() {
+    if !kvm() {
+        return;
+    }
+    const LEN: u64 = 900 << 20;
+    let limit = std::time::Duration::from_millis(50);
+    let builder = Sandbox::builder().memory(1 << 30).random(u64::MAX).output(u64::MAX);
+    let mut sandbox = builder.timeout(limit).build(elf()).unwrap();
+    let heap = sandbox.heap().start + (1 << 20);
+    // Randomness of 900 MiB takes seconds.
+    let started = std::time::Instant::now();
+    let error = sandbox.run(&words(&[7, 7, heap, LEN])).unwrap_err();
+    assert!(matches!(error, CallError::Guest(GuestError::Timeout { .. })), "{error}");
+    assert!(started.elapsed() < limit * 20, "{:?}", started.elapsed());
+    sandbox.verify().unwrap();
 }

@@ -5,8 +5,8 @@ mod common;
 
 use std::os::unix::fs::{FileExt, PermissionsExt};
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use afresh_memory::{Door, Feature, Features, Filler, Image, ImageError, PageRange};
@@ -378,16 +378,13 @@ fn a_damaged_page_ends_the_call_with_its_cause() {
 struct Fitful {
     content: Image,
     door: Door,
-    there: Vec<AtomicBool>,
+    /// Held while a page is put in place.
+    putting: Mutex<()>,
     dead: AtomicBool,
     stuck: AtomicBool,
 }
 
 impl Filler for Fitful {
-    fn is_present(&self, page: usize) -> bool {
-        self.there[page].load(Ordering::Acquire)
-    }
-
     fn fill_in_handler(&self, page: usize) -> bool {
         while self.stuck.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(1));
@@ -397,18 +394,15 @@ impl Filler for Fitful {
         }
         let mut bytes = [0; 4096];
         self.content.read(page * 4096, &mut bytes);
-        // SAFETY: the door is writable for all its pages. Two threads may write the same bytes.
-        unsafe { self.door.memory.page_ptr(page).copy_from_nonoverlapping(bytes.as_ptr(), 4096) };
-        self.there[page].store(true, Ordering::Release);
+        let _putting = self.putting.lock().unwrap();
+        if !self.door.has(page) {
+            self.door.put(page, &bytes).unwrap();
+        }
         true
     }
 
     fn fill(&self, pages: PageRange) -> bool {
-        (pages.start..pages.end()).all(|page| self.is_present(page) || self.fill_in_handler(page))
-    }
-
-    fn is_complete(&self) -> bool {
-        false
+        (pages.start..pages.end()).all(|page| self.door.has(page) || self.fill_in_handler(page))
     }
 
     fn failure(&self) -> Option<String> {
@@ -423,9 +417,14 @@ fn fitful(snapshot: &Snapshot) -> (Frozen, Arc<Fitful>) {
     let stored: Vec<_> = content.stored().collect();
     let mut made = None;
     let image = Image::lazy::<ImageError>(content.pages(), &stored, |door| {
-        let there = (0..door.memory.pages()).map(|_| AtomicBool::new(false)).collect();
         let (dead, stuck) = (AtomicBool::new(false), AtomicBool::new(false));
-        let filler = Arc::new(Fitful { content: content.clone(), door, there, dead, stuck });
+        let filler = Arc::new(Fitful {
+            content: content.clone(),
+            door,
+            putting: Mutex::new(()),
+            dead,
+            stuck,
+        });
         made = Some(filler.clone());
         Ok(filler)
     })
@@ -547,7 +546,7 @@ fn snapshots_of_other_guests_engines_and_processors_are_refused_by_name() {
     let build = GuestBuild {
         kind: "wasm".into(),
         module: "m".into(),
-        engine: concat!("afresh-vm ", env!("CARGO_PKG_VERSION")).into(),
+        engine: "afresh-vm state 2".into(),
         cpu: Vec::new(),
     };
     let other_engine =

@@ -4,8 +4,13 @@
 //! embedder's own; it is off by default. A file of another wasmtime or another configuration is refused
 //! by wasmtime and made anew. A cache that cannot be written makes the next start slower, nothing else.
 
+use std::fs::DirBuilder;
+use std::io::{self, Write};
+use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use tempfile::Builder;
+use wasmtime::component::Component;
 use wasmtime::{Engine, Module};
 
 /// The cache in a directory.
@@ -34,15 +39,70 @@ impl<'a> Cache<'a> {
         }
     }
 
+    /// The component kept under `key`.
+    pub(crate) fn component(&self, engine: &Engine, key: &blake3::Hash) -> Option<Component> {
+        // SAFETY: the directory is the embedder's own, as `EngineConfig::cache` demands.
+        unsafe { Component::deserialize_file(engine, self.path(key, "cwasm")) }.ok()
+    }
+
+    pub(crate) fn keep_component(&self, key: &blake3::Hash, component: &Component) {
+        if let Ok(code) = component.serialize() {
+            self.keep(key, "cwasm", &code);
+        }
+    }
+
     /// The bytes kept under `key` and `kind`.
     pub(crate) fn bytes(&self, key: &blake3::Hash, kind: &str) -> Option<Vec<u8>> {
         std::fs::read(self.path(key, kind)).ok()
     }
 
+    /// Keeps `bytes`. A file appears whole and durable under a name that no other writer has, and is never
+    /// written again: others may have it mapped.
     pub(crate) fn keep(&self, key: &blake3::Hash, kind: &str, bytes: &[u8]) {
-        let temporary = self.path(key, &format!("{kind}-{}", std::process::id()));
-        let _ = std::fs::create_dir_all(self.directory)
-            .and_then(|()| std::fs::write(&temporary, bytes))
-            .and_then(|()| std::fs::rename(&temporary, self.path(key, kind)));
+        let path = self.path(key, kind);
+        let kept = || -> io::Result<()> {
+            DirBuilder::new().recursive(true).mode(0o700).create(self.directory)?;
+            let mut file =
+                Builder::new().prefix(".tmp-").rand_bytes(20).tempfile_in(self.directory)?;
+            file.write_all(bytes)?;
+            file.as_file().sync_all()?;
+            file.persist(&path).map_err(|e| e.error)?;
+            Ok(())
+        };
+        // Without it the next start is slower.
+        let _ = kept();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn writers_of_one_entry_never_change_what_others_have_open() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::new(dir.path());
+        let key = blake3::hash(b"a guest");
+        let content = |n: u8| vec![n; 300_000];
+        cache.keep(&key, "state", &content(0));
+        std::thread::scope(|scope| {
+            for n in 0..2 {
+                let cache = &cache;
+                scope.spawn(move || {
+                    (0..50).for_each(|_| cache.keep(&key, "state", &content(n)));
+                });
+            }
+            for _ in 0..200 {
+                // As a mapping of the file does, this sees whatever is written to it.
+                let file = std::fs::File::open(cache.path(&key, "state")).unwrap();
+                let mut first = [0];
+                std::os::unix::fs::FileExt::read_exact_at(&file, &mut first, 0).unwrap();
+                std::thread::yield_now();
+                let mut all = Vec::new();
+                std::io::Read::read_to_end(&mut &file, &mut all).unwrap();
+                assert!(all == content(first[0]), "the file was written while it was open");
+            }
+        });
+        assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is left behind");
     }
 }

@@ -1,27 +1,31 @@
 //! Components, in fresh mode: a new store and instance for every call, over memories that already hold
-//! the component's data.
+//! the component's data, or what its warm-up left ([`crate::nested`]).
 //!
-//! The active data segments of every core module are moved into images. Each instantiation takes slots
-//! for the component's memories in the order in which wasmtime creates them, which the component's own
-//! text tells, or else one instantiation of the original shows; between calls the slots are reset, and
-//! the pages that calls write stay resident.
+//! The active data segments of every core module are moved into images. Which memory wasmtime makes
+//! when is found out by one instantiation of a probe, whose memories say what they are; every later
+//! instantiation takes slots in that order, and between calls the slots are reset, and the pages that
+//! calls write stay resident.
 
 use std::sync::Arc;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
-use afresh_pool::{Lease as PoolLease, Pool, PoolStats};
-use afresh_rewrite::{DataSegment, NestedModule, prepare_component};
+use afresh_pool::{Budget, Held, Lease as PoolLease, Pool, PoolStats};
+use afresh_rewrite::{
+    DataSegment, MARK_BYTES, NestedModule, PreparedComponent, WarmState, names, prepare_component,
+};
 use wasmtime::Store;
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Func, Instance, InstancePre, Linker, Type, Val};
 
+use crate::compare::Comparison;
 use crate::fresh::FreshMemories;
-use crate::guest::Guest;
-use crate::host::Host;
-use crate::linear::{GuestMemory, MemoryPolicy, Shape, record_memories, with_memories};
-use crate::reset::WarmMemory;
+use crate::frozen::Program;
+use crate::guest::{Guest, GuestOptions, WarmUp};
+use crate::host::{Clock, Host};
+use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, record_memories, with_memories};
+use crate::reset::{CODE_MAPPINGS, WarmMemory};
 use crate::stores::{CallLimits, Stores};
-use crate::{CallError, LoadError, WarmError};
+use crate::{CallError, Engine, FreezeError, Frozen, LoadError, ThawError, WarmError, nested};
 
 struct Inner {
     pre: InstancePre<Host>,
@@ -30,6 +34,51 @@ struct Inner {
     stores: Stores,
     limits: CallLimits,
     pool: Pool<FreshMemories>,
+    /// What the code takes of the process's budget.
+    _code: Held,
+    program: Program,
+    /// What its clock read when the warm state was taken.
+    read: u64,
+    /// The state of its core modules, by their place in the binary; none where it cannot be kept.
+    state: Option<Vec<Option<WarmState>>>,
+    /// Why each instance starts as the component does, where instantiation does something.
+    why_cold: Option<String>,
+}
+
+/// What a component is before any of it has run.
+struct Outline {
+    prepared: PreparedComponent,
+    linker: Linker<Host>,
+    stores: Stores,
+    /// Its memories in the order in which wasmtime makes them, with the data that segments put there.
+    cold: Vec<WarmMemory>,
+}
+
+impl Outline {
+    fn new(
+        engine: &Engine,
+        options: &GuestOptions,
+        wasm: &[u8],
+        clock: &Clock,
+    ) -> Result<Self, WarmError> {
+        let prepared = prepare_component(wasm).map_err(LoadError::from)?;
+        let mut linker: Linker<Host> = Linker::new(engine.wasmtime());
+        wasmtime_wasi::p2::add_to_linker_sync(&mut linker).map_err(LoadError::Link)?;
+        let stores = Stores::new(engine, options, clock, None)?;
+        let probe = compile(engine, &prepared.probe)?;
+        if options.stub_imports {
+            linker.define_unknown_imports_as_traps(&probe).map_err(LoadError::Link)?;
+        }
+        let probe = linker.instantiate_pre(&probe).map_err(LoadError::Link)?;
+        let mut store = stores.make()?;
+        let (_, probed) =
+            record_memories(|| probe.instantiate(&mut store)).map_err(WarmError::Instantiate)?;
+        let cold = in_order(&prepared, &probed)?
+            .into_iter()
+            .map(|declared| declared.warm_memory())
+            .collect::<Result<Vec<_>, WarmError>>()?;
+        Ok(Self { prepared, linker, stores, cold })
+    }
 }
 
 /// A component whose memories come warm; cheap to clone, usable from any thread.
@@ -42,6 +91,19 @@ impl std::fmt::Debug for WarmComponent {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("WarmComponent").field("memories", &self.inner.memories.len()).finish()
     }
+}
+
+/// Compiles a component, or takes it from the cache.
+pub(crate) fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
+    let compile = || Component::new(engine.wasmtime(), wasm).map_err(LoadError::compile);
+    let Some(cache) = engine.cache() else { return compile() };
+    let key = engine.cache_key(&[b"component", wasm]);
+    if let Some(component) = cache.component(engine.wasmtime(), &key) {
+        return Ok(component);
+    }
+    let component = compile()?;
+    cache.keep_component(&key, &component);
+    Ok(component)
 }
 
 /// A memory that one of the component's modules defines.
@@ -78,89 +140,162 @@ impl<'a> Declared<'a> {
     }
 }
 
-/// The memories in the order in which the component's text instantiates its modules.
-fn in_order<'a>(modules: &'a [NestedModule], order: &[usize]) -> Vec<Declared<'a>> {
-    order.iter().filter_map(|at| modules.get(*at)).flat_map(Declared::all).collect()
-}
-
-/// The memories in the order in which wasmtime created them for the original component, told apart by
-/// shape and, where that leaves several, by the data that is in them now.
-fn by_content<'a>(
-    modules: &'a [NestedModule],
-    created: &[Arc<GuestMemory>],
+/// The component's memories in the order in which wasmtime makes them, as one instantiation of the
+/// probe shows it.
+fn in_order<'a>(
+    prepared: &'a PreparedComponent,
+    probed: &[Arc<GuestMemory>],
 ) -> Result<Vec<Declared<'a>>, WarmError> {
-    let mut order = Vec::new();
-    for memory in created {
-        let mut best: Option<(usize, Declared<'_>)> = None;
-        let mut tie = false;
-        for declared in modules.iter().flat_map(Declared::all) {
-            if !memory.is_shaped(declared.shape()) {
-                continue;
-            }
-            let mut matching = 0;
-            for segment in declared.segments() {
-                let mut live = vec![0; segment.bytes.len()];
-                memory.slot().read(segment.offset as usize, &mut live)?;
-                matching += live.iter().zip(&segment.bytes).filter(|(a, b)| a == b).count();
-            }
-            match &best {
-                Some((most, _)) if matching < *most => {}
-                Some((most, other)) if matching == *most => {
-                    tie |= !declared.segments().eq(other.segments());
-                }
-                _ => (best, tie) = (Some((matching, declared)), false),
-            }
+    let unknown = |memory: &GuestMemory| {
+        WarmError::State(format!(
+            "a memory of {} bytes that the component makes is none of those its modules declare",
+            memory.bytes()
+        ))
+    };
+    let mut order = Vec::with_capacity(probed.len());
+    for memory in probed {
+        let mut mark = [0; MARK_BYTES];
+        if memory.bytes() >= MARK_BYTES {
+            memory.slot().read(0, &mut mark)?;
         }
-        if tie {
-            return Err(WarmError::State(
-                "two of the component's memories cannot be told apart".to_owned(),
-            ));
+        let declared = match prepared.marked(mark) {
+            Some((module, index)) => Declared { module: &prepared.modules[module], index },
+            // Without room for a mark there is no room for data either, so that any memory declared
+            // alike will do.
+            None => prepared
+                .modules
+                .iter()
+                .flat_map(Declared::all)
+                .filter(|d| !d.module.memories[d.index as usize].has_mark())
+                .find(|d| d.shape() == memory.shape() && d.segments().next().is_none())
+                .ok_or_else(|| unknown(memory))?,
+        };
+        if declared.shape() != memory.shape() {
+            return Err(unknown(memory));
         }
-        // What fits no declaration is not the component's own: wasmtime's heap for GC objects.
-        order.extend(best.map(|(_, declared)| declared));
+        order.push(declared);
     }
     Ok(order)
 }
 
 impl WarmComponent {
-    pub(crate) fn new(guest: &Guest) -> Result<Self, WarmError> {
+    pub(crate) fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
         let engine = &guest.engine;
         let options = &guest.options;
-        if options.timeout.is_some() {
-            engine.start_ticker()?;
-        }
-        let compile =
-            |bytes: &[u8]| Component::new(engine.wasmtime(), bytes).map_err(LoadError::Compile);
-        let prepared = prepare_component(&guest.wasm).map_err(LoadError::from)?;
-        let mut linker: Linker<Host> = Linker::new(engine.wasmtime());
-        wasmtime_wasi::p2::add_to_linker_sync(&mut linker).map_err(LoadError::Link)?;
-        let stores = Stores::new(engine, options);
-        let order = match &prepared.instantiations {
-            Some(order) => in_order(&prepared.modules, order),
-            None => {
-                let original =
-                    linker.instantiate_pre(&compile(&guest.wasm)?).map_err(LoadError::Link)?;
-                let mut store = stores.make();
-                let (_, created) = record_memories(|| original.instantiate(&mut store))
-                    .map_err(WarmError::Instantiate)?;
-                by_content(&prepared.modules, &created)?
-            }
+        engine.keep_limits(options)?;
+        engine.check_process()?;
+        let Outline { prepared, linker, stores, cold } =
+            Outline::new(engine, options, &guest.wasm, &Clock::from(0))?;
+        // Where instantiation does nothing, what it leaves is what the images hold already.
+        let starts = prepared.modules.iter().any(|module| module.starts);
+        let warmed = match starts || !warm_up.calls.is_empty() {
+            true => nested::warm(guest, &linker, &stores, &cold, warm_up).map(Some),
+            false => Ok(None),
         };
-        let memories = order
-            .into_iter()
-            .map(|declared| declared.warm_memory())
-            .collect::<Result<Vec<_>, WarmError>>()?;
-        let pre =
-            linker.instantiate_pre(&compile(&prepared.component)?).map_err(LoadError::Link)?;
+        let (memories, state, why_cold) = match warmed {
+            Ok(Some(warm)) => (warm.memories, Some(warm.modules), None),
+            // Nothing but the images' data is in the way of a new instance.
+            Ok(None) => (cold, Some(Vec::new()), None),
+            // Without a warm-up nothing is lost when every instance starts as the component does.
+            Err(error @ (WarmError::State(_) | WarmError::Load(LoadError::Component(_))))
+                if warm_up.calls.is_empty() =>
+            {
+                (cold, None, Some(error.to_string()))
+            }
+            Err(error) => return Err(error),
+        };
+        let component = match &state {
+            Some(state) if starts || !warm_up.calls.is_empty() => {
+                nested::baked(&guest.wasm, state)?
+            }
+            _ => prepared.component,
+        };
+        let program = Program::new(guest.wasm.clone());
+        let pre = linker.instantiate_pre(&compile(engine, &component)?).map_err(LoadError::Link)?;
+        Self::finish(guest, pre, memories, stores, program, state, why_cold)
+    }
+
+    /// A warm component in the state of `frozen`, without running its warm-up. With a cache of compiled
+    /// guests ([`crate::EngineConfig::cache`]) that has it, nothing is compiled.
+    ///
+    /// # Errors
+    /// [`ThawError`] when state and component do not fit together, or as [`Guest::warm_component_with`].
+    pub fn thaw(
+        engine: &Engine,
+        options: &GuestOptions,
+        frozen: &Frozen,
+    ) -> Result<Self, ThawError> {
+        let bad = |why: &str| ThawError::State(why.to_owned());
+        let Some(state) = &frozen.nested else {
+            return Err(bad("it is a core module; thaw it with `Warm::thaw`"));
+        };
+        engine.keep_limits(options).map_err(WarmError::from)?;
+        engine.check_process().map_err(WarmError::from)?;
+        let wasm = frozen.program.read()?;
+        let outline = Outline::new(engine, options, &wasm, &Clock::from(frozen.read))?;
+        let (cold, warm) = (&outline.cold, &frozen.memories);
+        if !cold.iter().map(|m| m.shape).eq(warm.iter().map(|m| m.shape)) {
+            return Err(bad("its memories are not those of the component"));
+        }
+        if warm.iter().any(|m| m.bytes < m.shape.minimum) {
+            return Err(bad("a memory is smaller than the component declares it"));
+        }
+        let component = compile(engine, &nested::baked(&wasm, state)?).map_err(WarmError::from)?;
+        let pre = outline
+            .linker
+            .instantiate_pre(&component)
+            .map_err(|e| WarmError::from(LoadError::Link(e)))?;
+        let guest = Guest { engine: engine.clone(), wasm, options: options.clone() };
+        let (stores, program) = (outline.stores, frozen.program.clone());
+        let memories = frozen.memories.clone();
+        Ok(Self::finish(&guest, pre, memories, stores, program, Some(state.clone()), None)?)
+    }
+
+    fn finish(
+        guest: &Guest,
+        pre: InstancePre<Host>,
+        memories: Vec<WarmMemory>,
+        stores: Stores,
+        program: Program,
+        state: Option<Vec<Option<WarmState>>>,
+        why_cold: Option<String>,
+    ) -> Result<Self, WarmError> {
+        let options = &guest.options;
         let inner = Inner {
             pre,
             memories,
-            policy: options.policy(engine),
-            stores,
+            policy: options.policy(&guest.engine),
             limits: CallLimits::of(options),
             pool: Pool::new(options.limits),
+            program,
+            read: stores.clock.latest(),
+            stores,
+            state,
+            why_cold,
+            _code: Budget::process().hold(CODE_MAPPINGS),
         };
-        Ok(Self { inner: Arc::new(inner) })
+        let this = Self { inner: Arc::new(inner) };
+        // What no lease could get past is found now.
+        drop(this.lease()?);
+        Ok(this)
+    }
+
+    /// The warm state, to be saved or thawed elsewhere. Shares the memory.
+    ///
+    /// # Errors
+    /// [`FreezeError::State`] for a component whose warm state cannot be kept.
+    pub fn freeze(&self) -> Result<Frozen, FreezeError> {
+        let inner = &self.inner;
+        let Some(nested) = &inner.state else {
+            return Err(FreezeError::State(format!(
+                "each instance starts as the component does, for {}",
+                inner.why_cold.as_deref().unwrap_or("its state cannot be kept")
+            )));
+        };
+        let sizes = inner.memories.iter().map(|m| m.bytes as u64).collect();
+        let state = WarmState { memories: sizes, ..WarmState::default() };
+        let memories = inner.memories.clone();
+        Frozen::new(inner.program.clone(), memories, state, inner.read, Some(nested.clone()))
     }
 
     /// A new instance for one call or several that belong together.
@@ -170,10 +305,39 @@ impl WarmComponent {
     pub fn lease(&self) -> Result<ComponentLease<'_>, WarmError> {
         let inner = &*self.inner;
         let memories = inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?;
-        let mut store = inner.stores.make();
-        let instance = with_memories(&memories.memories, || inner.pre.instantiate(&mut store))
-            .map_err(WarmError::Instantiate)?;
+        let mut store = inner.stores.make()?;
+        let instance = with_memories(&memories.memories, Whose::Component, || {
+            inner.pre.instantiate(&mut store)
+        })
+        .map_err(WarmError::Instantiate)?;
         Ok(ComponentLease { store, instance, memories, warm: inner })
+    }
+
+    /// Compares the memories that the pool would hand out next with what the component starts with.
+    ///
+    /// # Errors
+    /// [`WarmError`] when the pool is exhausted or the memory cannot be read.
+    pub fn compare(&self) -> Result<Comparison, WarmError> {
+        let inner = &*self.inner;
+        inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?.compare()
+    }
+
+    /// Why each instance runs the component's start functions again, if it does: what they leave could not
+    /// be kept.
+    #[must_use]
+    pub fn why_cold(&self) -> Option<&str> {
+        self.inner.why_cold.as_deref()
+    }
+
+    /// The export that a WASI command begins at, if this is one: the `run` of `wasi:cli/run`, as
+    /// [`ComponentLease::call`] names it.
+    #[must_use]
+    pub fn command(&self) -> Option<String> {
+        let pre = &self.inner.pre;
+        let ty = pre.component().component_type();
+        let name = ty.exports(pre.engine()).map(|(name, _)| name);
+        let interface = name.into_iter().find(|name| name.starts_with("wasi:cli/run@"))?;
+        Some(format!("{interface}#run"))
     }
 
     /// The books of its pool.
@@ -198,25 +362,23 @@ impl std::fmt::Debug for ComponentLease<'_> {
     }
 }
 
-impl ComponentLease<'_> {
-    /// Calls an exported function of the component's world by name, or of an exported interface by
-    /// `interface#function`.
-    ///
-    /// # Errors
-    /// [`CallError`]; the lease is spent after a trap.
-    pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
+/// Calls exports of one instance.
+pub(crate) struct Caller<'a> {
+    pub(crate) pre: &'a InstancePre<Host>,
+    pub(crate) store: &'a mut Store<Host>,
+    pub(crate) instance: Instance,
+    pub(crate) limits: CallLimits,
+}
+
+impl Caller<'_> {
+    pub(crate) fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         let func = self.function(name)?;
         self.call_function(name, func, arguments)
     }
 
-    /// Like [`ComponentLease::call`], with arguments as text (numbers, `true`, `false`, characters and
-    /// strings) and the results as text.
-    ///
-    /// # Errors
-    /// As [`ComponentLease::call`]; parameters of other types cannot be given as text.
-    pub fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
+    pub(crate) fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
         let func = self.function(name)?;
-        let ty = func.ty(&self.store);
+        let ty = func.ty(&*self.store);
         let wanted: Vec<Type> = ty.params().map(|(_, ty)| ty).collect();
         let wrong = |reason: String| CallError::Arguments {
             name: name.to_owned(),
@@ -239,7 +401,7 @@ impl ComponentLease<'_> {
     }
 
     fn function(&mut self, name: &str) -> Result<Func, CallError> {
-        let pre = &self.warm.pre;
+        let pre = self.pre;
         let missing =
             || CallError::NoSuchExport { name: name.to_owned(), available: available(pre) };
         let function = match name.split_once('#') {
@@ -250,15 +412,15 @@ impl ComponentLease<'_> {
             None => None,
             Some((interface, _)) => Some(
                 self.instance
-                    .get_export_index(&mut self.store, None, interface)
+                    .get_export_index(&mut *self.store, None, interface)
                     .ok_or_else(missing)?,
             ),
         };
         let export = self
             .instance
-            .get_export_index(&mut self.store, parent.as_ref(), function)
+            .get_export_index(&mut *self.store, parent.as_ref(), function)
             .ok_or_else(missing)?;
-        self.instance.get_func(&mut self.store, export).ok_or_else(missing)
+        self.instance.get_func(&mut *self.store, export).ok_or_else(missing)
     }
 
     fn call_function(
@@ -267,7 +429,7 @@ impl ComponentLease<'_> {
         func: Func,
         arguments: &[Val],
     ) -> Result<Vec<Val>, CallError> {
-        let ty = func.ty(&self.store);
+        let ty = func.ty(&*self.store);
         if ty.params().len() != arguments.len() {
             return Err(CallError::Arguments {
                 name: name.to_owned(),
@@ -276,10 +438,42 @@ impl ComponentLease<'_> {
             });
         }
         let mut results = vec![Val::Bool(false); ty.results().len()];
-        self.warm.limits.apply(&mut self.store);
-        func.call(&mut self.store, arguments, &mut results)
-            .map_err(|e| crate::lease::call_error(e, self.warm.limits))?;
+        self.limits.apply(&mut *self.store);
+        let result = func.call(&mut *self.store, arguments, &mut results);
+        if let Some(failure) = self.store.data().failure() {
+            return Err(CallError::Wasi(failure.to_owned()));
+        }
+        result.map_err(|e| crate::lease::call_error(e, self.limits))?;
         Ok(results)
+    }
+}
+
+impl ComponentLease<'_> {
+    fn caller(&mut self) -> Caller<'_> {
+        Caller {
+            pre: &self.warm.pre,
+            store: &mut self.store,
+            instance: self.instance,
+            limits: self.warm.limits,
+        }
+    }
+
+    /// Calls an exported function of the component's world by name, or of an exported interface by
+    /// `interface#function`.
+    ///
+    /// # Errors
+    /// [`CallError`]; the lease is spent after a trap.
+    pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
+        self.caller().call(name, arguments)
+    }
+
+    /// Like [`ComponentLease::call`], with arguments as text (numbers, `true`, `false`, characters and
+    /// strings) and the results as text.
+    ///
+    /// # Errors
+    /// As [`ComponentLease::call`]; parameters of other types cannot be given as text.
+    pub fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
+        self.caller().call_text(name, texts)
     }
 
     /// The call's host state.
@@ -293,7 +487,15 @@ impl ComponentLease<'_> {
     /// # Errors
     /// [`WarmError`] when the memory cannot be read.
     pub fn differences(&mut self) -> Result<usize, WarmError> {
-        self.memories.differences().map_err(|e| WarmError::State(e.to_string()))
+        Ok(self.compare()?.bytes)
+    }
+
+    /// What differs from what the component starts with: memory, all else being made anew.
+    ///
+    /// # Errors
+    /// As [`ComponentLease::differences`].
+    pub fn compare(&mut self) -> Result<Comparison, WarmError> {
+        self.memories.compare()
     }
 }
 
@@ -301,7 +503,7 @@ impl ComponentLease<'_> {
 fn available(pre: &InstancePre<Host>) -> String {
     let ty = pre.component().component_type();
     let mut names = Vec::new();
-    for (name, item) in ty.exports(pre.engine()) {
+    for (name, item) in ty.exports(pre.engine()).filter(|(name, _)| *name != names::STATE) {
         match item.ty {
             ComponentItem::ComponentFunc(_) => names.push(name.to_owned()),
             ComponentItem::ComponentInstance(interface) => {

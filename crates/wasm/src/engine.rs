@@ -1,14 +1,16 @@
 //! The wasmtime engine that all guests share, set up so that their memories are slots.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use afresh_frames::{Frugal, ProcessStage};
 use afresh_memory::ZeroStock;
+use afresh_sys::{Inherited, fork, host};
 
 use crate::LoadError;
 use crate::cache::Cache;
+use crate::guest::GuestOptions;
 use crate::linear::SlotMemories;
 
 /// Where memories that grow by whole 2 MiB get them from: what is ready there is touched without faults.
@@ -69,7 +71,10 @@ pub(crate) const TICK: Duration = Duration::from_millis(5);
 pub(crate) struct Inner {
     pub(crate) wasmtime: wasmtime::Engine,
     pub(crate) config: EngineConfig,
-    ticking: AtomicBool,
+    /// The process whose thread advances the epoch, by its generation; 0 for none.
+    ticking: AtomicU32,
+    /// Of the process it was made in.
+    generation: u32,
 }
 
 /// Compiles and runs guests; cheap to clone.
@@ -84,10 +89,51 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// Address space wasmtime may assume behind a 32-bit memory's base, so that it needs no bounds checks.
-pub(crate) const RESERVATION: u64 = 4 << 30;
-/// Inaccessible bytes after that.
-pub(crate) const GUARD: u64 = 32 << 20;
+/// Address space of one memory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Space {
+    /// Bytes reserved behind the base. With [`WHOLE`] a 32-bit memory needs no bounds checks; with less wasmtime checks
+    /// every access, and a memory that is not larger from the start grows no further.
+    pub(crate) reservation: u64,
+    /// Inaccessible bytes before the base and after the reservation.
+    pub(crate) guard: u64,
+}
+
+/// What 32 bits can address.
+const WHOLE: u64 = 4 << 30;
+
+impl Space {
+    /// The guard after wasmtime's own heap for GC objects; different, so that the heap can be told from
+    /// a memory of the guest's when wasmtime asks for either.
+    pub(crate) fn heap_guard(self) -> u64 {
+        self.guard / 2
+    }
+
+    /// The same for every memory of the process, and for its children.
+    pub(crate) fn of_process() -> Self {
+        static SPACE: Inherited<Space> = Inherited::new();
+        *SPACE.get_or_make(|| Self::fitting(host::address_space()))
+    }
+
+    /// What suits a process that may reserve `left` bytes more.
+    fn fitting(left: Option<u64>) -> Self {
+        // Room for some memories at a time, and for all that is not one.
+        match left.map_or(WHOLE, |left| left / 8) {
+            WHOLE.. => Self { reservation: WHOLE, guard: 32 << 20 },
+            part => {
+                let reservation = 1 << part.max(16 << 20).ilog2();
+                Self { reservation, guard: 1 << 20 }
+            }
+        }
+    }
+}
+
+/// Bytes of address space that each Wasm memory reserves: 4 GiB, or less where the process may not use many addresses
+/// (`ulimit -v`). Asked once a process.
+#[must_use]
+pub fn memory_reservation() -> u64 {
+    Space::of_process().reservation
+}
 
 impl Engine {
     /// Sets the engine up.
@@ -95,6 +141,7 @@ impl Engine {
     /// # Errors
     /// [`LoadError::Engine`] when wasmtime does not support this machine or configuration.
     pub fn new(config: EngineConfig) -> Result<Self, LoadError> {
+        let space = Space::of_process();
         let mut wasm = wasmtime::Config::new();
         wasm.wasm_multi_memory(true)
             .wasm_memory64(true)
@@ -103,18 +150,26 @@ impl Engine {
             .wasm_gc(true)
             .wasm_exceptions(true)
             .wasm_extended_const(true)
-            .memory_reservation(RESERVATION)
-            .memory_guard_size(GUARD)
+            .memory_reservation(space.reservation)
+            .memory_guard_size(space.guard)
             .memory_reservation_for_growth(0)
             .memory_may_move(false)
+            .gc_heap_reservation(space.reservation)
+            .gc_heap_guard_size(space.heap_guard())
+            .gc_heap_reservation_for_growth(0)
+            .gc_heap_may_move(false)
             // Initial content comes from the slots' images; wasmtime's own copy-on-write does not know
             // of them.
             .memory_init_cow(false)
             .epoch_interruption(config.timeouts)
             .consume_fuel(config.fuel)
             .with_host_memory(Arc::new(SlotMemories));
+        // Compilation is spread over threads that the first engine started, and that no child has.
+        static FIRST: Inherited<u32> = Inherited::new();
+        let generation = fork::generation();
+        wasm.parallel_compilation(*FIRST.get_or_make(|| generation) == generation);
         let wasmtime = wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?;
-        let inner = Inner { wasmtime, config, ticking: AtomicBool::new(false) };
+        let inner = Inner { wasmtime, config, ticking: AtomicU32::new(0), generation };
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -126,7 +181,10 @@ impl Engine {
 
     /// Compiles a core module, or takes it from the cache.
     pub(crate) fn compile(&self, wasm: &[u8]) -> Result<wasmtime::Module, LoadError> {
-        let compile = || wasmtime::Module::new(self.wasmtime(), wasm).map_err(LoadError::Compile);
+        let compile = || {
+            self.check_process()?;
+            wasmtime::Module::new(self.wasmtime(), wasm).map_err(LoadError::compile)
+        };
         let Some(cache) = self.cache() else { return compile() };
         let key = self.cache_key(&[wasm]);
         if let Some(module) = cache.module(self.wasmtime(), &key) {
@@ -135,6 +193,15 @@ impl Engine {
         let module = compile()?;
         cache.keep_module(&key, &module);
         Ok(module)
+    }
+
+    /// Fails in a child of the process that made the engine: the threads that it compiles with are not there, and
+    /// nobody would come back from waiting for them.
+    pub(crate) fn check_process(&self) -> Result<(), LoadError> {
+        if self.inner.generation == fork::generation() {
+            return Ok(());
+        }
+        Err(LoadError::Forked)
     }
 
     /// The cache of compiled guests, if there is one.
@@ -149,15 +216,42 @@ impl Engine {
             hasher.update(part).update(&(part.len() as u64).to_le_bytes());
         }
         let config = &self.inner.config;
-        hasher.update(&[u8::from(config.timeouts), u8::from(config.fuel)]).finalize()
+        hasher.update(&[u8::from(config.timeouts), u8::from(config.fuel)]);
+        hasher.update(&Space::of_process().reservation.to_le_bytes()).finalize()
     }
 
-    /// Starts the thread that advances the epoch, which timeouts are counted in. It ends with the engine.
+    /// Makes sure that the limits in `options` are kept.
+    ///
+    /// # Errors
+    /// [`LoadError::Limit`] for a limit that code compiled by this engine would not notice, and as
+    /// [`Engine::keep_ticking`].
+    pub(crate) fn keep_limits(&self, options: &GuestOptions) -> Result<(), LoadError> {
+        let config = &self.inner.config;
+        if options.fuel.is_some() && !config.fuel {
+            return Err(LoadError::Limit { limit: "fuel", setting: "EngineConfig::fuel" });
+        }
+        if options.timeout.is_some() {
+            if !config.timeouts {
+                return Err(LoadError::Limit {
+                    limit: "timeout",
+                    setting: "EngineConfig::timeouts",
+                });
+            }
+            self.keep_ticking()?;
+        }
+        Ok(())
+    }
+
+    /// Sees to it that a thread of this process advances the epoch, which timeouts are counted in: a child of a fork
+    /// does not have its parent's. It ends with the engine.
     ///
     /// # Errors
     /// [`LoadError::Engine`] when the thread cannot be started: timeouts would never come.
-    pub(crate) fn start_ticker(&self) -> Result<(), LoadError> {
-        if self.inner.ticking.swap(true, Ordering::AcqRel) {
+    pub(crate) fn keep_ticking(&self) -> Result<(), LoadError> {
+        let generation = fork::generation();
+        if self.inner.ticking.load(Ordering::Acquire) == generation
+            || self.inner.ticking.swap(generation, Ordering::AcqRel) == generation
+        {
             return Ok(());
         }
         let weak = Arc::downgrade(&self.inner);
@@ -169,8 +263,24 @@ impl Engine {
             }
         });
         thread.map(drop).map_err(|error| {
-            self.inner.ticking.store(false, Ordering::Release);
+            self.inner.ticking.store(0, Ordering::Release);
             LoadError::Engine(error.into())
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memories_reserve_what_there_are_addresses_for() {
+        let of = |left| Space::fitting(left).reservation;
+        assert_eq!(of(None), 4 << 30);
+        assert_eq!(of(Some(1 << 40)), 4 << 30);
+        assert_eq!(of(Some(32 << 30)), 4 << 30);
+        assert_eq!(of(Some((32 << 30) - 1)), 2 << 30);
+        assert_eq!(of(Some((2 << 30) - 1)), 128 << 20);
+        assert_eq!(of(Some(0)), 16 << 20);
     }
 }

@@ -30,14 +30,65 @@ pub enum LoadError {
     /// wasmtime refused the guest.
     #[error("the guest does not compile: {0:#}")]
     Compile(wasmtime::Error),
+    /// The process has no mappings left for the guest's code.
+    #[error(
+        "no room for another guest's code: the process has {mappings} of the {most} mappings that the kernel \
+         allows it; raise vm.max_map_count, or keep fewer guests"
+    )]
+    Mappings {
+        /// Mappings that the process has.
+        mappings: usize,
+        /// `vm.max_map_count`.
+        most: usize,
+    },
     /// The engine could not be configured.
     #[error("the Wasm engine could not be set up: {0:#}")]
     Engine(wasmtime::Error),
+    /// The engine belongs to the parent of this process.
+    #[error(
+        "the engine was made before a fork, and compiles with threads that only its parent has: make one in the child"
+    )]
+    Forked,
+    /// A limit was asked for that the engine was not set up to keep.
+    #[error("the engine does not keep a {limit}: set `{setting}` when making it")]
+    Limit {
+        /// Which limit.
+        limit: &'static str,
+        /// The setting that makes the engine keep it.
+        setting: &'static str,
+    },
     /// The guest imports something that nobody provides.
     #[error(
-        "the guest's imports cannot be satisfied: {0:#}; provide them with `GuestOptions::imports`"
+        "the guest's imports cannot be satisfied: {0:#}; provide them with `GuestOptions::imports`, or \
+         let calls of them fail with `GuestOptions::stub_imports`"
     )]
     Link(wasmtime::Error),
+    /// WASI cannot give what it is set up to give.
+    #[error("WASI cannot give the guest {0}")]
+    Wasi(String),
+    /// The module imports things that nobody provides.
+    #[error(
+        "the guest imports what nobody provides: {}; provide it with `GuestOptions::imports`, or let \
+         calls of it fail with `GuestOptions::stub_imports`",
+        missing.join(", ")
+    )]
+    Imports {
+        /// All of them, with their types.
+        missing: Vec<String>,
+    },
+}
+
+impl LoadError {
+    /// What it means that wasmtime could not compile a guest, or map its code.
+    pub(crate) fn compile(error: wasmtime::Error) -> Self {
+        /// Mappings that one compiled guest may take at once.
+        const NEAR: usize = 16;
+        let most = afresh_sys::host::max_mappings();
+        match afresh_sys::host::mappings() {
+            Some(mappings) if mappings + NEAR >= most => LoadError::Mappings { mappings, most },
+            _ => LoadError::Compile(error),
+        }
+    }
 }
 
 /// Warming a guest, or making an instance of a warm one, failed.
@@ -66,6 +117,9 @@ pub enum WarmError {
     /// The instance could not be created.
     #[error("the guest could not be instantiated: {0:#}")]
     Instantiate(wasmtime::Error),
+    /// The warm-up left descriptors of WASI's in another state than each call finds.
+    #[error("the warm-up {0}, and no call can start so; undo it at the end of the warm-up")]
+    Descriptors(String),
     /// The warm state cannot be kept.
     #[error("the warm state cannot be kept: {0}")]
     State(String),
@@ -143,6 +197,17 @@ pub enum CallError {
         /// The exported functions.
         available: String,
     },
+    /// The guest exports it, but its calls were said to be others.
+    #[error(
+        "{name:?} is none of the exports that calls were said to name ({roots}), so what only it changes \
+         would stay: add it to `GuestOptions::roots`"
+    )]
+    NotARoot {
+        /// The name asked for.
+        name: String,
+        /// The names that calls may use.
+        roots: String,
+    },
     /// The arguments do not fit the function's type.
     #[error("wrong arguments for {name:?}, whose type is {expected}: {reason}")]
     Arguments {
@@ -158,9 +223,14 @@ pub enum CallError {
     Trap {
         /// Which trap.
         trap: wasmtime::Trap,
-        /// The trap with its backtrace.
+        /// The trap, and what wasmtime knows of its cause.
         message: String,
+        /// Where in the guest it happened, a frame a line.
+        backtrace: Option<String>,
     },
+    /// The guest threw an exception that nothing in it catches. The exception itself is gone.
+    #[error("the guest threw an exception and did not catch it: {0}")]
+    Exception(String),
     /// The call ran longer than its timeout.
     #[error("the call was stopped after its timeout of {0:?}")]
     Timeout(std::time::Duration),
@@ -170,8 +240,11 @@ pub enum CallError {
     /// The guest ended itself with a non-zero code.
     #[error("the guest exited with code {0}")]
     Exit(i32),
+    /// WASI could not give the guest what it was to give; nothing that the call did may be relied on.
+    #[error("WASI could not give the guest {0}")]
+    Wasi(String),
     /// A host function failed.
-    #[error("a host function failed: {0:#}")]
+    #[error("a host function failed: {}", without_backtrace(.0).0)]
     Host(wasmtime::Error),
     /// The guest's memory comes from a snapshot, and a page of it could not be fetched.
     #[error("the guest's memory is incomplete: {0}")]
@@ -179,4 +252,28 @@ pub enum CallError {
     /// The guest does not keep the byte-handling interface.
     #[error("the guest does not keep the byte interface: {0}")]
     Interface(String),
+}
+
+impl CallError {
+    /// Where in the guest the call failed, a frame a line, if that is known. Messages leave it out, so that
+    /// they stay on one line.
+    #[must_use]
+    pub fn backtrace(&self) -> Option<String> {
+        match self {
+            Self::Trap { backtrace, .. } => backtrace.clone(),
+            Self::Host(error) => without_backtrace(error).1,
+            _ => None,
+        }
+    }
+}
+
+/// What wasmtime says without the backtrace that it puts among the causes, and the backtrace.
+pub(crate) fn without_backtrace(error: &wasmtime::Error) -> (String, Option<String>) {
+    let backtrace = error.downcast_ref::<wasmtime::WasmBacktrace>().map(ToString::to_string);
+    let causes: Vec<String> = error
+        .chain()
+        .map(ToString::to_string)
+        .filter(|cause| Some(cause) != backtrace.as_ref())
+        .collect();
+    (causes.join(": "), backtrace)
 }

@@ -8,11 +8,12 @@ use std::sync::Arc;
 use afresh_memory::ResetError;
 use afresh_pool::Recycle;
 use afresh_rewrite::WarmState;
-use wasmtime::{Instance, Store};
+use wasmtime::{Extern, Instance, Store};
 
 use crate::WarmError;
+use crate::compare::Comparison;
 use crate::host::Host;
-use crate::linear::{GuestMemory, with_memories};
+use crate::linear::{GuestMemory, Whose, with_memories};
 use crate::reset::{Blueprint, WarmMemory};
 
 /// What a warm guest in fresh mode consists of.
@@ -34,10 +35,22 @@ impl FreshState {
         &self,
         memories: &FreshMemories,
     ) -> Result<(Store<Host>, Instance), WarmError> {
-        let mut store = self.blueprint.stores.make();
+        let mut store = self.blueprint.stores.make()?;
         let pre = &self.blueprint.pre;
-        let instance = with_memories(&memories.memories, || pre.instantiate(&mut store))
-            .map_err(WarmError::Instantiate)?;
+        let instance =
+            with_memories(&memories.memories, Whose::Module, || pre.instantiate(&mut store))
+                .map_err(WarmError::Instantiate)?;
+        for (memory, export) in memories.memories.iter().zip(&self.blueprint.memories) {
+            let address = match instance.get_module_export(&mut store, export) {
+                Some(Extern::Memory(handle)) => handle.data_ptr(&store),
+                _ => std::ptr::null_mut(),
+            };
+            if address != memory.base() {
+                return Err(WarmError::State(
+                    "the instance runs on other memory than its slot".into(),
+                ));
+            }
+        }
         Ok((store, instance))
     }
 }
@@ -59,13 +72,18 @@ impl FreshMemories {
         Ok(Self { memories })
     }
 
-    /// Bytes that differ from the warm image now.
-    pub(crate) fn differences(&self) -> Result<usize, ResetError> {
-        let mut bytes = 0;
+    /// What differs from the warm image now.
+    pub(crate) fn compare(&self) -> Result<Comparison, WarmError> {
+        let mut found = Comparison {
+            unseen: vec!["everything but memory: it is made anew with each instance"],
+            ..Comparison::default()
+        };
         for memory in &self.memories {
-            bytes += memory.slot().verify()?.iter().map(|m| m.bytes).sum::<usize>();
+            let pages = memory.slot().verify().map_err(|e| WarmError::State(e.to_string()))?;
+            found.bytes += pages.iter().map(|m| m.bytes).sum::<usize>();
+            found.bytes += memory.bytes().abs_diff(memory.initial());
         }
-        Ok(bytes)
+        Ok(found)
     }
 }
 
@@ -86,6 +104,10 @@ impl Recycle for FreshMemories {
 
     fn resident_bytes(&self) -> usize {
         self.memories.iter().map(|m| m.resident_bytes()).sum()
+    }
+
+    fn mappings(&self) -> usize {
+        self.memories.iter().map(|m| m.mappings()).sum()
     }
 
     fn trim(&mut self) -> Result<(), ResetError> {

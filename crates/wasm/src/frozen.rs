@@ -24,6 +24,12 @@ const KIND: &str = "wasm";
 /// What gives the state its meaning.
 const ENGINE: &str = concat!("afresh-wasm ", env!("CARGO_PKG_VERSION"));
 
+/// Nanoseconds that a guest's clock may have come to, so that what it adds to a reading fits: a century.
+const LONGEST: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
+
+/// Comes before the state of a component's modules.
+const NESTED: &str = "component";
+
 /// A guest's own binary.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
@@ -91,18 +97,32 @@ pub struct Frozen {
     pub(crate) program: Program,
     pub(crate) memories: Vec<WarmMemory>,
     pub(crate) state: WarmState,
+    /// What the guest's clock has read at most.
+    pub(crate) read: u64,
+    /// The state of a component's core modules, by their place in the binary; none for a module.
+    pub(crate) nested: Option<Vec<Option<WarmState>>>,
     memory: SnapshotMemory,
 }
 
 impl Frozen {
-    fn new(
+    pub(crate) fn new(
         program: Program,
         memories: Vec<WarmMemory>,
         state: WarmState,
+        read: u64,
+        nested: Option<Vec<Option<WarmState>>>,
     ) -> Result<Self, FreezeError> {
         let mut parts = vec![program.image()?];
         parts.extend(memories.iter().map(|m| m.image.clone()));
-        Ok(Self { program, memories, state, memory: Image::join(&parts).into() })
+        let memory = Image::join(&parts).into();
+        Ok(Self { program, memories, state, read, nested, memory })
+    }
+
+    /// Whether it is a component, which [`crate::WarmComponent::thaw`] thaws; a module is for
+    /// [`Warm::thaw`].
+    #[must_use]
+    pub fn is_component(&self) -> bool {
+        self.nested.is_some()
     }
 
     /// The pages: the module, then the memories.
@@ -128,7 +148,11 @@ impl Frozen {
             memories: self.memories.iter().map(|m| (m.shape, m.bytes as u64)).collect(),
             state: self.state.clone(),
         };
-        postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))
+        let encoded = match &self.nested {
+            None => postcard::to_allocvec(&(header, self.read)),
+            Some(nested) => postcard::to_allocvec(&(header, self.read, NESTED, nested)),
+        };
+        encoded.map_err(|e| FreezeError::State(e.to_string()))
     }
 
     /// The guest build that a snapshot of it belongs to.
@@ -157,11 +181,27 @@ impl Frozen {
     pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
         let pages = memory.pages();
         let bad = |why: &str| ThawError::State(why.to_owned());
-        let (header, rest): (Header, _) =
+        let ((header, read), rest): ((Header, u64), _) =
             postcard::take_from_bytes(bytes).map_err(|e| ThawError::State(e.to_string()))?;
+        // Only a component has more.
+        let (nested, rest) = match rest {
+            [] => (None, rest),
+            _ => {
+                let ((what, nested), rest): ((String, _), _) =
+                    postcard::take_from_bytes(rest).map_err(|e| ThawError::State(e.to_string()))?;
+                if what != NESTED {
+                    return Err(bad("there are bytes after its end"));
+                }
+                (Some(nested), rest)
+            }
+        };
         if !rest.is_empty() {
             return Err(bad("there are bytes after its end"));
         }
+        if read > LONGEST {
+            return Err(bad("its clock has run for longer than any machine"));
+        }
+        memory.limits().check_program(header.module_bytes)?;
         let mut from = 0;
         let mut part = |bytes: u64| {
             let len = usize::try_from(bytes)
@@ -187,7 +227,7 @@ impl Frozen {
         if header.state.memories.len() != memories.len() {
             return Err(bad("it has another number of memories than sizes"));
         }
-        Ok(Self { program, memories, state: header.state, memory })
+        Ok(Self { program, memories, state: header.state, read, nested, memory })
     }
 
     /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
@@ -238,7 +278,9 @@ impl Warm {
                     .to_owned(),
             )
         })?;
-        Frozen::new(self.inner.program.clone(), self.inner.pools.memories().to_vec(), state.clone())
+        let inner = &self.inner;
+        let memories = inner.pools.memories().to_vec();
+        Frozen::new(inner.program.clone(), memories, state.clone(), inner.read, None)
     }
 }
 
@@ -249,7 +291,29 @@ impl Lease<'_> {
     /// # Errors
     /// [`FreezeError::State`] in fresh mode, and for references that no other instance can hold.
     pub fn freeze(&mut self) -> Result<Frozen, FreezeError> {
-        let (memories, state) = self.state()?;
-        Frozen::new(self.warm.program.clone(), memories, state)
+        let (memories, state, read) = self.state()?;
+        if let Some(opaque) = state.opaque() {
+            return Err(FreezeError::State(opaque.to_string()));
+        }
+        Frozen::new(self.warm.program.clone(), memories, state, read, None)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_program_of_terabytes_of_zeros_is_refused_before_it_is_read() {
+        let header = Header {
+            module: [0; 32],
+            module_bytes: 8 << 40,
+            memories: Vec::new(),
+            state: WarmState::default(),
+        };
+        let bytes = postcard::to_allocvec(&(header, 0_u64)).unwrap();
+        let memory = SnapshotMemory::from(Image::zero(1 << 32));
+        let error = Frozen::from_parts(memory, &bytes).unwrap_err().to_string();
+        assert!(error.contains("--limit program=SIZE"), "{error}");
     }
 }

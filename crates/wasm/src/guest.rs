@@ -77,13 +77,15 @@ pub struct GuestOptions {
     pub host_access: HostAccess,
     /// What WASI gives it.
     pub wasi: Wasi,
-    /// Most time one call may take; needs [`crate::EngineConfig::timeouts`].
+    /// Most time one call may take; needs [`crate::EngineConfig::timeouts`]. A call is never stopped before
+    /// it is over, and by two ticks of 5 ms, or as late as the host's threads run, after it.
     pub timeout: Option<Duration>,
     /// Most fuel one call may use; needs [`crate::EngineConfig::fuel`].
     pub fuel: Option<u64>,
     /// Most bytes one of its memories may grow to.
     pub memory_limit: usize,
-    /// The exports that calls will name; what only others can change need not be restored.
+    /// The exports that calls will name; what only others can change need not be restored. A call of
+    /// another is refused, in either mode; the warm-up may call any.
     pub roots: Roots,
     /// Limits of the pool of instances.
     pub limits: Limits,
@@ -91,6 +93,8 @@ pub struct GuestOptions {
     pub verify_every: Option<u32>,
     /// Host functions of the embedder's own.
     pub imports: Imports,
+    /// Loads a guest although it imports functions that nobody provides; a call of one of them fails.
+    pub stub_imports: bool,
 }
 
 impl std::fmt::Debug for GuestOptions {
@@ -119,6 +123,7 @@ impl Default for GuestOptions {
             limits: Limits::default(),
             verify_every: None,
             imports: Imports::default(),
+            stub_imports: false,
         }
     }
 }
@@ -167,6 +172,7 @@ pub(crate) enum Arguments {
     Values(Vec<Val>),
     /// To be read by the function's type.
     Texts(Vec<String>),
+    Component(Vec<wasmtime::component::Val>),
 }
 
 impl WarmUp {
@@ -188,6 +194,17 @@ impl WarmUp {
     #[must_use]
     pub fn call_text(mut self, name: impl Into<String>, arguments: &[String]) -> Self {
         self.calls.push((name.into(), Arguments::Texts(arguments.to_vec())));
+        self
+    }
+
+    /// Like [`WarmUp::call`], of a component's export, named as [`crate::ComponentLease::call`] does.
+    #[must_use]
+    pub fn call_component(
+        mut self,
+        name: impl Into<String>,
+        arguments: &[wasmtime::component::Val],
+    ) -> Self {
+        self.calls.push((name.into(), Arguments::Component(arguments.to_vec())));
         self
     }
 }
@@ -246,12 +263,22 @@ impl Guest {
         Warm::new(self, &warm_up)
     }
 
-    /// Like [`Guest::warm`], for components: they run in fresh mode, from their state after
-    /// instantiation.
+    /// Like [`Guest::warm`], for a component without a warm-up of its own: what its start functions leave is
+    /// kept where it can be, and [`WarmComponent::why_cold`] says why where it cannot.
     ///
     /// # Errors
     /// [`WarmError`] for a core module, or when the component does not compile or link.
     pub fn warm_component(&self) -> Result<WarmComponent, WarmError> {
-        WarmComponent::new(self)
+        self.warm_component_with(&WarmUp::new())
+    }
+
+    /// Like [`Guest::warm`], for components: every instance is a new one, and starts in the state that the
+    /// warm-up left.
+    ///
+    /// # Errors
+    /// [`WarmError`] for a core module, when the component does not compile or link, when a call of the
+    /// warm-up fails, or names what of its state no new instance can start with.
+    pub fn warm_component_with(&self, warm_up: &WarmUp) -> Result<WarmComponent, WarmError> {
+        WarmComponent::new(self, warm_up)
     }
 }

@@ -5,12 +5,14 @@
 
 use std::any::Any;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use wasmtime::ResourceLimiter;
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::p2::pipe::{MemoryInputPipe, MemoryOutputPipe};
-use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
+use wasmtime_wasi::{FsPerms, HostMonotonicClock, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 
 /// Where the guest's standard output and error go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,12 +34,72 @@ pub struct Wasi {
     pub args: Vec<String>,
     /// Environment variables.
     pub env: Vec<(String, String)>,
-    /// Host directories and the paths at which the guest sees them, read-only when `false`.
+    /// Host directories and the paths at which the guest sees them, read-only when `false`. One that
+    /// cannot be opened is an error: of the warm-up, or of the call that is the first to miss it.
     pub dirs: Vec<(std::path::PathBuf, String, bool)>,
     /// Standard output and error.
     pub output: Output,
     /// Standard input; the same bytes for every call.
     pub stdin: Vec<u8>,
+    /// Gives the guest this process's own standard input, where `stdin` is empty. What one call reads no
+    /// other can.
+    pub inherit_stdin: bool,
+}
+
+impl Wasi {
+    /// A context with the directories in it, all of them; or which one cannot be opened.
+    pub(crate) fn with_dirs(&self) -> Result<WasiCtxBuilder, String> {
+        let mut builder = WasiCtxBuilder::new();
+        for (host, guest, writable) in &self.dirs {
+            let permissions = if *writable { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
+            builder.preopened_dir(host, guest, permissions).map_err(|error| {
+                format!("the directory {} for the guest's {guest:?}: {error:#}", host.display())
+            })?;
+        }
+        Ok(builder)
+    }
+}
+
+/// The monotonic clock of a guest: one for the warm-up and every lease, so that no reading which the
+/// warm state holds lies ahead of a later one.
+#[derive(Clone, Debug)]
+pub(crate) struct Clock {
+    start: Instant,
+    /// What it read then, in nanoseconds.
+    at_start: u64,
+    /// Whether the guest has ever looked at it.
+    asked: Arc<AtomicBool>,
+}
+
+impl Clock {
+    /// Reads `reading` now: the clock of a guest that was frozen when it read so much, or 0.
+    pub(crate) fn from(reading: u64) -> Self {
+        Self { start: Instant::now(), at_start: reading, asked: Arc::default() }
+    }
+
+    /// Nanoseconds that no reading of the guest's exceeds so far.
+    pub(crate) fn latest(&self) -> u64 {
+        if self.asked.load(Ordering::Acquire) { self.elapsed() } else { self.at_start }
+    }
+
+    fn elapsed(&self) -> u64 {
+        let gone = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
+        self.at_start.saturating_add(gone)
+    }
+}
+
+impl HostMonotonicClock for Clock {
+    fn resolution(&self) -> u64 {
+        1
+    }
+
+    fn now(&self) -> u64 {
+        // Written once, so that threads do not take the line from one another.
+        if !self.asked.load(Ordering::Relaxed) {
+            self.asked.store(true, Ordering::Release);
+        }
+        self.elapsed()
+    }
 }
 
 enum Context {
@@ -49,10 +111,15 @@ enum Context {
 /// The state of one call that lives outside the guest; the `T` of its `Store<T>`.
 pub struct Host {
     wasi: Arc<Wasi>,
+    clock: Clock,
+    /// Why WASI could not give this call what it was to give.
+    failure: Option<String>,
     context: Context,
     stdout: Option<MemoryOutputPipe>,
     stderr: Option<MemoryOutputPipe>,
     memory_limit: usize,
+    /// Most instances in the store, if not as many as wasmtime allows.
+    instances: Option<usize>,
     generation: u64,
     data: Option<Box<dyn Any + Send>>,
 }
@@ -67,13 +134,21 @@ impl std::fmt::Debug for Host {
 }
 
 impl Host {
-    pub(crate) fn new(wasi: Arc<Wasi>, memory_limit: usize) -> Self {
+    pub(crate) fn new(
+        wasi: Arc<Wasi>,
+        clock: Clock,
+        memory_limit: usize,
+        instances: Option<usize>,
+    ) -> Self {
         Self {
             wasi,
+            clock,
+            failure: None,
             context: Context::None,
             stdout: None,
             stderr: None,
             memory_limit,
+            instances,
             generation: 0,
             data: None,
         }
@@ -86,10 +161,19 @@ impl Host {
             self.context = Context::None;
             self.stdout = None;
             self.stderr = None;
+            self.failure = None;
         }
         if self.data.is_some() {
             self.data = None;
         }
+    }
+
+    /// Whether nothing of a call is here.
+    pub(crate) fn is_clear(&self) -> bool {
+        matches!(self.context, Context::None)
+            && self.stdout.is_none()
+            && self.stderr.is_none()
+            && self.data.is_none()
     }
 
     pub(crate) fn set_generation(&mut self, generation: u64) {
@@ -125,16 +209,41 @@ impl Host {
         self.stderr.as_ref().map(|p| p.contents().to_vec()).unwrap_or_default()
     }
 
+    /// What ends a call whose WASI is not what it should be, whatever the guest made of it.
+    #[inline]
+    pub(crate) fn failure(&self) -> Option<&str> {
+        self.failure.as_deref()
+    }
+
+    /// Whether WASI (preview 1) has been used since the last [`Host::clear`].
+    pub(crate) fn has_used_p1(&self) -> bool {
+        matches!(self.context, Context::P1(_))
+    }
+
+    /// Exchanges what WASI holds, descriptors and streams.
+    pub(crate) fn swap_wasi(&mut self, other: &mut Self) {
+        std::mem::swap(&mut self.context, &mut other.context);
+        std::mem::swap(&mut self.stdout, &mut other.stdout);
+        std::mem::swap(&mut self.stderr, &mut other.stderr);
+    }
+
+    /// Directories given to the guest.
+    pub(crate) fn directories(&self) -> usize {
+        self.wasi.dirs.len()
+    }
+
     fn builder(&mut self) -> WasiCtxBuilder {
-        let mut builder = WasiCtxBuilder::new();
-        builder.args(&self.wasi.args).envs(&self.wasi.env);
-        for (host, guest, writable) in &self.wasi.dirs {
-            let permissions = if *writable { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
-            // A directory that went away is simply not there for the guest, as on any system.
-            let _ = builder.preopened_dir(host, guest, permissions);
-        }
+        let mut builder = self.wasi.with_dirs().unwrap_or_else(|error| {
+            // None at all: descriptors are numbered by order, and one that is missing would give its
+            // number to the next.
+            self.failure = Some(error);
+            WasiCtxBuilder::new()
+        });
+        builder.args(&self.wasi.args).envs(&self.wasi.env).monotonic_clock(self.clock.clone());
         if !self.wasi.stdin.is_empty() {
             builder.stdin(MemoryInputPipe::new(self.wasi.stdin.clone()));
+        } else if self.wasi.inherit_stdin {
+            builder.inherit_stdin();
         }
         match self.wasi.output {
             Output::Discard => {}
@@ -175,6 +284,9 @@ impl WasiView for Host {
     }
 }
 
+/// Instances that wasmtime allows in a store by default.
+const WASMTIME_INSTANCES: usize = 10_000;
+
 impl ResourceLimiter for Host {
     fn memory_growing(
         &mut self,
@@ -193,5 +305,9 @@ impl ResourceLimiter for Host {
     ) -> wasmtime::Result<bool> {
         // A table element takes a few words of host memory; the memory limit bounds those too.
         Ok(desired.saturating_mul(16) <= self.memory_limit)
+    }
+
+    fn instances(&self) -> usize {
+        self.instances.unwrap_or(WASMTIME_INSTANCES)
     }
 }

@@ -2,18 +2,21 @@
 
 use std::any::Any;
 use std::marker::PhantomData;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_rewrite::WarmState;
+use afresh_sys::PerProcess;
 use wasmtime::{
-    AsContextMut, Extern, Instance, Memory, ModuleExport, Store, Trap, TypedFunc, Val, WasmParams,
-    WasmResults,
+    AsContext, AsContextMut, Extern, Instance, Memory, ModuleExport, Store, StoreContextMut,
+    ThrownException, Trap, TypedFunc, Val, ValType, WasmParams, WasmResults,
 };
 
+use crate::compare::Comparison;
+use crate::error::without_backtrace;
 use crate::fresh::FreshMemories;
 use crate::host::Host;
 use crate::reset::{ResetInstance, WarmMemory};
+use crate::scope::forget_exception;
 use crate::stores::CallLimits;
 use crate::warm::{Inner, next_generation};
 use crate::{CallError, FreezeError, WarmError};
@@ -23,18 +26,25 @@ pub struct Entry<P, R> {
     name: String,
     export: ModuleExport,
     number: usize,
+    /// The guest it belongs to.
+    guest: u64,
     signature: PhantomData<fn(P) -> R>,
 }
 
 impl<P, R> Entry<P, R> {
-    pub(crate) fn new(name: &str, export: ModuleExport, number: usize) -> Self {
-        Self { name: name.to_owned(), export, number, signature: PhantomData }
+    pub(crate) fn new(name: &str, export: ModuleExport, number: usize, guest: u64) -> Self {
+        Self { name: name.to_owned(), export, number, guest, signature: PhantomData }
+    }
+
+    #[cold]
+    fn foreign(&self) -> CallError {
+        CallError::Interface(format!("the entry for {:?} belongs to another guest", self.name))
     }
 }
 
 impl<P, R> Clone for Entry<P, R> {
     fn clone(&self) -> Self {
-        Self::new(&self.name, self.export, self.number)
+        Self::new(&self.name, self.export, self.number, self.guest)
     }
 }
 
@@ -73,17 +83,42 @@ pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallErro
     if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
         return CallError::Exit(exit.0);
     }
+    if error.is::<ThrownException>() {
+        return CallError::Exception(format!("{error:#}"));
+    }
     match error.downcast_ref::<Trap>() {
         Some(Trap::Interrupt) => CallError::Timeout(limits.timeout.unwrap_or_default()),
         Some(Trap::OutOfFuel) => CallError::OutOfFuel(limits.fuel.unwrap_or_default()),
-        Some(trap) => CallError::Trap { trap: *trap, message: format!("{error:#}") },
+        Some(trap) => {
+            let (message, backtrace) = without_backtrace(&error);
+            CallError::Trap { trap: *trap, message, backtrace }
+        }
         None => CallError::Host(error),
+    }
+}
+
+/// What wasmtime says of an argument that it refuses.
+const REFUSED: [&str; 2] = [
+    "argument type mismatch",
+    "attempted to use a garbage-collected object that has been unrooted",
+];
+
+/// Whether a value could be a `ty`. References that are not null are left to wasmtime: it says, before
+/// anything runs, whether one belongs to this store and is still rooted, where asking it would panic.
+fn may_match(store: impl AsContext, value: &Val, ty: &ValType) -> bool {
+    match value {
+        Val::FuncRef(Some(_))
+        | Val::ExternRef(Some(_))
+        | Val::AnyRef(Some(_))
+        | Val::ExnRef(Some(_))
+        | Val::ContRef(_) => ty.is_ref(),
+        _ => value.matches_ty(store, ty).unwrap_or(false),
     }
 }
 
 /// Calls an export by name with dynamic values, within the limits that the store has now.
 pub(crate) fn call_dynamic(
-    store: &mut Store<Host>,
+    store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
     name: &str,
     arguments: &[Val],
@@ -112,14 +147,22 @@ pub(crate) fn call_dynamic(
         return Err(wrong(format!("{} given, {} wanted", arguments.len(), ty.params().len())));
     }
     for (position, (ty, value)) in ty.params().zip(arguments).enumerate() {
-        if !value.matches_ty(&*store, &ty).unwrap_or(false) {
+        if !may_match(&*store, value, &ty) {
             return Err(wrong(format!("argument {} is no {ty}", position + 1)));
         }
     }
     let mut results = vec![Val::I32(0); ty.results().len()];
-    match func.call(&mut *store, arguments, &mut results) {
+    let result = func.call(&mut *store, arguments, &mut results);
+    if let Some(failure) = store.as_context().data().failure() {
+        return Err(CallError::Wasi(failure.to_owned()));
+    }
+    match result {
         Ok(()) => Ok(results),
         Err(error) => {
+            forget_exception(&mut *store);
+            if REFUSED.contains(&&*error.to_string()) {
+                return Err(wrong(error.root_cause().to_string()));
+            }
             match call_error(error, limits) {
                 // A command that ends itself with success has succeeded.
                 CallError::Exit(0) => Ok(Vec::new()),
@@ -132,16 +175,16 @@ pub(crate) fn call_dynamic(
 /// 128 bits that no other call in this or any other process gets: a keyed hash of a counter, under a
 /// key of the operating system's.
 fn entropy() -> (i64, i64) {
-    static KEY: OnceLock<[u8; 32]> = OnceLock::new();
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
-    let key = KEY.get_or_init(|| {
+    // A child of a fork must not go on with its parent's key and count: it would draw the same.
+    static SOURCE: PerProcess<([u8; 32], AtomicU64)> = PerProcess::new(|| {
         let mut key = [0u8; 32];
         for part in key.chunks_mut(8) {
             part.copy_from_slice(&afresh_sys::host::random_word().to_le_bytes());
         }
-        key
+        (key, AtomicU64::new(0))
     });
-    let count = COUNTER.fetch_add(1, Ordering::Relaxed);
+    let (key, counter) = SOURCE.get();
+    let count = counter.fetch_add(1, Ordering::Relaxed);
     let hash = blake3::keyed_hash(key, &count.to_le_bytes());
     let word = |at: usize| {
         let mut bytes = [0; 8];
@@ -186,7 +229,7 @@ impl<'a> Lease<'a> {
             move |error| WarmError::Call { name, error }
         };
         if self.warm.initialize {
-            self.call("_initialize", &[]).map_err(failed("_initialize"))?;
+            self.run("_initialize", &[]).map_err(failed("_initialize"))?;
         }
         if let Some(reseed) = &self.warm.reseed {
             self.invoke(reseed, entropy()).map_err(failed(&reseed.name))?;
@@ -195,13 +238,13 @@ impl<'a> Lease<'a> {
     }
 
     #[inline]
-    fn store(&mut self) -> (&mut Store<Host>, Instance) {
+    fn store(&mut self) -> (StoreContextMut<'_, Host>, Instance) {
         match &mut self.kind {
             Kind::Reset(lease) => {
                 let item = &mut **lease;
-                (&mut item.store, item.instance)
+                (item.store.as_context_mut(), item.instance)
             }
-            Kind::Fresh { store, instance, .. } => (store, *instance),
+            Kind::Fresh { store, instance, .. } => (store.as_context_mut(), *instance),
         }
     }
 
@@ -216,6 +259,10 @@ impl<'a> Lease<'a> {
         R: WasmResults + 'static,
     {
         let warm = self.warm;
+        // Numbers mean something within one guest only.
+        if entry.guest != warm.id {
+            return Err(entry.foreign());
+        }
         let result = match &mut self.kind {
             Kind::Reset(lease) => {
                 let item = &mut **lease;
@@ -227,20 +274,28 @@ impl<'a> Lease<'a> {
                     .as_ref()
                     .and_then(|f| f.downcast_ref::<TypedFunc<P, R>>());
                 let Some(typed) = typed else {
-                    return Err(CallError::Interface(format!(
-                        "the entry for {:?} belongs to another guest",
-                        entry.name
-                    )));
+                    return Err(entry.foreign());
                 };
                 typed.call(&mut item.store, params)
             }
             Kind::Fresh { store, instance, .. } => {
                 let typed = typed(store, *instance, entry)?;
-                warm.limits.apply(store);
+                warm.limits.apply(&mut *store);
                 typed.call(store, params)
             }
         };
-        result.map_err(|error| self.explain(call_error(error, warm.limits)))
+        if let Some(failure) = self.host().failure() {
+            return Err(CallError::Wasi(failure.to_owned()));
+        }
+        result.map_err(|error| self.failed(error))
+    }
+
+    /// What the failure of a call means; what it left in the store is forgotten.
+    #[cold]
+    fn failed(&mut self, error: wasmtime::Error) -> CallError {
+        let limits = self.warm.limits;
+        forget_exception(self.store().0);
+        self.explain(call_error(error, limits))
     }
 
     /// A call that met a page which could not be fetched looks like one that went out of bounds.
@@ -259,8 +314,8 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// The present state: memories, and everything else.
-    pub(crate) fn state(&mut self) -> Result<(Vec<WarmMemory>, WarmState), FreezeError> {
+    /// The present state: memories, everything else, and what the clock reads.
+    pub(crate) fn state(&mut self) -> Result<(Vec<WarmMemory>, WarmState, u64), FreezeError> {
         match &mut self.kind {
             Kind::Reset(lease) => Ok(lease.freeze()?),
             Kind::Fresh { .. } => Err(FreezeError::State(
@@ -292,10 +347,14 @@ impl<'a> Lease<'a> {
     /// with exit code 0 has succeeded, without results.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         self.warm.callable(name)?;
+        self.run(name, arguments)
+    }
+
+    fn run(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         let warm = self.warm;
-        let (store, instance) = self.store();
-        warm.limits.apply(store);
-        let result = call_dynamic(store, instance, name, arguments, warm.limits);
+        let (mut store, instance) = self.store();
+        warm.limits.apply(&mut store);
+        let result = call_dynamic(&mut store, instance, name, arguments, warm.limits);
         result.map_err(|error| self.explain(error))
     }
 
@@ -314,7 +373,7 @@ impl<'a> Lease<'a> {
         }
         let memory = self.memory_at(address, input.len())?;
         let (store, _) = self.store();
-        memory.write(&mut *store, address, input).map_err(|_| {
+        memory.write(store, address, input).map_err(|_| {
             CallError::Interface(format!(
                 "afresh_buffer returned {address:#x}, and {len} bytes there lie outside its memory"
             ))
@@ -323,7 +382,7 @@ impl<'a> Lease<'a> {
         let (address, len) = ((packed >> 32) as usize, (packed & 0xffff_ffff) as usize);
         let memory = self.memory_at(address, len)?;
         let (store, _) = self.store();
-        let data = memory.data(&*store);
+        let data = memory.data(&store);
         let answer = address.checked_add(len).and_then(|end| data.get(address..end));
         answer.map(<[u8]>::to_vec).ok_or_else(|| {
             CallError::Interface(format!(
@@ -353,7 +412,7 @@ impl<'a> Lease<'a> {
         }
         let export = self.warm.memory.ok_or_else(none)?;
         let (store, instance) = self.store();
-        match instance.get_module_export(store.as_context_mut(), &export) {
+        match instance.get_module_export(store, &export) {
             Some(Extern::Memory(memory)) => Ok(memory),
             _ => Err(none()),
         }
@@ -367,7 +426,7 @@ impl<'a> Lease<'a> {
         let memory = self.memory_at(address, out.len())?;
         let (store, _) = self.store();
         memory
-            .read(&*store, address, out)
+            .read(store, address, out)
             .map_err(|e| CallError::Interface(format!("reading {address:#x}: {e}")))
     }
 
@@ -387,7 +446,7 @@ impl<'a> Lease<'a> {
     #[must_use]
     pub fn host(&self) -> &Host {
         match &self.kind {
-            Kind::Reset(lease) => lease.store.data(),
+            Kind::Reset(lease) => lease.store.as_context().data(),
             Kind::Fresh { store, .. } => store.data(),
         }
     }
@@ -402,18 +461,23 @@ impl<'a> Lease<'a> {
     }
 
     /// Compares the instance with the warm state, byte by byte: how many bytes of memory differ, and how
-    /// many globals, tables and segments. Both are 0 in a lease that has made no call (and whose guest
+    /// many other items (see [`Comparison`]). Both are 0 in a lease that has made no call (and whose guest
     /// takes no fresh entropy).
     ///
     /// # Errors
     /// [`WarmError`] when the state cannot be read.
     pub fn differences(&mut self) -> Result<(usize, usize), WarmError> {
+        Ok(self.compare()?.counts())
+    }
+
+    /// As [`Lease::differences`], saying what differs and what was not looked at.
+    ///
+    /// # Errors
+    /// As [`Lease::differences`].
+    pub fn compare(&mut self) -> Result<Comparison, WarmError> {
         match &mut self.kind {
-            Kind::Reset(lease) => lease.differences(),
-            Kind::Fresh { memories, .. } => {
-                let bytes = memories.differences().map_err(|e| WarmError::State(e.to_string()))?;
-                Ok((bytes, 0))
-            }
+            Kind::Reset(lease) => lease.compare(),
+            Kind::Fresh { memories, .. } => memories.compare(),
         }
     }
 
@@ -444,15 +508,12 @@ impl<'a> Lease<'a> {
 
 /// The typed function behind an entry, in one instance.
 fn typed<P: WasmParams, R: WasmResults>(
-    store: &mut Store<Host>,
+    store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
     entry: &Entry<P, R>,
 ) -> Result<TypedFunc<P, R>, CallError> {
     let Some(Extern::Func(func)) = instance.get_module_export(&mut *store, &entry.export) else {
-        return Err(CallError::Interface(format!(
-            "the entry for {:?} belongs to another guest",
-            entry.name
-        )));
+        return Err(entry.foreign());
     };
     func.typed(&*store).map_err(|e| CallError::Arguments {
         name: entry.name.clone(),

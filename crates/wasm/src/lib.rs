@@ -34,7 +34,9 @@
 //! ```
 
 mod cache;
+mod compare;
 mod component;
+mod descriptors;
 mod engine;
 mod error;
 mod exclusive;
@@ -44,8 +46,11 @@ mod guest;
 mod host;
 mod lease;
 mod linear;
+mod nested;
 mod plan;
+mod planted;
 mod reset;
+mod scope;
 mod state;
 mod stores;
 mod thaw;
@@ -53,10 +58,11 @@ mod values;
 mod warm;
 
 pub use afresh_pager::SaveWith;
-pub use afresh_pool::{Exhausted, Limits, PoolStats};
+pub use afresh_pool::{Bounds, Budget, Exhausted, Limits, PoolStats, Usage};
 pub use afresh_rewrite::{Analysis, Refusal, Roots};
+pub use compare::Comparison;
 pub use component::{ComponentLease, WarmComponent};
-pub use engine::{Engine, EngineConfig, ZeroMemory};
+pub use engine::{Engine, EngineConfig, ZeroMemory, memory_reservation};
 pub use error::{CallError, FreezeError, LoadError, ThawError, WarmError};
 pub use frozen::Frozen;
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};

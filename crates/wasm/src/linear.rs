@@ -1,8 +1,12 @@
 //! Linear memories that are slots.
 //!
 //! wasmtime asks its memory creator for each memory an instance defines. Just before instantiating, the
-//! adapter lays out on this thread which slots are to be taken, in order ([`with_memories`]); a request
-//! that does not fit the next one (wasmtime's own GC heap, say) gets a slot of its own.
+//! adapter lays out on this thread which slots are to be taken ([`with_memories`]). What wasmtime promises
+//! is that an instantiation asks for the same memories in the same order every time: a module's by their
+//! index, before any code of it runs; a component's in the fixed list of steps that it was compiled to. So
+//! which is whose is found out once, and an instantiation that did not ask for exactly what was laid out,
+//! each as it is declared, fails. Its heap for GC objects is told apart by its guard, and gets a slot of
+//! its own ([decision](../../../docs/decisions/matching-memories.md)).
 //!
 //! wasmtime cannot shrink a memory, but it can be told to look again: a growth by zero pages makes it
 //! re-read size and base, so after a reset has shrunk the slot, `memory.grow(0)` brings wasmtime's view
@@ -21,8 +25,17 @@ use afresh_rewrite::Memory;
 use serde::{Deserialize, Serialize};
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
 
-use crate::engine::{GUARD, RESERVATION};
+use crate::engine::Space;
 use crate::exclusive::{Exclusive, Guard};
+
+/// A size that no memory can have, with room for rounding it up.
+const UNBOUNDED: usize = usize::MAX / 2;
+
+/// A declared size in bytes; none when no address space holds it.
+pub(crate) fn size_in_bytes(pages: u64, page_size_log2: u32) -> Option<usize> {
+    let bytes = u128::from(pages) << page_size_log2.min(64);
+    usize::try_from(bytes).ok().filter(|&bytes| bytes < UNBOUNDED)
+}
 
 /// What a memory is declared as, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -34,12 +47,7 @@ pub(crate) struct Shape {
 
 impl Shape {
     pub(crate) fn of(memory: &Memory) -> Self {
-        let bytes = |pages: u64| {
-            pages
-                .checked_shl(memory.page_size_log2)
-                .and_then(|b| usize::try_from(b).ok())
-                .unwrap_or(usize::MAX)
-        };
+        let bytes = |pages| size_in_bytes(pages, memory.page_size_log2).unwrap_or(UNBOUNDED);
         Self {
             minimum: bytes(memory.minimum),
             maximum: memory.maximum.map(bytes),
@@ -47,9 +55,24 @@ impl Shape {
         }
     }
 
+    /// As wasmtime names it.
+    fn asked(ty: &MemoryType) -> Self {
+        let log2 = u32::from(ty.page_size_log2());
+        let bytes = |pages| size_in_bytes(pages, log2).unwrap_or(UNBOUNDED);
+        Self {
+            minimum: bytes(ty.minimum()),
+            maximum: ty.maximum().map(bytes),
+            memory64: ty.is_64(),
+        }
+    }
+
     /// Pages the slot must be able to hold.
     fn capacity(&self, memory64_capacity: usize) -> usize {
-        let natural = if self.memory64 { memory64_capacity } else { RESERVATION as usize };
+        let natural = if self.memory64 {
+            memory64_capacity
+        } else {
+            Space::of_process().reservation as usize
+        };
         let wanted = match self.maximum {
             Some(maximum) => maximum.min(natural.max(self.minimum)),
             None => natural.max(self.minimum),
@@ -91,14 +114,15 @@ impl GuestMemory {
         policy: &MemoryPolicy,
     ) -> Result<Arc<Self>, SlotError> {
         let capacity = shape.capacity(policy.memory64_capacity);
-        let reserved = (RESERVATION as usize).saturating_sub(capacity * PAGE_SIZE);
+        let reserved =
+            (Space::of_process().reservation as usize).saturating_sub(capacity * PAGE_SIZE);
         let slot = Slot::new(
             image,
             SlotConfig {
                 strategy: policy.strategy,
                 host_access: policy.host_access,
-                guard_before: GUARD as usize,
-                guard_after: reserved + GUARD as usize,
+                guard_before: Space::of_process().guard as usize,
+                guard_after: reserved + Space::of_process().guard as usize,
                 capacity: Some(capacity),
                 verify_every: policy.verify_every,
                 stock: policy.stock.clone(),
@@ -121,14 +145,32 @@ impl GuestMemory {
         self.slot.lock()
     }
 
-    /// Whether a memory declared as `shape` could be this one.
-    pub(crate) fn is_shaped(&self, shape: Shape) -> bool {
-        self.shape == shape
+    /// What it is declared as.
+    pub(crate) fn shape(&self) -> Shape {
+        self.shape
+    }
+
+    /// Where it lies.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base as *mut u8
+    }
+
+    /// Whether it can be what wasmtime asks for: a baked module declares its memories as large as they
+    /// are when warm.
+    fn answers(&self, asked: &Shape) -> bool {
+        self.shape.memory64 == asked.memory64
+            && self.shape.maximum == asked.maximum
+            && (self.shape.minimum == asked.minimum || self.bytes() == asked.minimum)
     }
 
     /// Size now, in bytes.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// Size that resets return to, in bytes.
+    pub(crate) fn initial(&self) -> usize {
+        self.initial.load(Ordering::Relaxed)
     }
 
     /// Makes `image`, of the present size, the state that resets return to.
@@ -142,6 +184,11 @@ impl GuestMemory {
     #[inline]
     pub(crate) fn resident_bytes(&self) -> usize {
         self.resident.load(Ordering::Relaxed) * PAGE_SIZE
+    }
+
+    /// Mappings that it takes, roughly: guards, content and zeros between them, and the tracker's own.
+    pub(crate) fn mappings(&self) -> usize {
+        4 + 2 * self.slot().image().fragments()
     }
 
     /// Gives private memory back.
@@ -193,53 +240,112 @@ unsafe impl LinearMemory for View {
     }
 }
 
-thread_local! {
-    /// Memories that the instantiation under way on this thread is to take, in order.
-    static PLAN: RefCell<VecDeque<Arc<GuestMemory>>> = const { RefCell::new(VecDeque::new()) };
+/// What an instantiation that is under way on this thread is to get.
+enum Scope {
+    /// These memories, in order.
+    Lay(Layout),
+    /// Memories of their own, which are remembered.
+    Record(Vec<Arc<GuestMemory>>),
+}
+
+struct Layout {
+    left: VecDeque<Arc<GuestMemory>>,
+    whose: Whose,
+    /// Memories asked for after the last one was taken.
+    beyond: usize,
+}
+
+/// Whose memories are laid out; says what may run before the last of them is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Whose {
+    /// One module's: wasmtime makes all of an instance's memories before any code of it runs, so
+    /// whatever is asked for after them belongs to somebody else.
+    Module,
+    /// A component's: code of one of its modules may run before another's memories are made, so a
+    /// request too many means that nobody knows which was whose.
+    Component,
 }
 
 thread_local! {
-    /// Memories made while [`record_memories`] runs, in order.
-    static RECORD: RefCell<Option<Vec<Arc<GuestMemory>>>> = const { RefCell::new(None) };
+    /// Instantiations under way on this thread, the innermost last: a host function that a start
+    /// function calls may make another instance.
+    static SCOPES: RefCell<Vec<Scope>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Runs `instantiate` inside of `scope`, and gives back what has become of it.
+fn within<R>(
+    scope: Scope,
+    instantiate: impl FnOnce() -> wasmtime::Result<R>,
+) -> wasmtime::Result<(R, Scope)> {
+    /// Leaves the scope, also when a host function panics.
+    struct Leave(usize);
+    impl Drop for Leave {
+        fn drop(&mut self) {
+            SCOPES.with_borrow_mut(|scopes| scopes.truncate(self.0));
+        }
+    }
+    let depth = SCOPES.with_borrow_mut(|scopes| {
+        scopes.push(scope);
+        scopes.len() - 1
+    });
+    let leave = Leave(depth);
+    let result = instantiate()?;
+    let scope = SCOPES.with_borrow_mut(Vec::pop);
+    drop(leave);
+    scope.map(|scope| (result, scope)).ok_or_else(|| wasmtime::Error::msg("a scope was lost"))
 }
 
 /// Runs `instantiate` and returns the memories that it made, in order.
 pub(crate) fn record_memories<R>(
     instantiate: impl FnOnce() -> wasmtime::Result<R>,
 ) -> wasmtime::Result<(R, Vec<Arc<GuestMemory>>)> {
-    RECORD.set(Some(Vec::new()));
-    let result = instantiate();
-    let made = RECORD.take().unwrap_or_default();
-    Ok((result?, made))
+    match within(Scope::Record(Vec::new()), instantiate)? {
+        (result, Scope::Record(made)) => Ok((result, made)),
+        _ => Err(wasmtime::Error::msg("a scope was lost")),
+    }
 }
 
-/// Runs `instantiate` with `memories` laid out for wasmtime to take. Fails when it did not take them
-/// all: the instance would run on other memory than ours.
+/// Runs `instantiate` with `memories` laid out for wasmtime to take, in the order in which it makes
+/// them. Fails unless it asked for exactly these: an instance would run on other memory than its own.
 pub(crate) fn with_memories<R>(
     memories: &[Arc<GuestMemory>],
+    whose: Whose,
     instantiate: impl FnOnce() -> wasmtime::Result<R>,
 ) -> wasmtime::Result<R> {
-    struct Clear;
-    impl Drop for Clear {
-        fn drop(&mut self) {
-            PLAN.with_borrow_mut(VecDeque::clear);
-        }
-    }
-    PLAN.with_borrow_mut(|plan| {
-        plan.clear();
-        plan.extend(memories.iter().cloned());
-    });
-    let clear = Clear;
-    let result = instantiate()?;
-    let left = PLAN.with_borrow(VecDeque::len);
-    drop(clear);
-    if left > 0 {
+    let layout = Layout { left: memories.iter().cloned().collect(), whose, beyond: 0 };
+    let (result, scope) = within(Scope::Lay(layout), instantiate)?;
+    let Scope::Lay(layout) = scope else {
+        return Err(wasmtime::Error::msg("a scope was lost"));
+    };
+    if !layout.left.is_empty() || layout.beyond > 0 {
         return Err(wasmtime::Error::msg(format!(
-            "{left} of {} memories were not taken by the instance",
-            memories.len()
+            "the instance has {} memories laid out for it, left {} of them and asked for {} more, so that \
+             none is sure to be its own",
+            memories.len(),
+            layout.left.len(),
+            layout.beyond
         )));
     }
     Ok(result)
+}
+
+/// The memory that the instantiation under way has for this request; none when it has to be made.
+fn laid_out(asked: &Shape) -> Result<Option<Arc<GuestMemory>>, String> {
+    SCOPES.with_borrow_mut(|scopes| {
+        let Some(Scope::Lay(layout)) = scopes.last_mut() else { return Ok(None) };
+        match layout.left.front() {
+            Some(memory) if memory.answers(asked) => Ok(layout.left.pop_front()),
+            Some(memory) => Err(format!(
+                "wasmtime asks for {asked:?} where {:?} is next, so that no memory is sure to be the \
+                 right one",
+                memory.shape
+            )),
+            None => {
+                layout.beyond += usize::from(layout.whose == Whose::Component);
+                Ok(None)
+            }
+        }
+    })
 }
 
 /// The memory creator handed to wasmtime.
@@ -252,41 +358,45 @@ unsafe impl MemoryCreator for SlotMemories {
         &self,
         ty: MemoryType,
         minimum: usize,
-        maximum: Option<usize>,
+        _maximum: Option<usize>,
         reserved_size_in_bytes: Option<usize>,
         guard_size_in_bytes: usize,
     ) -> Result<Box<dyn LinearMemory>, String> {
-        if guard_size_in_bytes > GUARD as usize
-            || reserved_size_in_bytes.is_some_and(|r| r > RESERVATION as usize)
+        let space = Space::of_process();
+        if guard_size_in_bytes > space.guard as usize
+            || reserved_size_in_bytes.is_some_and(|r| r > space.reservation as usize)
         {
             return Err("wasmtime asks for larger guards than slots have".to_owned());
         }
-        let planned = PLAN.with_borrow_mut(|plan| {
-            let fits = |m: &Arc<GuestMemory>| {
-                m.shape.memory64 == ty.is_64()
-                    && (m.shape.minimum == minimum || m.bytes() == minimum)
-            };
-            if plan.front().is_some_and(fits) { plan.pop_front() } else { None }
-        });
-        if let Some(memory) = planned {
+        // The guard tells wasmtime's own heap for GC objects from memories of guests: the engine is set
+        // up with different ones.
+        let heap = guard_size_in_bytes as u64 == space.heap_guard();
+        if !heap && guard_size_in_bytes as u64 != space.guard {
+            return Err(format!(
+                "wasmtime asks for a guard of {guard_size_in_bytes} bytes, which no memory has"
+            ));
+        }
+        let shape = Shape::asked(&ty);
+        if !heap && let Some(memory) = laid_out(&shape)? {
             return Ok(Box::new(View(memory)));
         }
-        let shape = Shape { minimum, maximum, memory64: ty.is_64() };
         let policy = MemoryPolicy {
             strategy: Strategy::Discard,
             host_access: HostAccess::Threads,
             verify_every: None,
-            memory64_capacity: RESERVATION as usize,
+            memory64_capacity: space.reservation as usize,
             stock: None,
         };
         let image = Image::zero(page_align_up(minimum) / PAGE_SIZE);
         let memory =
             GuestMemory::new(shape, &image, minimum, &policy).map_err(|error| error.to_string())?;
-        RECORD.with_borrow_mut(|record| {
-            if let Some(made) = record {
-                made.push(memory.clone());
-            }
-        });
+        if !heap {
+            SCOPES.with_borrow_mut(|scopes| {
+                if let Some(Scope::Record(made)) = scopes.last_mut() {
+                    made.push(memory.clone());
+                }
+            });
+        }
         Ok(Box::new(View(memory)))
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct Plan {
     pub(crate) visible: Option<Visible>,
     /// Globals, tables and segments that a reset restores.
     pub(crate) restored_items: usize,
-    /// Whether calls may leave garbage on the store's GC heap.
+    /// Whether calls may make objects on the store's collected heap, or give references to them.
     pub(crate) collects: bool,
 }
 
@@ -41,20 +41,33 @@ impl Plan {
         warms: bool,
     ) -> Result<(Self, Prepared), WarmError> {
         let (mode, prepared, why_fresh) = decide(wasm, options, warms)?;
+        Ok((Self::of(mode, &prepared, why_fresh), prepared))
+    }
+
+    /// The plan of a guest whose state cannot be kept: every instance starts from the module.
+    pub(crate) fn cold(
+        wasm: &[u8],
+        options: &GuestOptions,
+        why: String,
+    ) -> Result<(Self, Prepared), WarmError> {
+        let prepared = prepare_as(wasm, options, false, false).map_err(LoadError::from)?;
+        Ok((Self::of(Mode::Fresh, &prepared, Some(why)), prepared))
+    }
+
+    fn of(mode: Mode, prepared: &Prepared, why_fresh: Option<String>) -> Self {
         let items = prepared
             .restorable
             .as_ref()
             .map_or(0, |r| r.globals.len() + r.tables.len() + r.data.len() + r.elements.len());
-        let plan = Self {
+        Self {
             mode,
             why_fresh,
             shapes: prepared.analysis.memories.iter().map(Shape::of).collect(),
             page_log2: prepared.analysis.memories.iter().map(|m| m.page_size_log2).collect(),
             visible: prepared.visible.clone(),
             restored_items: items,
-            collects: prepared.analysis.tables.iter().any(|t| t.changeable),
-        };
-        Ok((plan, prepared))
+            collects: prepared.analysis.collected,
+        }
     }
 
     /// The plan and compiled module for a guest whose warm state is known: from the cache, or made from
@@ -82,8 +95,9 @@ impl Plan {
             return Ok((plan, module));
         }
         let (plan, prepared) = Self::make(&wasm()?, options, true)?;
+        engine.check_process()?;
         let compile =
-            |wasm: &[u8]| Module::new(engine.wasmtime(), wasm).map_err(LoadError::Compile);
+            |wasm: &[u8]| Module::new(engine.wasmtime(), wasm).map_err(LoadError::compile);
         let module = match plan.mode {
             Mode::Fresh => {
                 let baked = bake(&prepared, state).map_err(|e| WarmError::State(e.to_string()))?;
@@ -101,16 +115,23 @@ impl Plan {
     }
 }
 
+fn prepare_as(
+    wasm: &[u8],
+    options: &GuestOptions,
+    restorable: bool,
+    bakeable: bool,
+) -> Result<Prepared, PrepareError> {
+    let roots = if restorable { options.roots.clone() } else { Roots::AllExports };
+    prepare(wasm, &PrepareOptions { roots, restorable, bakeable })
+}
+
 /// Decides the mode and prepares the module for it.
 fn decide(
     wasm: &[u8],
     options: &GuestOptions,
     warms: bool,
 ) -> Result<(Mode, Prepared, Option<String>), WarmError> {
-    let try_as = |restorable, bakeable| {
-        let roots = if restorable { options.roots.clone() } else { Roots::AllExports };
-        prepare(wasm, &PrepareOptions { roots, restorable, bakeable })
-    };
+    let try_as = |restorable, bakeable| prepare_as(wasm, options, restorable, bakeable);
     let refused = |mode: Mode, error: &PrepareError| WarmError::Refused {
         mode: mode.name(),
         reason: error.to_string(),
@@ -135,6 +156,16 @@ fn decide(
                 return Err(refused(Mode::Fresh, &error));
             }
             let prepared = try_as(false, false).map_err(LoadError::from)?;
+            let memories = (0..).zip(&prepared.analysis.memories);
+            if let Some((index, _)) = memories.into_iter().find(|(_, m)| m.shared) {
+                return Err(WarmError::Refused {
+                    mode: Mode::Fresh.name(),
+                    reason: format!(
+                        "memory {index} is shared between threads, which no guest has here; build it \
+                         without threads"
+                    ),
+                });
+            }
             Ok((Mode::Fresh, prepared, why_fresh.or_else(|| Some(error.to_string()))))
         }
         Err(error) => Err(LoadError::from(error).into()),

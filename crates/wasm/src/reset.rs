@@ -2,23 +2,31 @@
 //!
 //! Memory comes back by the slot's strategy; globals, tables and dropped segments by a function that was
 //! added to the module and runs inside it, because the host's setters cost a hundred times as much. What
-//! cannot be undone in place (a grown table) makes the instance be replaced from the warm state.
+//! cannot be undone in place (a grown table, a heap of collected objects that has become large) makes the
+//! instance be replaced from the warm state. What else a store keeps between two calls, and what becomes of
+//! it, stands in `docs/decisions/what-a-store-keeps.md`.
 
 use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use afresh_pool::Recycle;
+use afresh_pool::{Budget, Held, Recycle};
 use afresh_rewrite::{Visible, WarmState, names};
-use wasmtime::{Instance, InstancePre, Memory, Module, Store, TypedFunc};
+use afresh_sys::planted::{Bug, is};
+use wasmtime::{
+    AsContextMut, ExternType, Instance, InstancePre, Linker, Memory, Module, ModuleExport,
+    RootScope, Store, TypedFunc,
+};
 
+use crate::compare::Comparison;
 use crate::guest::GuestOptions;
-use crate::host::Host;
-use crate::linear::{GuestMemory, MemoryPolicy, Shape, with_memories};
+use crate::host::{Clock, Host};
+use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, with_memories};
 use crate::plan::Plan;
-use crate::state;
+use crate::planted;
+use crate::scope::{ScopedStore, forget_exception};
 use crate::stores::Stores;
-use crate::{Engine, LoadError, WarmError};
+use crate::{Engine, LoadError, Mode, WarmError, descriptors, state};
 
 /// A warm memory: what it is declared as, its content, and its size in bytes.
 #[derive(Clone, Debug)]
@@ -35,14 +43,30 @@ pub(crate) struct Blueprint {
     pub(crate) policy: MemoryPolicy,
     pub(crate) visible: Visible,
     pub(crate) page_log2: Vec<u32>,
+    /// The memories that the module defines, as it exports them.
+    pub(crate) memories: Vec<ModuleExport>,
     /// Whether a restore has anything to do beside memory.
     pub(crate) restores: bool,
-    /// Whether calls may leave garbage on the store's GC heap.
+    /// Whether calls may make objects on the store's collected heap, or give references to them.
     pub(crate) collects: bool,
-    /// Instances replaced because a call grew a table.
+    /// Instances replaced because a call grew a table, or the collected heap beyond what is kept.
     pub(crate) replaced: AtomicU64,
     /// Resets after which a memory had to be shrunk.
     pub(crate) shrunk: AtomicU64,
+    /// What the code takes of the process's budget.
+    _code: Held,
+}
+
+/// How the memories that a prepared or baked module defines are found in an instance, by index.
+fn defined_memories(module: &Module) -> Result<Vec<ModuleExport>, LoadError> {
+    let imported = module.imports().filter(|i| i.ty().memory().is_some()).count() as u32;
+    let all = module.resources_required().num_memories;
+    let export = |index| {
+        module.get_export_index(&names::memory(index)).ok_or_else(|| {
+            LoadError::Compile(wasmtime::Error::msg("the prepared module hides its memory"))
+        })
+    };
+    (imported..imported + all).map(export).collect()
 }
 
 impl Blueprint {
@@ -51,19 +75,57 @@ impl Blueprint {
         options: &GuestOptions,
         module: &Module,
         plan: &Plan,
+        clock: &Clock,
     ) -> Result<Self, LoadError> {
-        let linker = options.linker(engine)?;
+        let mut linker = options.linker(engine)?;
+        if options.stub_imports {
+            linker.define_unknown_imports_as_traps(module).map_err(LoadError::Link)?;
+        }
+        // What a host function instantiates lives as long as the store does, which nothing restores.
+        let instances = (plan.mode == Mode::Reset).then_some(1);
+        let stores = Stores::new(engine, options, clock, instances)?;
+        let pre = linker
+            .instantiate_pre(module)
+            .map_err(|error| unsatisfied(&linker, module, &stores, error))?;
         Ok(Self {
-            pre: linker.instantiate_pre(module).map_err(LoadError::Link)?,
-            stores: Stores::new(engine, options),
+            pre,
+            stores,
             policy: options.policy(engine),
             visible: plan.visible.clone().unwrap_or_default(),
             page_log2: plan.page_log2.clone(),
+            memories: defined_memories(module)?,
             restores: plan.restored_items > 0,
             collects: plan.collects,
             replaced: AtomicU64::new(0),
             shrunk: AtomicU64::new(0),
+            _code: Budget::process().hold(CODE_MAPPINGS),
         })
+    }
+}
+
+/// Every import that the linker lacks, where that is what is wrong.
+fn unsatisfied(
+    linker: &Linker<Host>,
+    module: &Module,
+    stores: &Stores,
+    error: wasmtime::Error,
+) -> LoadError {
+    let Ok(mut store) = stores.make() else { return LoadError::Link(error) };
+    let missing: Vec<String> = module
+        .imports()
+        .filter(|import| linker.get(&mut store, import.module(), import.name()).is_err())
+        .map(|import| format!("{}.{} ({})", import.module(), import.name(), describe(&import.ty())))
+        .collect();
+    if missing.is_empty() { LoadError::Link(error) } else { LoadError::Imports { missing } }
+}
+
+fn describe(ty: &ExternType) -> String {
+    match ty {
+        ExternType::Func(ty) => ty.to_string(),
+        ExternType::Global(_) => "a global".to_owned(),
+        ExternType::Table(_) => "a table".to_owned(),
+        ExternType::Memory(_) => "a memory".to_owned(),
+        ExternType::Tag(_) => "a tag".to_owned(),
     }
 }
 
@@ -83,9 +145,19 @@ impl ResetState {
             .iter()
             .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &blueprint.policy))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut store = blueprint.stores.make();
-        let instance = with_memories(&memories, || blueprint.pre.instantiate(&mut store))
-            .map_err(WarmError::Instantiate)?;
+        self.make_over(memories)
+    }
+
+    /// An instance in the warm state, over memories that are in it already.
+    fn make_over(
+        self: &Arc<Self>,
+        memories: Vec<Arc<GuestMemory>>,
+    ) -> Result<ResetInstance, WarmError> {
+        let blueprint = &self.blueprint;
+        let mut store = blueprint.stores.make()?;
+        let instance =
+            with_memories(&memories, Whose::Module, || blueprint.pre.instantiate(&mut store))
+                .map_err(WarmError::Instantiate)?;
         state::apply(&mut store, instance, &self.state)?;
         ResetInstance::adopt(self, store, instance, memories)
     }
@@ -93,18 +165,28 @@ impl ResetState {
 
 /// A live instance that can be brought back.
 pub(crate) struct ResetInstance {
-    pub(crate) store: Store<Host>,
+    pub(crate) store: ScopedStore,
     pub(crate) instance: Instance,
     pub(crate) memories: Vec<(Arc<GuestMemory>, Memory)>,
     restore: Option<TypedFunc<(), i32>>,
     /// Functions that leases call, typed, by entry number.
     pub(crate) typed: Vec<Option<Box<dyn Any + Send>>>,
-    recycled: u32,
+    /// Bytes of the collected heap that the warm state itself takes.
+    warm_heap: usize,
+    /// Bytes of the collected heap now; they stay when what was in it is collected.
+    heap: usize,
     of: Arc<ResetState>,
 }
 
-/// Recycles between two collections of a store's GC heap.
-const COLLECT_EVERY: u32 = 256;
+/// Mappings of an instance beside its memories: tables and, where it has one, the collected heap.
+const INSTANCE_MAPPINGS: usize = 1;
+
+/// Mappings of a compiled guest, in use or not.
+pub(crate) const CODE_MAPPINGS: usize = 4;
+
+/// Bytes that a collected heap may grow to and be kept. wasmtime cannot shrink it, so an instance with a
+/// larger one is replaced, unless the warm state itself is larger.
+pub(crate) const KEPT_HEAP: usize = 1 << 20;
 
 impl ResetInstance {
     /// Takes over an instance that is in the warm state, memories included, and makes that the state it
@@ -143,13 +225,15 @@ impl ResetInstance {
         } else {
             None
         };
+        let heap = store.gc_heap_capacity();
         let mut this = Self {
-            store,
+            store: ScopedStore::new(store),
             instance,
             memories: held,
             restore,
             typed: Vec::new(),
-            recycled: 0,
+            warm_heap: heap,
+            heap,
             of: of.clone(),
         };
         // Instantiation may have written data that is not part of the warm image.
@@ -160,32 +244,41 @@ impl ResetInstance {
     /// Brings everything back; `false` when that takes a new instance.
     #[inline]
     fn restore_in_place(&mut self) -> Result<bool, RestoreError> {
-        self.store.data_mut().clear();
         let blueprint = &self.of.blueprint;
+        if !is(Bug::HostState) {
+            self.store.data_mut().clear();
+        }
+        forget_exception(&mut self.store);
+        // Also where nothing of ours is to run: a host function may have set limits of its own.
+        blueprint.stores.unlimit(&mut self.store);
         if let Some(restore) = &self.restore {
-            blueprint.stores.unlimit(&mut self.store);
+            let left = planted::before(&mut self.store, self.instance, &blueprint.visible);
             let status = restore.call(&mut self.store, ()).map_err(RestoreError::Restore)?;
-            if status != 0 {
+            planted::after(&mut self.store, self.instance, &blueprint.visible, left);
+            if status != 0 && !is(Bug::Replace) {
                 return Ok(false);
             }
         }
         for (memory, handle) in &self.memories {
-            if memory.reset()? {
+            if memory.reset()? && !is(Bug::View) {
                 blueprint.shrunk.fetch_add(1, Ordering::Relaxed);
                 handle.grow(&mut self.store, 0).map_err(RestoreError::Restore)?;
             }
         }
         if blueprint.collects {
-            self.recycled = self.recycled.wrapping_add(1);
-            if self.recycled.is_multiple_of(COLLECT_EVERY) {
-                self.store.gc(None).map_err(RestoreError::Restore)?;
-            }
+            let collected = self.store.renew(|store| match store.gc_heap_capacity() {
+                0 => Ok(0),
+                _ => store.gc(None).map(|()| store.gc_heap_capacity()),
+            });
+            self.heap = collected.map_err(RestoreError::Restore)?;
+            return Ok(self.heap <= self.warm_heap.max(KEPT_HEAP));
         }
         Ok(true)
     }
 
     /// The present state, as one that later instances could start from.
-    pub(crate) fn freeze(&mut self) -> Result<(Vec<WarmMemory>, WarmState), WarmError> {
+    pub(crate) fn freeze(&mut self) -> Result<(Vec<WarmMemory>, WarmState, u64), WarmError> {
+        descriptors::check(&self.of.blueprint.stores, self.store.data_mut())?;
         let (mut memories, mut sizes) = (Vec::new(), Vec::new());
         let logs = &self.of.blueprint.page_log2;
         for (((memory, _), warm), log2) in self.memories.iter().zip(&self.of.memories).zip(logs) {
@@ -195,28 +288,41 @@ impl ResetInstance {
             memories.push(WarmMemory { shape: warm.shape, image, bytes });
         }
         let visible = &self.of.blueprint.visible;
-        let state = state::read(&mut self.store, self.instance, visible, sizes)?;
-        Ok((memories, state))
+        let mut scope = RootScope::new(&mut self.store);
+        let state = state::read(&mut scope, self.instance, visible, sizes)?;
+        Ok((memories, state, self.of.blueprint.stores.clock.latest()))
     }
 
-    /// Counts what differs from the warm state now: bytes of memory, and globals and tables.
-    pub(crate) fn differences(&mut self) -> Result<(usize, usize), WarmError> {
-        let mut bytes = 0;
+    /// What differs from the warm state now.
+    pub(crate) fn compare(&mut self) -> Result<Comparison, WarmError> {
+        let mut found = Comparison::default();
         for ((memory, _), warm) in self.memories.iter().zip(&self.of.memories) {
-            let found = memory.slot().verify().map_err(|e| WarmError::State(e.to_string()))?;
-            bytes += found.iter().map(|m| m.bytes).sum::<usize>();
-            bytes += memory.bytes().abs_diff(warm.bytes);
+            let pages = memory.slot().verify().map_err(|e| WarmError::State(e.to_string()))?;
+            found.bytes += pages.iter().map(|m| m.bytes).sum::<usize>();
+            found.bytes += memory.bytes().abs_diff(warm.bytes);
+        }
+        // What wasmtime believes the sizes to be is another matter.
+        for (index, (memory, handle)) in (0..).zip(&self.memories) {
+            let seen = handle.data_size(&self.store);
+            found.item(seen != memory.bytes(), &format!("size of memory {index} in wasmtime"));
         }
         // Sizes are compared above, so that the state read here differs in the rest alone.
         let sizes = self.of.state.memories.clone();
         let visible = &self.of.blueprint.visible;
-        let now = state::read(&mut self.store, self.instance, visible, sizes)?;
+        let mut scope = RootScope::new(&mut self.store);
+        let now = state::read(&mut scope, self.instance, visible, sizes)?;
         let warm = &self.of.state;
-        let globals = now.globals.iter().filter(|(k, v)| warm.globals.get(k) != Some(v)).count();
-        let tables = now.tables.iter().filter(|(k, v)| warm.tables.get(k) != Some(v)).count();
-        let dropped = usize::from(now.dropped_data != warm.dropped_data)
-            + usize::from(now.dropped_elements != warm.dropped_elements);
-        Ok((bytes, globals + tables + dropped))
+        found.maps("global", &warm.globals, &now.globals);
+        found.maps("table", &warm.tables, &now.tables);
+        let data = now.dropped_data.symmetric_difference(&warm.dropped_data);
+        found.items.extend(data.map(|index| format!("data segment {index}")));
+        let elements = now.dropped_elements.symmetric_difference(&warm.dropped_elements);
+        found.items.extend(elements.map(|index| format!("element segment {index}")));
+        let mut store = scope.as_context_mut();
+        found.item(store.has_pending_exception(), "pending exception");
+        found.item(!store.data_mut().is_clear(), "host state");
+        found.item(self.heap > self.warm_heap.max(KEPT_HEAP), "size of the collected heap");
+        Ok(found)
     }
 }
 
@@ -248,12 +354,22 @@ impl Recycle for ResetInstance {
         }
         let of = self.of.clone();
         of.blueprint.replaced.fetch_add(1, Ordering::Relaxed);
-        *self = of.make().map_err(|e| RestoreError::Replace(Box::new(e)))?;
+        // The memories stay, with the pages that calls write: a guest that needs this after every call pays
+        // what it would pay in fresh mode.
+        for (memory, _) in &self.memories {
+            memory.reset()?;
+        }
+        let memories = self.memories.iter().map(|(memory, _)| memory.clone()).collect();
+        *self = of.make_over(memories).map_err(|e| RestoreError::Replace(Box::new(e)))?;
         Ok(())
     }
 
     fn resident_bytes(&self) -> usize {
-        self.memories.iter().map(|(m, _)| m.resident_bytes()).sum()
+        self.memories.iter().map(|(m, _)| m.resident_bytes()).sum::<usize>() + self.heap
+    }
+
+    fn mappings(&self) -> usize {
+        self.memories.iter().map(|(m, _)| m.mappings()).sum::<usize>() + INSTANCE_MAPPINGS
     }
 
     fn trim(&mut self) -> Result<(), RestoreError> {

@@ -4,7 +4,8 @@
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use afresh_rewrite::{Visible, WarmState, WarmValue, names};
-use wasmtime::{AsContextMut, Instance, Store, Val};
+use afresh_sys::planted::{Bug, is};
+use wasmtime::{AnyRef, AsContextMut, I31, Instance, Val};
 
 use crate::WarmError;
 use crate::host::Host;
@@ -15,7 +16,7 @@ fn missing(what: &str) -> WarmError {
 
 /// The module's functions by the address of their reference in this instance.
 fn functions(
-    store: &mut Store<Host>,
+    store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
     visible: &Visible,
 ) -> Result<HashMap<usize, u32>, WarmError> {
@@ -28,7 +29,11 @@ fn functions(
     Ok(map)
 }
 
-fn warm_value(store: &mut Store<Host>, functions: &HashMap<usize, u32>, value: &Val) -> WarmValue {
+fn warm_value(
+    store: &mut impl AsContextMut<Data = Host>,
+    functions: &HashMap<usize, u32>,
+    value: &Val,
+) -> WarmValue {
     match value {
         Val::I32(v) => WarmValue::I32(*v),
         Val::I64(v) => WarmValue::I64(*v),
@@ -36,19 +41,23 @@ fn warm_value(store: &mut Store<Host>, functions: &HashMap<usize, u32>, value: &
         Val::F64(bits) => WarmValue::F64(*bits),
         Val::V128(v) => WarmValue::V128(v.as_u128()),
         Val::FuncRef(Some(func)) => {
-            let address = func.to_raw(store) as usize;
+            let address = func.to_raw(&mut *store) as usize;
             functions.get(&address).map_or(WarmValue::Opaque, |index| WarmValue::Func(*index))
         }
         Val::FuncRef(None) | Val::ExternRef(None) | Val::AnyRef(None) | Val::ExnRef(None) => {
             WarmValue::Null
         }
+        Val::AnyRef(Some(object)) => match object.as_i31(&*store) {
+            Ok(Some(number)) => WarmValue::I31(number.get_i32()),
+            _ => WarmValue::Opaque,
+        },
         _ => WarmValue::Opaque,
     }
 }
 
 /// Reads globals, tables and dropped segments.
 pub(crate) fn read(
-    store: &mut Store<Host>,
+    store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
     visible: &Visible,
     memories: Vec<u64>,
@@ -79,8 +88,14 @@ pub(crate) fn read(
         for &index in indices {
             let name = name(index);
             let flag = instance.get_global(&mut *store, &name).ok_or_else(|| missing(&name))?;
-            if flag.get(&mut *store).i32() != Some(0) {
-                set.insert(index);
+            match flag.get(&mut *store).i32() {
+                Some(0) => {}
+                Some(-1) => {
+                    set.insert(index);
+                }
+                other => {
+                    return Err(WarmError::State(format!("{name} is {other:?}, neither 0 nor -1")));
+                }
             }
         }
         Ok::<_, WarmError>(set)
@@ -92,7 +107,7 @@ pub(crate) fn read(
 
 /// Puts a state that was read from one instance into another of the same module.
 pub(crate) fn apply(
-    store: &mut Store<Host>,
+    store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
     state: &WarmState,
 ) -> Result<(), WarmError> {
@@ -126,9 +141,10 @@ pub(crate) fn apply(
     }
     let flags = state.dropped_data.iter().map(|i| names::data_dropped(*i));
     let flags = flags.chain(state.dropped_elements.iter().map(|i| names::elem_dropped(*i)));
-    for name in flags {
+    for name in flags.skip(usize::from(is(Bug::Thaw))) {
         let global = instance.get_global(&mut *store, &name).ok_or_else(|| missing(&name))?;
-        global.set(&mut *store, Val::I32(1)).map_err(|e| failed(&name, e))?;
+        // Every bit, as the instruction that drops the segment sets them: the guards rely on it.
+        global.set(&mut *store, Val::I32(-1)).map_err(|e| failed(&name, e))?;
     }
     Ok(())
 }
@@ -141,7 +157,7 @@ fn opaque(name: &str) -> WarmError {
 }
 
 fn val(
-    store: &mut Store<Host>,
+    store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
     ty: &wasmtime::ValType,
     value: WarmValue,
@@ -156,6 +172,10 @@ fn val(
         WarmValue::Func(index) => {
             let func = instance.get_func(store.as_context_mut(), &names::func(index))?;
             Val::FuncRef(Some(func))
+        }
+        WarmValue::I31(number) => {
+            let number = I31::new_i32(number)?;
+            Val::AnyRef(Some(AnyRef::from_i31(store.as_context_mut(), number)))
         }
         WarmValue::Opaque => return None,
     })

@@ -8,6 +8,7 @@ use afresh_pool::Pool;
 use crate::fresh::FreshState;
 use crate::frozen::Frozen;
 use crate::guest::GuestOptions;
+use crate::host::Clock;
 use crate::plan::Plan;
 use crate::reset::{Blueprint, ResetState};
 use crate::warm::{Pools, Times};
@@ -27,8 +28,11 @@ impl Warm {
         options: &GuestOptions,
         frozen: &Frozen,
     ) -> Result<Self, ThawError> {
-        if options.timeout.is_some() {
-            engine.start_ticker().map_err(WarmError::from)?;
+        engine.keep_limits(options).map_err(WarmError::from)?;
+        if frozen.is_component() {
+            return Err(ThawError::State(
+                "it is a component; thaw it with `WarmComponent::thaw`".to_owned(),
+            ));
         }
         let started = Instant::now();
         let state_bytes =
@@ -42,7 +46,9 @@ impl Warm {
             || frozen.program.read().map_err(|e| WarmError::State(e.to_string())),
         )?;
         check(&plan, frozen)?;
-        let blueprint = Blueprint::new(engine, options, &module, &plan).map_err(WarmError::from)?;
+        let clock = Clock::from(frozen.read);
+        let blueprint =
+            Blueprint::new(engine, options, &module, &plan, &clock).map_err(WarmError::from)?;
         let compile = started.elapsed();
         let memories = frozen.memories.clone();
         let state = frozen.state.clone();
@@ -58,7 +64,8 @@ impl Warm {
             }
         };
         let times = Times { compile, warm_up: Duration::ZERO };
-        Ok(Self::finish(options, pools, false, plan, times, frozen.program.clone())?)
+        let program = frozen.program.clone();
+        Ok(Self::finish(options, pools, false, plan, times, program, frozen.read)?)
     }
 }
 

@@ -3,30 +3,32 @@
 use std::any::TypeId;
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
 use afresh_pool::{Limits, Pool, PoolStats};
-use afresh_rewrite::{Prepared, WarmState, bake, names};
+use afresh_rewrite::{AnalyzeError, Prepared, Roots, WarmState, bake, names};
 use afresh_sys::host::random_word;
-use wasmtime::{FuncType, Instance, ModuleExport, Store, WasmParams, WasmResults};
+use afresh_sys::{PerProcess, fork};
+use wasmtime::{
+    AsContextMut, FuncType, Instance, ModuleExport, RootScope, Store, WasmParams, WasmResults,
+};
 
+use crate::compare::Comparison;
 use crate::fresh::{FreshMemories, FreshState};
 use crate::frozen::Program;
 use crate::guest::{Arguments, Guest, GuestOptions, Mode, WarmUp};
-use crate::host::Host;
+use crate::host::{Clock, Host};
 use crate::lease::{self, BytesEntry, Entry, Kind, Lease};
-use crate::linear::{GuestMemory, Shape, with_memories};
+use crate::linear::{GuestMemory, Shape, Whose, size_in_bytes, with_memories};
 use crate::plan::Plan;
-use crate::reset::{Blueprint, ResetInstance, ResetState, WarmMemory};
+use crate::reset::{Blueprint, KEPT_HEAP, ResetInstance, ResetState, WarmMemory};
 use crate::stores::CallLimits;
-use crate::{CallError, WarmError, parse_arguments, state};
+use crate::{CallError, LoadError, WarmError, descriptors, parse_arguments, state};
 
 /// The WASI reactor initialiser, which is run before the warm-up.
 const INITIALIZE: &str = "_initialize";
-/// The hook that takes fresh entropy after every restore.
-pub(crate) const RESEED: &str = "afresh_reseed";
 
 /// How a guest was warmed.
 #[derive(Clone, Debug)]
@@ -56,6 +58,8 @@ pub struct WarmReport {
 pub(crate) struct Callable {
     pub(crate) export: ModuleExport,
     pub(crate) ty: FuncType,
+    /// Whether calls may name it.
+    root: bool,
 }
 
 pub(crate) enum Pools {
@@ -99,6 +103,8 @@ pub(crate) struct Times {
 }
 
 pub(crate) struct Inner {
+    /// No two guests of a process have the same.
+    pub(crate) id: u64,
     pub(crate) exports: HashMap<String, Callable>,
     pub(crate) memory: Option<ModuleExport>,
     pub(crate) pools: Pools,
@@ -109,6 +115,8 @@ pub(crate) struct Inner {
     entries: Mutex<HashMap<(String, TypeId), usize>>,
     report: WarmReport,
     pub(crate) program: Program,
+    /// What the guest's clock read when its warm state was taken.
+    pub(crate) read: u64,
 }
 
 /// A guest in its warm state; cheap to clone, usable from any thread.
@@ -127,25 +135,25 @@ impl std::fmt::Debug for Warm {
 /// elsewhere but for a tiny chance. A guest may keep its number in a snapshot that two processes thaw.
 pub(crate) fn next_generation() -> u64 {
     const BLOCK: u64 = 1 << 16;
-    static NEXT: OnceLock<AtomicU64> = OnceLock::new();
-    thread_local!(static MINE: std::cell::Cell<u64> = const { std::cell::Cell::new(0) });
-    let mut next = MINE.get();
-    if next.is_multiple_of(BLOCK) {
-        let blocks = NEXT.get_or_init(|| AtomicU64::new((random_word() >> 2) & !(BLOCK - 1)));
-        next = blocks.fetch_add(BLOCK, Ordering::Relaxed);
+    // A child of a fork begins elsewhere, also in the thread that forked.
+    static NEXT: PerProcess<AtomicU64> =
+        PerProcess::new(|| AtomicU64::new((random_word() >> 2) & !(BLOCK - 1)));
+    thread_local!(static MINE: std::cell::Cell<(u32, u64)> = const { std::cell::Cell::new((0, 0)) });
+    let process = fork::generation();
+    let (of, mut next) = MINE.get();
+    if of != process || next.is_multiple_of(BLOCK) {
+        next = NEXT.get().fetch_add(BLOCK, Ordering::Relaxed);
     }
-    MINE.set(next + 1);
+    MINE.set((process, next + 1));
     next + 1
 }
 
 /// The memories that segments alone make: what the module starts with.
 fn cold_memories(prepared: &Prepared) -> Result<Vec<WarmMemory>, WarmError> {
     let mut memories = Vec::new();
-    for (index, memory) in (0u32..).zip(&prepared.analysis.memories) {
-        let bytes = memory
-            .minimum
-            .checked_shl(memory.page_size_log2)
-            .and_then(|b| usize::try_from(b).ok())
+    let declared = (0u32..).zip(&prepared.analysis.memories);
+    for (index, memory) in declared.filter(|(_, memory)| memory.import.is_none()) {
+        let bytes = size_in_bytes(memory.minimum, memory.page_size_log2)
             .ok_or_else(|| WarmError::State("a memory is larger than the address space".into()))?;
         let mut image = ImageBuilder::new(page_align_up(bytes) / PAGE_SIZE);
         for segment in prepared.segments.iter().filter(|s| s.memory == index) {
@@ -158,6 +166,7 @@ fn cold_memories(prepared: &Prepared) -> Result<Vec<WarmMemory>, WarmError> {
 
 struct Warmer<'a> {
     guest: &'a Guest,
+    clock: Clock,
     compile: Duration,
 }
 
@@ -166,13 +175,14 @@ impl Warmer<'_> {
         let started = Instant::now();
         let module = self.guest.engine.compile(wasm)?;
         self.compile += started.elapsed();
-        Ok(Blueprint::new(&self.guest.engine, &self.guest.options, &module, plan)?)
+        let Guest { engine, options, .. } = self.guest;
+        Ok(Blueprint::new(engine, options, &module, plan, &self.clock)?)
     }
 
     /// Runs what brings a new instance to its warm state.
     fn run(
         &self,
-        store: &mut Store<Host>,
+        store: &mut impl AsContextMut<Data = Host>,
         instance: Instance,
         prepared: &Prepared,
         warm_up: &WarmUp,
@@ -204,6 +214,11 @@ impl Warmer<'_> {
                     None => Ok(Vec::new()),
                 }
                 .map_err(failed(name))?,
+                Arguments::Component(_) => {
+                    return Err(WarmError::State(format!(
+                        "the warm-up call {name:?} has values of a component; this is a core module"
+                    )));
+                }
             };
             lease::call_dynamic(store, instance, name, &values, CallLimits::default())
                 .map_err(failed(name))?;
@@ -222,10 +237,14 @@ impl Warmer<'_> {
             .iter()
             .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &blueprint.policy))
             .collect::<Result<Vec<_>, _>>()?;
-        let mut store = blueprint.stores.make();
-        let instance = with_memories(&memories, || blueprint.pre.instantiate(&mut store))
-            .map_err(WarmError::Instantiate)?;
-        self.run(&mut store, instance, prepared, warm_up)?;
+        let mut store = blueprint.stores.make()?;
+        let instance =
+            with_memories(&memories, Whose::Module, || blueprint.pre.instantiate(&mut store))
+                .map_err(WarmError::Instantiate)?;
+        // What the warm-up's calls give, and what is read below, must not stay rooted.
+        let mut scope = RootScope::new(&mut store);
+        self.run(&mut scope, instance, prepared, warm_up)?;
+        descriptors::check(&blueprint.stores, scope.as_context_mut().data_mut())?;
         let mut warm = Vec::new();
         let mut sizes = Vec::new();
         for (memory, declared) in memories.iter().zip(&prepared.analysis.memories) {
@@ -234,7 +253,8 @@ impl Warmer<'_> {
             sizes.push((bytes >> declared.page_size_log2) as u64);
             warm.push(WarmMemory { shape: Shape::of(declared), image, bytes });
         }
-        let state = state::read(&mut store, instance, &blueprint.visible, sizes)?;
+        let state = state::read(&mut scope, instance, &blueprint.visible, sizes)?;
+        drop(scope);
         Ok(Warmed { store, instance, memories, warm, state })
     }
 }
@@ -252,30 +272,55 @@ impl Warm {
     pub(crate) fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
         let options = &guest.options;
         let engine = &guest.engine;
-        if options.timeout.is_some() {
-            engine.start_ticker()?;
-        }
+        engine.keep_limits(options)?;
         let started = Instant::now();
-        let (plan, prepared) = Plan::make(&guest.wasm, options, !warm_up.calls.is_empty())?;
-        let mut warmer = Warmer { guest, compile: started.elapsed() };
+        let (mut plan, mut prepared) = Plan::make(&guest.wasm, options, !warm_up.calls.is_empty())?;
+        let mut warmer = Warmer { guest, clock: Clock::from(0), compile: started.elapsed() };
         let mut blueprint = warmer.blueprint(&prepared.module, &plan)?;
         let started = Instant::now();
-        let (pools, cold) = if plan.visible.is_none() {
-            let memories = cold_memories(&prepared)?;
-            let state = Box::new(FreshState { blueprint, memories, state: None });
-            (Pools::Fresh { state, pool: Pool::new(options.limits) }, true)
-        } else {
-            let warmed = warmer.warm(&blueprint, &prepared, warm_up)?;
-            if plan.mode == Mode::Reset {
+        let warmed = match plan.visible {
+            None => None,
+            Some(_) => {
+                let warmed = warmer.warm(&blueprint, &prepared, warm_up)?;
+                match warmed.state.opaque() {
+                    // Without a warm-up nothing is lost when each instance starts from the module.
+                    Some(why) if warm_up.calls.is_empty() && options.mode != Mode::Reset => {
+                        (plan, prepared) = Plan::cold(&guest.wasm, options, why.to_string())?;
+                        blueprint = warmer.blueprint(&prepared.module, &plan)?;
+                        None
+                    }
+                    Some(why) => return Err(WarmError::State(why.to_string())),
+                    None => Some(warmed),
+                }
+            }
+        };
+        let (pools, cold) = match warmed {
+            None => {
+                let memories = cold_memories(&prepared)?;
+                let state = Box::new(FreshState { blueprint, memories, state: None });
+                let pool = Pool::new(options.limits);
+                // What no lease could get past is found now.
+                let first = pool.get(0, |_| state.make())?;
+                drop(state.instantiate(&first)?);
+                drop(first);
+                (Pools::Fresh { state, pool }, true)
+            }
+            Some(warmed) if plan.mode == Mode::Reset => {
                 let state =
                     Arc::new(ResetState { blueprint, memories: warmed.warm, state: warmed.state });
                 for (memory, warm) in warmed.memories.iter().zip(&state.memories) {
                     memory.adopt(&warm.image)?;
                 }
-                let first =
-                    ResetInstance::adopt(&state, warmed.store, warmed.instance, warmed.memories)?;
+                let first = if warmed.store.gc_heap_capacity() > KEPT_HEAP {
+                    // What the warm-up threw away would stay for as long as the instance does.
+                    drop((warmed.store, warmed.memories));
+                    state.make()?
+                } else {
+                    ResetInstance::adopt(&state, warmed.store, warmed.instance, warmed.memories)?
+                };
                 (Pools::reset(state, first, options.limits)?, false)
-            } else {
+            }
+            Some(warmed) => {
                 let baked =
                     bake(&prepared, &warmed.state).map_err(|e| WarmError::State(e.to_string()))?;
                 drop(warmed.store);
@@ -289,7 +334,8 @@ impl Warm {
             }
         };
         let times = Times { compile: warmer.compile, warm_up: started.elapsed() };
-        Self::finish(options, pools, cold, plan, times, Program::new(guest.wasm.clone()))
+        let program = Program::new(guest.wasm.clone());
+        Self::finish(options, pools, cold, plan, times, program, warmer.clock.latest())
     }
 
     /// Puts a warm guest together.
@@ -300,6 +346,7 @@ impl Warm {
         plan: Plan,
         times: Times,
         program: Program,
+        read: u64,
     ) -> Result<Self, WarmError> {
         let strategy = options
             .strategy
@@ -326,12 +373,23 @@ impl Warm {
                 continue;
             }
             if let Some(export) = module.get_export_index(name) {
-                exports.insert(name.to_owned(), Callable { export, ty });
+                let root = options.roots.allow(name);
+                exports.insert(name.to_owned(), Callable { export, ty, root });
             }
+        }
+        if let Roots::Named(roots) = &options.roots
+            && let Some(name) = roots.iter().find(|name| !exports.contains_key(*name))
+        {
+            let mut available: Vec<String> = exports.into_keys().collect();
+            available.sort_unstable();
+            let error = AnalyzeError::NoSuchRoot { name: name.clone(), available };
+            return Err(LoadError::from(error).into());
         }
         let initialize = cold && exports.contains_key(INITIALIZE);
         let memory = module.get_export_index(&names::memory(0));
+        static NEXT: AtomicU64 = AtomicU64::new(0);
         let mut inner = Inner {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
             exports,
             memory,
             pools,
@@ -341,11 +399,12 @@ impl Warm {
             entries: Mutex::default(),
             report,
             program,
+            read,
         };
-        if inner.exports.contains_key(RESEED) {
+        if inner.exports.contains_key(names::RESEED) {
             let hook = inner
-                .entry(RESEED)
-                .map_err(|error| WarmError::Call { name: RESEED.to_owned(), error })?;
+                .entry(names::RESEED)
+                .map_err(|error| WarmError::Call { name: names::RESEED.to_owned(), error })?;
             inner.reseed = Some(hook);
             inner.report.reseeds = true;
         }
@@ -390,18 +449,22 @@ impl Warm {
     }
 
     /// Compares the next instance that the pool would hand out with the warm state, before it takes fresh
-    /// entropy: bytes of memory that differ, and globals, tables and segments that do. Both must be 0.
+    /// entropy: bytes of memory that differ, and other items that do. Both must be 0.
     ///
     /// # Errors
     /// [`WarmError`] when the pool is exhausted or the state cannot be read.
     pub fn differences(&self) -> Result<(usize, usize), WarmError> {
+        Ok(self.compare()?.counts())
+    }
+
+    /// As [`Warm::differences`], saying what differs and what was not looked at.
+    ///
+    /// # Errors
+    /// As [`Warm::differences`].
+    pub fn compare(&self) -> Result<Comparison, WarmError> {
         match &self.inner.pools {
-            Pools::Reset { state, pool } => pool.get(0, |_| state.make())?.differences(),
-            Pools::Fresh { state, pool } => {
-                let memories = pool.get(0, |_| state.make())?;
-                let bytes = memories.differences().map_err(|e| WarmError::State(e.to_string()))?;
-                Ok((bytes, 0))
-            }
+            Pools::Reset { state, pool } => pool.get(0, |_| state.make())?.compare(),
+            Pools::Fresh { state, pool } => pool.get(0, |_| state.make())?.compare(),
         }
     }
 
@@ -422,7 +485,7 @@ impl Warm {
     /// # Errors
     /// [`CallError::NoSuchExport`] when the handler or `afresh_buffer` is missing.
     pub fn bytes_entry(&self, name: &str) -> Result<BytesEntry, CallError> {
-        Ok(BytesEntry::new(self.entry("afresh_buffer")?, self.entry(name)?))
+        Ok(BytesEntry::new(self.entry(names::BUFFER)?, self.entry(name)?))
     }
 
     /// The type of an exported function.
@@ -430,7 +493,7 @@ impl Warm {
     /// # Errors
     /// [`CallError::NoSuchExport`].
     pub fn function_type(&self, name: &str) -> Result<FuncType, CallError> {
-        Ok(self.inner.callable(name)?.ty.clone())
+        Ok(self.inner.export(name)?.ty.clone())
     }
 
     /// How it was warmed.
@@ -466,17 +529,29 @@ impl Warm {
 }
 
 impl Inner {
-    pub(crate) fn callable(&self, name: &str) -> Result<&Callable, CallError> {
-        self.exports.get(name).ok_or_else(|| {
-            let mut available: Vec<&str> = self.exports.keys().map(String::as_str).collect();
-            available.sort_unstable();
-            let available = if available.is_empty() {
-                "no function at all".to_owned()
-            } else {
-                available.join(", ")
-            };
-            CallError::NoSuchExport { name: name.to_owned(), available }
+    fn export(&self, name: &str) -> Result<&Callable, CallError> {
+        self.exports.get(name).ok_or_else(|| CallError::NoSuchExport {
+            name: name.to_owned(),
+            available: self.names(|_| true),
         })
+    }
+
+    /// An export that calls may name.
+    pub(crate) fn callable(&self, name: &str) -> Result<&Callable, CallError> {
+        let callable = self.export(name)?;
+        if !callable.root {
+            let roots = self.names(|callable| callable.root);
+            return Err(CallError::NotARoot { name: name.to_owned(), roots });
+        }
+        Ok(callable)
+    }
+
+    /// The names of the exported functions that are `wanted`.
+    fn names(&self, wanted: impl Fn(&Callable) -> bool) -> String {
+        let wanted = self.exports.iter().filter(|(_, callable)| wanted(callable));
+        let mut names: Vec<&str> = wanted.map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        if names.is_empty() { "no function at all".to_owned() } else { names.join(", ") }
     }
 
     fn entry<P, R>(&self, name: &str) -> Result<Entry<P, R>, CallError>
@@ -488,6 +563,6 @@ impl Inner {
         let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
         let next = entries.len();
         let number = *entries.entry((name.to_owned(), TypeId::of::<(P, R)>())).or_insert(next);
-        Ok(Entry::new(name, callable.export, number))
+        Ok(Entry::new(name, callable.export, number, self.id))
     }
 }

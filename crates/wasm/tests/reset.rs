@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use afresh_frames::Stage;
 use afresh_memory::{Features, HostAccess, Strategy};
+use afresh_sys::planted::{self, Bug};
 use afresh_wasm::{
     CallError, Engine, EngineConfig, Exhausted, Guest, GuestOptions, Imports, Limits, LoadError,
     Mode, Output, Val, Warm, WarmError, WarmUp, Wasi, ZeroMemory,
@@ -222,6 +223,23 @@ fn an_instance_whose_table_grew_is_replaced_and_counted() {
         assert_eq!(call(&warm, "table_size", &[]).unwrap(), [4]);
     }
     assert_eq!(warm.growth_stats().0, 3);
+    pristine(&warm);
+}
+
+#[test]
+fn a_guest_that_grows_a_table_in_every_call_keeps_its_memory() {
+    let warm = reset(EVERYTHING);
+    for round in 0..20 {
+        let mut lease = warm.lease().unwrap();
+        if round > 0 {
+            // What earlier calls wrote is resident, in an instance that has never run.
+            assert!(lease.write_set_pages() >= 6, "{} pages", lease.write_set_pages());
+        }
+        lease.call("spoil", &[]).unwrap();
+        lease.call("grow_table", &[]).unwrap();
+    }
+    assert_eq!(warm.growth_stats().0, 20);
+    assert_eq!(warm.pool_stats().created, 1);
     pristine(&warm);
 }
 
@@ -493,4 +511,21 @@ fn many_threads_share_a_guest() {
     let stats = warm.pool_stats();
     assert_eq!(stats.idle, stats.alive);
     assert_eq!(stats.quarantined, 0);
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    planted::must_be_caught(
+        &[Bug::CopyBack, Bug::Global, Bug::Element, Bug::Segment],
+        &["memories_globals_tables_and_segments_come_back"],
+    );
+    planted::must_be_caught(
+        &[Bug::GrownSize, Bug::View],
+        &["growth_is_undone_and_what_was_grown_into_is_out_of_bounds_again"],
+    );
+    planted::must_be_caught(
+        &[Bug::Replace],
+        &["an_instance_whose_table_grew_is_replaced_and_counted"],
+    );
+    planted::must_be_caught(&[Bug::HostState], &["host_state_is_new_for_every_call"]);
 }

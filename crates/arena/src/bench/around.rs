@@ -76,8 +76,8 @@ impl Filler {
 }
 
 impl fault::FaultHandler for Filler {
-    fn on_fault(&self, address: usize, signal: fault::FaultSignal) -> bool {
-        signal == fault::FaultSignal::Bus && self.fill(address)
+    fn on_fault(&self, fault: &fault::Fault) -> bool {
+        fault.signal == fault::FaultSignal::Bus && self.fill(fault.address)
     }
 }
 

@@ -2,14 +2,15 @@
 
 use std::process::ExitCode;
 
-use afresh_store::CompactOptions;
+use afresh::store::CompactOptions;
 use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
 
 use super::EncodingArgument;
+use crate::Settings;
 use crate::output::{Format, say, spinner};
-use crate::place::Reference;
+use afresh::Reference;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -26,14 +27,14 @@ pub(crate) struct Arguments {
     drop_working_set: bool,
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let reference = &arguments.snapshot;
-    let store = reference.place.store()?;
+    let store = reference.place().store()?;
+    let (reference, snapshot) = reference.find(&settings.open)?;
     let to = match &arguments.to {
         Some(name) => name,
         None => reference.target(reference.name())?,
     };
-    let snapshot = reference.load(None)?;
     let options = CompactOptions {
         encoding: arguments.encoding.into(),
         working_set: !arguments.drop_working_set,
@@ -41,10 +42,10 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     let bar = spinner("compacting");
     let id = store.compact(to, &snapshot, &options)?;
     bar.finish_and_clear();
-    let bytes = |layers: &[afresh_store::LayerInspection]| layers.iter().map(|l| l.bytes).sum();
+    let bytes = |layers: &[afresh::store::LayerInspection]| layers.iter().map(|l| l.bytes).sum();
     let (before, after) = (snapshot.inspect().layers, store.load_id(id)?.inspect().layers);
     let sizes: (u64, u64) = (bytes(&before), bytes(&after));
-    match format {
+    match settings.output {
         Format::Json => say!(
             "{}",
             json!({

@@ -2,14 +2,15 @@
 
 use std::process::ExitCode;
 
-use afresh_sys::PAGE_SIZE;
+use afresh::memory::PAGE_SIZE;
 use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
 
+use crate::Settings;
 use crate::output::{Format, say, spinner};
-use crate::place::Reference;
 use crate::verify::DIFFERS;
+use afresh::Reference;
 
 /// Ranges that text shows unless all are asked for.
 const SHOWN: usize = 20;
@@ -25,16 +26,16 @@ pub(crate) struct Arguments {
     pages: bool,
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
-    let a = arguments.a.load(None)?;
-    let b = arguments.b.load(None)?;
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let a = arguments.a.load(&settings.open)?;
+    let b = arguments.b.load(&settings.open)?;
     let bar = spinner("comparing");
-    let found = afresh_store::diff(&a, &b)?;
+    let found = afresh::store::diff(&a, &b)?;
     bar.finish_and_clear();
     let pages = found.page_count();
     let sizes = (a.pages(), b.pages());
     let equal = pages == 0 && !found.state && !found.guest && sizes.0 == sizes.1;
-    match format {
+    match settings.output {
         Format::Json => {
             let ranges: Vec<_> = found.pages.iter().map(|range| [range.start, range.len]).collect();
             say!(

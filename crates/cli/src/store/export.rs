@@ -4,13 +4,14 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use afresh_sys::PAGE_SIZE;
+use afresh::memory::PAGE_SIZE;
 use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
 
+use crate::Settings;
 use crate::output::{Format, bytes, say};
-use crate::place::Reference;
+use afresh::Reference;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -23,8 +24,8 @@ pub(crate) struct Arguments {
     state: Option<PathBuf>,
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
-    let snapshot = arguments.snapshot.load(None)?;
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let snapshot = arguments.snapshot.load(&settings.open)?;
     let memory = (snapshot.pages() * PAGE_SIZE) as u64;
     let bar = bytes("exporting", memory);
     let started = Instant::now();
@@ -37,7 +38,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     let seconds = started.elapsed().as_secs_f64();
     bar.finish_and_clear();
     let rate = memory as f64 / seconds / f64::from(1 << 20);
-    match format {
+    match settings.output {
         Format::Json => say!(
             "{}",
             json!({

@@ -6,8 +6,9 @@ use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
 
+use crate::Settings;
 use crate::output::{Format, say};
-use crate::place::Place;
+use afresh::Place;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -15,9 +16,9 @@ pub(crate) struct Arguments {
     place: Place,
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let collected = arguments.place.store()?.gc()?;
-    match format {
+    match settings.output {
         Format::Json => say!(
             "{}",
             json!({

@@ -5,16 +5,17 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use afresh_store::{FilePages, GuestBuild, Pages, SaveOptions};
-use afresh_sys::{PAGE_SIZE, PageRange};
+use afresh::memory::{PAGE_SIZE, PageRange};
+use afresh::store::{FilePages, GuestBuild, Pages, SaveOptions};
 use anyhow::Context;
 use clap::Args;
 use indicatif::{BinaryBytes, ProgressBar};
 use serde_json::json;
 
 use super::EncodingArgument;
+use crate::Settings;
 use crate::output::{Format, bytes, say};
-use crate::place::{LATEST, Reference};
+use afresh::{LATEST, Reference};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -66,10 +67,10 @@ impl Pages for Watched<'_> {
     }
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let name = arguments.to.target(LATEST)?;
     let pages = FilePages::open(&arguments.file)?;
-    let store = arguments.to.place.create()?;
+    let store = arguments.to.place().create()?;
     let parent = match &arguments.parent {
         Some(name) => Some(store.load(name).with_context(|| format!("the parent {name}"))?),
         None => None,
@@ -110,7 +111,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
     // The part that was written: the layer on top.
     let written = snapshot.layers().last().map_or(0, |layer| layer.size());
     let rate = memory as f64 / seconds / f64::from(1 << 20);
-    match format {
+    match settings.output {
         Format::Json => say!(
             "{}",
             json!({
@@ -121,7 +122,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
         Format::Text => say!(
             "imported {} as {}@{name}: {} of memory, {} written, in {seconds:.2} s, {rate:.1} MiB/s\n{id}",
             arguments.file.display(),
-            arguments.to.place,
+            arguments.to.place(),
             BinaryBytes(memory),
             BinaryBytes(written),
         )?,

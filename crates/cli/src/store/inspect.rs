@@ -3,16 +3,17 @@
 use std::collections::BTreeMap;
 use std::process::ExitCode;
 
-use afresh_pager::{Folios, folios};
-use afresh_store::{Inspection, Layer, Origin, Role, Snapshot};
-use afresh_sys::{PAGE_SIZE, PageRange};
+use afresh::memory::{PAGE_SIZE, PageRange};
+use afresh::pager::{Folios, folios};
+use afresh::store::{Inspection, Layer, Origin, Role, Snapshot};
 use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
 
 use super::{encoding_name, picture};
+use crate::Settings;
 use crate::output::{Format, bytes, say};
-use crate::place::Reference;
+use afresh::Reference;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -26,8 +27,8 @@ pub(crate) struct Arguments {
     verify: bool,
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
-    let snapshot = arguments.snapshot.load(None)?;
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let snapshot = arguments.snapshot.load(&settings.open)?;
     if arguments.verify {
         let bar = bytes("checking", 0);
         snapshot.check(&mut |done, total| {
@@ -47,7 +48,7 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
             folios(file, pages_of(layer, start))
         })
         .collect();
-    match format {
+    match settings.output {
         Format::Json => {
             say!("{}", describe(arguments, &snapshot, &found, &cached))?;
         }

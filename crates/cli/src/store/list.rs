@@ -3,13 +3,14 @@
 use std::fmt::Display;
 use std::process::ExitCode;
 
-use afresh_store::Listed;
+use afresh::store::Listed;
 use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
 
+use crate::Settings;
 use crate::output::{Format, say};
-use crate::place::Place;
+use afresh::Place;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -17,11 +18,12 @@ pub(crate) struct Arguments {
     place: Place,
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let place = &arguments.place;
     let whole = match place {
-        Place::Remote(_) => print(place, &place.remote()?.list()?, format)?,
-        Place::Store(_) | Place::File(_) => print(place, &place.store()?.list()?, format)?,
+        #[cfg(feature = "remote")]
+        Place::Remote(_) => print(place, &place.remote()?.list()?, settings.output)?,
+        _ => print(place, &place.store()?.list()?, settings.output)?,
     };
     Ok(if whole { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -13,7 +13,7 @@ mod picture;
 pub(crate) mod tag;
 pub(crate) mod transfer;
 
-use afresh_store::Encoding;
+use afresh::store::Encoding;
 use clap::ValueEnum;
 
 /// How pages are stored.

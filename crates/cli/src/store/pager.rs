@@ -6,14 +6,15 @@ use std::process::ExitCode;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use afresh_pager::vmm::{Listener, Served, VmmError, VmmOptions, serve};
-use afresh_pager::{PageSource, SnapshotSource};
+use afresh::pager::vmm::{Listener, Served, VmmError, VmmOptions, serve};
+use afresh::pager::{PageSource, SnapshotSource};
 use anyhow::Context;
 use clap::{Args, ValueEnum};
 use serde_json::json;
 
+use crate::Settings;
 use crate::output::{Format, say};
-use crate::place::Reference;
+use afresh::Reference;
 
 /// Before another attempt when no connection could be taken.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -48,8 +49,13 @@ enum StrategyArgument {
     UffdCopy,
 }
 
-pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitCode> {
-    let source = SnapshotSource::new(arguments.snapshot.load(arguments.cache.as_deref())?);
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let format = settings.output;
+    let mut options = settings.open.clone();
+    if let Some(dir) = &arguments.cache {
+        options = options.cache_pages(dir);
+    }
+    let source = SnapshotSource::new(arguments.snapshot.load(&options)?);
     // Watched before there is a socket to remove.
     let stop = afresh_sys::termination::watch()?;
     let listener = Listener::bind(&arguments.socket)?;
@@ -63,7 +69,11 @@ pub(crate) fn run(arguments: &Arguments, format: Format) -> anyhow::Result<ExitC
         let stream = listener.accept(stop).context("waiting for a VMM")?;
         let Some(stream) = stream else { return Ok(ExitCode::SUCCESS) };
         let served = one(arguments, &source, &stream, stop);
-        return Ok(if report(1, &served, format) { ExitCode::SUCCESS } else { ExitCode::FAILURE });
+        return Ok(if report(1, &served, settings.output) {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        });
     }
     std::thread::scope(|scope| {
         let mut number = 0;

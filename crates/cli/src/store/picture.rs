@@ -2,8 +2,8 @@
 
 use std::fmt::Write;
 
-use afresh_store::{PageKind, Snapshot};
-use afresh_sys::{PAGE_SIZE, PageRange};
+use afresh::memory::{PAGE_SIZE, PageRange};
+use afresh::store::{PageKind, Snapshot};
 use console::Term;
 use indicatif::BinaryBytes;
 

@@ -6,8 +6,9 @@ use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 
+use crate::Settings;
 use crate::output::{Format, say};
-use crate::place::Reference;
+use afresh::Reference;
 
 #[derive(Debug, Args)]
 pub(crate) struct TagArguments {
@@ -23,24 +24,24 @@ pub(crate) struct UntagArguments {
     snapshot: Reference,
 }
 
-pub(crate) fn tag(arguments: &TagArguments, format: Format) -> anyhow::Result<ExitCode> {
-    let store = arguments.snapshot.place.store()?;
+pub(crate) fn tag(arguments: &TagArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let store = arguments.snapshot.place().store()?;
     // Opened first: a name must mean something that can be opened.
-    let id = arguments.snapshot.load(None)?.id();
+    let id = arguments.snapshot.load(&settings.open)?.id();
     store.tag(&arguments.name, Some(id))?;
-    match format {
+    match settings.output {
         Format::Json => say!("{}", json!({"name": arguments.name, "id": id.to_string()}))?,
         Format::Text => say!("{} is {id}", arguments.name)?,
     }
     Ok(ExitCode::SUCCESS)
 }
 
-pub(crate) fn untag(arguments: &UntagArguments, format: Format) -> anyhow::Result<ExitCode> {
-    let place = &arguments.snapshot.place;
-    let name = arguments.snapshot.name.as_deref();
+pub(crate) fn untag(arguments: &UntagArguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let place = arguments.snapshot.place();
+    let name = arguments.snapshot.given_name();
     let name = name.with_context(|| format!("which name? Write {place}@NAME"))?;
     let id = place.store()?.untag(name)?;
-    match format {
+    match settings.output {
         Format::Json => say!("{}", json!({"removed": name, "id": id.to_string()}))?,
         Format::Text => {
             say!("{name} was {id}; `afresh gc {place}` removes what nothing names any more")?

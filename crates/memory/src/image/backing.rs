@@ -2,14 +2,16 @@
 //!
 //! The first images of a process get a file each, sealed for ever. A process with thousands of images
 //! would run out of descriptors that way, so once [`OWN_FILES`] are alive the next ones share a pack: a
-//! file that only this module writes, each range of it exactly once, before anybody maps it.
+//! file that only this module writes, each range of it exactly once: before anybody maps it, or, in packs of
+//! images that are filled lazily, page by page as their doors do.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use afresh_sys::{Memfd, PageRange, Protection, Reservation, SysError};
+use afresh_sys::{Memfd, PageRange, PerProcess, Protection, Reservation, SysError, fork};
 
+use super::door::Arrived;
 use super::{Filler, Met};
 use crate::ImageError;
 
@@ -20,18 +22,75 @@ const OWN_FILES: usize = 100;
 const PACK_IMAGES: usize = 256;
 
 static OWNED: AtomicUsize = AtomicUsize::new(0);
-static PACK: Mutex<Weak<Pack>> = Mutex::new(Weak::new());
+/// A child of a fork begins packs of its own: the files of its parent's are its parent's to write.
+static PACK: PerProcess<Mutex<Weak<Pack>>> = PerProcess::new(|| Mutex::new(Weak::new()));
+/// Of images that are filled lazily: each range is filled while slots map it.
+static FILLED_PACK: PerProcess<Mutex<Weak<Pack>>> = PerProcess::new(|| Mutex::new(Weak::new()));
+/// Pages in a huge page.
+const HUGE: usize = 512;
 
 /// A file shared by many backings.
 struct Pack {
     file: Memfd,
+    /// Of the process that made it, which alone writes the file and gives its memory back.
+    generation: u32,
     /// Next free page, and backings placed so far.
     next: Mutex<(usize, usize)>,
+}
+
+impl Pack {
+    /// Room for `pages` pages in the pack that `current` holds, or in a new one, from a multiple of `align`
+    /// on. It is nobody else's, ever.
+    fn room(
+        current: &Mutex<Weak<Pack>>,
+        pages: usize,
+        align: usize,
+    ) -> Result<(Arc<Pack>, usize), SysError> {
+        let mut current = current.lock().unwrap_or_else(PoisonError::into_inner);
+        let open = current.upgrade().filter(|pack| {
+            pack.next.lock().unwrap_or_else(PoisonError::into_inner).1 < PACK_IMAGES
+        });
+        let pack = match open {
+            Some(pack) => pack,
+            None => {
+                let file = Memfd::new(c"afresh-pack")?;
+                let pack = Arc::new(Pack {
+                    file,
+                    generation: fork::generation(),
+                    next: Mutex::new((0, 0)),
+                });
+                *current = Arc::downgrade(&pack);
+                pack
+            }
+        };
+        let mut next = pack.next.lock().unwrap_or_else(PoisonError::into_inner);
+        let start = next.0.next_multiple_of(align);
+        pack.file.set_len(PageRange::new(0, start + pages).byte_len())?;
+        *next = (start + pages, next.1 + 1);
+        drop(next);
+        Ok((pack, start))
+    }
 }
 
 enum Store {
     Own(Memfd),
     Packed { pack: Arc<Pack>, start: usize },
+}
+
+/// How a backing is filled.
+pub(super) struct Filling {
+    pub(super) filler: Arc<dyn Filler>,
+    pub(super) arrived: Arc<Arrived>,
+    /// Whether slots may map the file before all is there.
+    pub(super) live: bool,
+}
+
+impl Filling {
+    /// Why a page does not come although it was asked for.
+    fn refusal(&self) -> ImageError {
+        let unknown = || "the filler left pages out".to_owned();
+        ImageError::Filler(self.filler.failure().unwrap_or_else(unknown))
+    }
 }
 
 /// Immutable pages in a file, and a read-only view of them.
@@ -41,8 +100,8 @@ pub(crate) struct Backing {
     pages: usize,
     /// Pages that hold content, sorted; between them the file has holes, which read as zero.
     stored: Vec<PageRange>,
-    /// Puts content in place that is not there yet, in these runs of pages.
-    filler: Option<(Arc<dyn Filler>, Vec<PageRange>)>,
+    /// Who puts content in place that is not there yet.
+    filling: Option<Filling>,
     /// Whether all content is in place: saves asking the filler.
     complete: AtomicBool,
 }
@@ -79,18 +138,21 @@ impl Backing {
         Ok(Arc::new(Self::viewed(store, view, pages, stored)?))
     }
 
-    /// A backing without content, for a filler; `None` when there are too many files already.
-    pub(super) fn unfilled(pages: usize) -> Result<Option<Self>, SysError> {
+    /// A backing without content, for a filler.
+    pub(super) fn unfilled(pages: usize) -> Result<Self, SysError> {
         let view = Reservation::new(pages)?;
         if !claim_own() {
-            return Ok(None);
+            // On boundaries of huge pages, so that none ever holds pages of two images: what one image
+            // lacks must not come with a page of another's.
+            let (pack, start) = Pack::room(FILLED_PACK.get(), pages.next_multiple_of(HUGE), HUGE)?;
+            return Self::viewed(Store::Packed { pack, start }, view, pages, Vec::new());
         }
         let file = Memfd::new(c"afresh-image").and_then(|file| {
             file.set_len(PageRange::new(0, pages).byte_len())?;
             Ok(file)
         });
         match file {
-            Ok(file) => Self::viewed(Store::Own(file), view, pages, Vec::new()).map(Some),
+            Ok(file) => Self::viewed(Store::Own(file), view, pages, Vec::new()),
             Err(error) => {
                 OWNED.fetch_sub(1, Ordering::Relaxed);
                 Err(error)
@@ -99,14 +161,9 @@ impl Backing {
     }
 
     /// The backing, once it is known who fills which pages.
-    pub(super) fn filled_by(
-        mut self,
-        stored: Vec<PageRange>,
-        filled: Vec<PageRange>,
-        filler: Arc<dyn Filler>,
-    ) -> Self {
+    pub(super) fn filled_by(mut self, stored: Vec<PageRange>, filling: Filling) -> Self {
         self.stored = stored;
-        self.filler = Some((filler, filled));
+        self.filling = Some(filling);
         self.complete = AtomicBool::new(false);
         self
     }
@@ -119,22 +176,27 @@ impl Backing {
     ) -> Result<Self, SysError> {
         // From here on dropping `this` gives file and space back.
         let this =
-            Self { store, view, pages, stored, filler: None, complete: AtomicBool::new(true) };
+            Self { store, view, pages, stored, filling: None, complete: AtomicBool::new(true) };
         let (file, start) = this.file();
         this.view.map_shared(PageRange::new(0, pages), Protection::Read, file, start)?;
         Ok(this)
     }
 
     /// Whether all content is in place.
-    pub(super) fn is_complete(&self) -> bool {
+    pub(crate) fn is_complete(&self) -> bool {
         if self.complete.load(Ordering::Acquire) {
             return true;
         }
-        let complete = self.filler.as_ref().is_none_or(|(filler, _)| filler.is_complete());
+        let complete = self.filling.as_ref().is_none_or(|filling| filling.arrived.all());
         if complete {
             self.complete.store(true, Ordering::Release);
         }
         complete
+    }
+
+    /// Whether slots must wait until all content is in place.
+    pub(super) fn fills_first(&self) -> bool {
+        self.filling.as_ref().is_some_and(|filling| !filling.live) && !self.is_complete()
     }
 
     /// Waits for pages of the backing.
@@ -145,19 +207,20 @@ impl Backing {
 
     #[cold]
     fn fill(&self, pages: PageRange) -> Result<(), ImageError> {
-        match &self.filler {
-            Some((filler, _)) if !self.is_complete() && !filler.fill(pages) => {
-                Err(ImageError::Filler(filler.failure().unwrap_or_default()))
-            }
-            _ => Ok(()),
+        let Some(filling) = &self.filling else { return Ok(()) };
+        let there = |pages| filling.arrived.has_all(pages);
+        if there(pages) || filling.filler.fill(pages) && there(pages) {
+            Ok(())
+        } else {
+            Err(filling.refusal())
         }
     }
 
     /// Waits for everything.
     pub(super) fn finish(&self) -> Result<(), ImageError> {
-        match &self.filler {
-            Some((_, filled)) if !self.is_complete() => {
-                filled.iter().try_for_each(|run| self.fill(*run))
+        match &self.filling {
+            Some(filling) if !self.is_complete() => {
+                filling.arrived.filled().iter().try_for_each(|run| self.fill(*run))
             }
             _ => Ok(()),
         }
@@ -165,16 +228,17 @@ impl Backing {
 
     /// Answers a fault on a page of the backing. Safe in a signal handler.
     pub(super) fn answer(&self, page: usize) -> Met {
-        match &self.filler {
-            Some((filler, _)) if !self.is_complete() && !filler.is_present(page) => {
-                if filler.fill_in_handler(page) { Met::Filled } else { Met::Closed }
+        match &self.filling {
+            Some(filling) if !filling.arrived.has(page) => {
+                let came = filling.filler.fill_in_handler(page) && filling.arrived.has(page);
+                if came { Met::Filled } else { Met::Closed }
             }
             _ => Met::Present,
         }
     }
 
     pub(super) fn failure(&self) -> Option<String> {
-        if self.complete.load(Ordering::Acquire) { None } else { self.filler.as_ref()?.0.failure() }
+        if self.is_complete() { None } else { self.filling.as_ref()?.filler.failure() }
     }
 
     fn own(
@@ -192,27 +256,7 @@ impl Backing {
         pages: usize,
         write: impl FnOnce(&Memfd, usize) -> Result<(), SysError>,
     ) -> Result<Store, SysError> {
-        let mut current = PACK.lock().unwrap_or_else(PoisonError::into_inner);
-        let open = current.upgrade().filter(|pack| {
-            pack.next.lock().unwrap_or_else(PoisonError::into_inner).1 < PACK_IMAGES
-        });
-        let pack = match open {
-            Some(pack) => pack,
-            None => {
-                let file = Memfd::new(c"afresh-pack")?;
-                let pack = Arc::new(Pack { file, next: Mutex::new((0, 0)) });
-                *current = Arc::downgrade(&pack);
-                pack
-            }
-        };
-        let start = {
-            let mut next = pack.next.lock().unwrap_or_else(PoisonError::into_inner);
-            let start = next.0;
-            pack.file.set_len(PageRange::new(0, start + pages).byte_len())?;
-            *next = (start + pages, next.1 + 1);
-            start
-        };
-        drop(current);
+        let (pack, start) = Pack::room(PACK.get(), pages, 1)?;
         // The range is ours alone and nothing maps it yet, so it is written exactly once.
         if let Err(error) = write(&pack.file, start) {
             let _ = pack.file.punch_hole(PageRange::new(start, pages));
@@ -234,9 +278,10 @@ impl Backing {
     pub(crate) fn spans(&self, range: PageRange) -> bool {
         let at = self.stored.partition_point(|run| run.end() <= range.start);
         let hole = self.stored.get(at).is_none_or(|run| run.start >= range.end());
-        hole && match &self.filler {
+        hole && match &self.filling {
             None => true,
-            Some((_, filled)) => {
+            Some(filling) => {
+                let filled = filling.arrived.filled();
                 let at = filled.partition_point(|run| run.end() <= range.start);
                 filled.get(at).is_some_and(|run| run.intersect(range) == Some(range))
             }
@@ -264,9 +309,10 @@ impl Drop for Backing {
             }
             // The space is not handed out again, so an error costs memory until the pack goes, never
             // content.
-            Store::Packed { pack, start } => {
+            Store::Packed { pack, start } if pack.generation == fork::generation() => {
                 let _ = pack.file.punch_hole(PageRange::new(*start, self.pages));
             }
+            Store::Packed { .. } => {}
         }
     }
 }

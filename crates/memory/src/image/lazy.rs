@@ -1,26 +1,27 @@
 //! Images whose content arrives while slots use them already.
 //!
-//! The file behind such an image starts empty, and a [`Filler`] puts pages into it: when a guest touches
+//! The file behind such an image starts empty, and a [`Filler`] puts pages in place: when a guest touches
 //! one that is missing, when the engine is about to read one, and ahead of both. Every slot of the image
 //! shares what has arrived, and once all has, the image is like any other.
 //!
-//! What it promises: nobody reads a page before its content is in place. When the filler fails, the
-//! image has failed for good: slots close their memory and refuse use, and every error names the cause.
+//! What it promises: nobody reads a page before its content is in place, whole ([`Door`] says how). When
+//! the filler fails, the image has failed for good: slots close their memory and refuse use, and every
+//! error names the cause. Where the host has no way to put pages in place under running guests, slots wait
+//! for all of them ([`Image::fills_first`]).
 
 use std::sync::Arc;
 
 use afresh_sys::{PageRange, Protection, Reservation};
 
-use super::{Backing, Extent, Image, build};
+use super::backing::Filling;
+use super::{Door, Extent, Image, build};
 use crate::ImageError;
 
-/// Puts the content of a lazily filled image in place, through the door it was made with.
+/// Fetches the content of a lazily filled image and puts it in place, through the door it was made with.
 ///
-/// Pages are counted as in the image.
+/// Pages are counted as in the image. What it says is not relied on: whether a page is in place, the door
+/// knows.
 pub trait Filler: Send + Sync {
-    /// Whether `page` is in place.
-    fn is_present(&self, page: usize) -> bool;
-
     /// Returns once `page` is in place, or `false` once it is certain that it will never be. Called in a
     /// signal handler of the thread that needs it: nothing may be locked that the thread could hold.
     fn fill_in_handler(&self, page: usize) -> bool;
@@ -28,20 +29,8 @@ pub trait Filler: Send + Sync {
     /// Returns once all of `pages` is in place, or `false` once it is certain that it will never be.
     fn fill(&self, pages: PageRange) -> bool;
 
-    /// Whether every page is in place, for good.
-    fn is_complete(&self) -> bool;
-
     /// Why pages will never come, once that is certain.
     fn failure(&self) -> Option<String>;
-}
-
-/// What a [`Filler`] is made from.
-#[derive(Debug)]
-pub struct Door {
-    /// Writable memory of the image's length. What is written here is the image's content.
-    pub memory: Arc<Reservation>,
-    /// The pages that the filler answers for, in order. No other page will be asked for.
-    pub pages: Vec<PageRange>,
 }
 
 impl Image {
@@ -49,8 +38,7 @@ impl Image {
     /// the filler that `make` returns. All others are zero.
     ///
     /// # Errors
-    /// [`ImageError`] when memory or descriptors ran out ([`ImageError::TooManyFiles`] asks for an image
-    /// that is filled at once), or what `make` returns.
+    /// [`ImageError`] when memory or descriptors ran out, or what `make` returns.
     pub fn lazy<E: From<ImageError>>(
         pages: usize,
         stored: &[PageRange],
@@ -70,9 +58,11 @@ impl Image {
         let Some(end) = joined.last().map(|run| run.end()) else {
             return Ok(Image::zero(pages));
         };
-        let (backing, memory) = Backing::empty(end)?;
-        let door = Door { memory: Arc::new(memory), pages: joined.clone() };
-        let backing = Arc::new(backing.filled_by(stored.clone(), joined, make(door)?));
+        let (backing, door, arrived) = Door::open(end, joined)?;
+        let live = door.is_live();
+        let backing = Arc::new(
+            backing.filled_by(stored.clone(), Filling { filler: make(door)?, arrived, live }),
+        );
         let extents = stored
             .into_iter()
             .map(|range| Extent { range, backing: backing.clone(), at: range.start })
@@ -84,6 +74,13 @@ impl Image {
     #[must_use]
     pub fn is_complete(&self) -> bool {
         self.inner.extents.iter().all(|extent| extent.backing.is_complete())
+    }
+
+    /// Whether slots wait until all content is in place, because nothing here can put pages in place
+    /// under running guests.
+    #[must_use]
+    pub fn fills_first(&self) -> bool {
+        self.inner.extents.iter().any(|extent| extent.backing.fills_first())
     }
 
     /// Why some of the content will never arrive, if that is so.
@@ -108,17 +105,6 @@ impl Image {
     /// As [`Image::resolve`].
     pub fn complete(&self) -> Result<(), ImageError> {
         self.inner.extents.iter().try_for_each(|extent| extent.backing.finish())
-    }
-}
-
-impl Backing {
-    /// A file of `pages` pages without content, and a writable view of it.
-    fn empty(pages: usize) -> Result<(Self, Reservation), ImageError> {
-        let door = Reservation::new(pages)?;
-        let backing = Self::unfilled(pages)?.ok_or(ImageError::TooManyFiles)?;
-        let all = PageRange::new(0, pages);
-        door.map_shared(all, Protection::ReadWrite, backing.file().0, 0)?;
-        Ok((backing, door))
     }
 }
 
@@ -171,10 +157,20 @@ impl Missing {
         met
     }
 
+    /// The part of the image that `page` of the slot belongs to, if it may be missing.
+    fn chunk_of(&self, page: usize) -> Option<&Extent> {
+        let at = self.chunks.partition_point(|chunk| chunk.range.end() <= page);
+        self.chunks.get(at).filter(|chunk| chunk.range.contains(page))
+    }
+
+    /// A number for what fills `page` of the slot, which no other image has.
+    pub(crate) fn source_of(&self, page: usize) -> usize {
+        self.chunk_of(page).map_or(0, |chunk| Arc::as_ptr(&chunk.backing).cast::<u8>() as usize)
+    }
+
     /// Waits for `page` of the slot.
     pub(crate) fn meet(&self, page: usize) -> Met {
-        let at = self.chunks.partition_point(|chunk| chunk.range.end() <= page);
-        let Some(chunk) = self.chunks.get(at).filter(|chunk| chunk.range.contains(page)) else {
+        let Some(chunk) = self.chunk_of(page) else {
             return Met::Present;
         };
         chunk.backing.answer(chunk.at + page - chunk.range.start)

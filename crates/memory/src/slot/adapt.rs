@@ -1,9 +1,16 @@
-//! When learning does not pay: the switch between the write set and discarding.
+//! What a slot makes of experience: when learning does not pay, when the write set is looked at again, and
+//! when memory that a run grew into is given back.
 //!
 //! A guest that writes other pages on every run makes a write set grow and fault for nothing; throwing
-//! pages away is cheaper then. Each reset compares what it cost, by the host's calibrated prices, with
-//! what discarding would have cost; after a streak of losses the slot discards for a while, then
-//! tries again, with longer pauses each time it fails.
+//! pages away is cheaper then. Each reset that learned something compares what it cost, by the host's
+//! calibrated prices, with what discarding would have cost; after a streak of losses the slot discards
+//! for a while, then tries again, with longer pauses each time it fails.
+//!
+//! A guest that turned to lighter work leaves a set that is copied for nothing. A *sample* compares the
+//! whole set with the image; while nothing moves, samples become rare. In between *looks* compare a
+//! few pages each. Looks are paid for by copying: one page for each [`PAGES_A_LOOK`] that were copied,
+//! so a large set is looked at in every reset and notices at once, and a small one costs next to nothing.
+//! A look that finds fewer written pages than expected brings the next sample forward.
 
 use crate::CostModel;
 
@@ -13,8 +20,28 @@ const PATIENCE: u32 = 8;
 const FIRST_PAUSE: u32 = 64;
 const MAX_PAUSE: u32 = 8192;
 /// Resets between two samples of the write set, at first and at most.
-const FIRST_SAMPLE: u32 = 32;
+const FIRST_SAMPLE: u32 = 11;
 const MAX_SAMPLE: u32 = 1024;
+/// Pages copied for each page that is looked at.
+const PAGES_A_LOOK: i64 = 128;
+/// What a reset counts for at least, so that small sets are looked at every 32 resets.
+const LEAST_A_RESET: i64 = 4;
+/// Pages looked at before they are judged, where not all of the set is expected to be written.
+const BELIEVED: usize = 16;
+/// Resets without growth before memory that a run grew into is given back, at first and at most.
+const FIRST_GROWTH: u64 = 64;
+const MAX_GROWTH: u64 = 8192;
+
+/// What the coming restoration of the write set should do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    /// Copy.
+    Copy,
+    /// Look at so many pages, then copy.
+    Look(usize),
+    /// Compare every page, and shed.
+    Sample,
+}
 
 /// Counters of one slot.
 #[derive(Debug)]
@@ -25,8 +52,16 @@ pub(super) struct Adapt {
     next_pause: u32,
     sample_left: u32,
     sample_every: u32,
+    /// Pages left to copy before some are looked at.
+    copies_left: i64,
+    /// Pages looked at and not yet judged, and how many of them were written.
+    looked: usize,
+    found_written: usize,
     /// Share of the set that the last sample found written, in 1/256.
     written_share: u32,
+    /// The slot's count of resets when a run last grew it, and how many more keep the memory.
+    grown_at: u64,
+    keep_growth: u64,
 }
 
 impl Default for Adapt {
@@ -37,7 +72,12 @@ impl Default for Adapt {
             next_pause: FIRST_PAUSE,
             sample_left: FIRST_SAMPLE,
             sample_every: FIRST_SAMPLE,
+            copies_left: PAGES_A_LOOK,
+            looked: 0,
+            found_written: 0,
             written_share: 256,
+            grown_at: 0,
+            keep_growth: FIRST_GROWTH,
         }
     }
 }
@@ -84,20 +124,120 @@ impl Adapt {
         true
     }
 
-    /// Whether this reset should sample the set.
+    /// What this reset of a set of `set` pages should do.
     #[inline]
-    pub(super) fn sample_due(&mut self) -> bool {
-        self.sample_left -= 1;
-        self.sample_left == 0
+    pub(super) fn next(&mut self, set: usize) -> Next {
+        self.sample_left = self.sample_left.saturating_sub(1);
+        self.copies_left -= (set as i64).max(LEAST_A_RESET);
+        if self.sample_left == 0 {
+            Next::Sample
+        } else if self.copies_left <= 0 {
+            self.look()
+        } else {
+            Next::Copy
+        }
     }
 
-    /// Notes what a sample found and plans the next one: soon while the set still sheds pages, later
-    /// once it is tight.
-    pub(super) fn sampled(&mut self, set: usize, changed: usize, shed: usize) {
+    #[cold]
+    fn look(&mut self) -> Next {
+        let pages = 1 + self.copies_left.unsigned_abs() / PAGES_A_LOOK.unsigned_abs();
+        self.copies_left = PAGES_A_LOOK;
+        Next::Look(pages as usize)
+    }
+
+    /// Notes what a look found; when the set is not what the last sample promised, the next reset samples.
+    pub(super) fn looked(&mut self, pages: usize, written: usize) {
+        self.looked += pages;
+        self.found_written += written;
+        let expected = self.looked * self.written_share as usize / 256;
+        let less = if self.written_share == 256 {
+            self.found_written < expected
+        } else {
+            self.looked >= BELIEVED && self.found_written * 2 < expected
+        };
+        if self.looked >= BELIEVED {
+            (self.looked, self.found_written) = (0, 0);
+        }
+        if less {
+            self.sample_every = FIRST_SAMPLE;
+            self.sample_left = 1;
+        }
+    }
+
+    /// Notes what a sample found and plans the next one: soon while pages are on their way out of the
+    /// set (`idle` of them were found unchanged twice or more), later while nothing moves.
+    pub(super) fn sampled(&mut self, set: usize, changed: usize, shed: usize, idle: usize) {
         self.written_share = (changed * 256).checked_div(set).unwrap_or(256) as u32;
-        let tight = shed == 0 && changed == set;
+        let still = shed == 0 && idle * 4 <= set;
         self.sample_every =
-            if tight { (self.sample_every * 2).min(MAX_SAMPLE) } else { FIRST_SAMPLE };
+            if still { (self.sample_every * 2).min(MAX_SAMPLE) } else { FIRST_SAMPLE };
         self.sample_left = self.sample_every;
+        (self.looked, self.found_written) = (0, 0);
+        self.copies_left = PAGES_A_LOOK;
+    }
+
+    /// Notes that the run before reset `resets` had grown the slot.
+    pub(super) fn grew(&mut self, resets: u64) {
+        self.grown_at = resets;
+    }
+
+    /// Whether memory that earlier runs grew into has been idle for long enough at reset `resets`. Each time
+    /// it is given back the next wait is twice as long.
+    pub(super) fn growth_idle(&mut self, resets: u64) -> bool {
+        let idle = resets.saturating_sub(self.grown_at) >= self.keep_growth;
+        if idle {
+            self.keep_growth = (self.keep_growth * 2).min(MAX_GROWTH);
+        }
+        idle
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs resets of a set of which all of `written` in 256 pages are written until a sample is due.
+    fn resets_to_sample(adapt: &mut Adapt, set: usize, written: usize) -> u32 {
+        for reset in 1.. {
+            match adapt.next(set) {
+                Next::Copy => {}
+                Next::Look(pages) => adapt.looked(pages, pages * written / 256),
+                Next::Sample => return reset,
+            }
+        }
+        unreachable!("a sample always comes")
+    }
+
+    #[test]
+    fn a_set_that_stays_written_is_sampled_ever_more_rarely_and_looked_at_for_a_hundredth() {
+        let mut adapt = Adapt::default();
+        for _ in 0..12 {
+            resets_to_sample(&mut adapt, 64, 256);
+            adapt.sampled(64, 64, 0, 0);
+        }
+        assert_eq!(resets_to_sample(&mut adapt, 64, 256), MAX_SAMPLE);
+    }
+
+    #[test]
+    fn a_phase_change_is_noticed_at_once_in_a_large_set_and_within_a_third_of_a_hundred_in_any() {
+        for (set, limit) in [(20_000, 2), (512, 2), (64, 4), (8, 17), (1, 33)] {
+            let mut adapt = Adapt { sample_every: MAX_SAMPLE, ..Adapt::default() };
+            adapt.sampled(set, set, 0, 0);
+            let resets = resets_to_sample(&mut adapt, set, 0);
+            assert!(resets <= limit, "{set} pages: {resets} resets");
+            adapt.sampled(set, 0, 0, 0);
+            assert!(adapt.sample_every <= 2 * FIRST_SAMPLE, "and the next samples come soon");
+        }
+    }
+
+    #[test]
+    fn growth_that_comes_back_is_kept_longer_each_time() {
+        let mut adapt = Adapt::default();
+        adapt.grew(10);
+        assert!(!adapt.growth_idle(10 + FIRST_GROWTH - 1));
+        assert!(adapt.growth_idle(10 + FIRST_GROWTH));
+        adapt.grew(200);
+        assert!(!adapt.growth_idle(200 + FIRST_GROWTH));
+        assert!(adapt.growth_idle(200 + 2 * FIRST_GROWTH));
     }
 }

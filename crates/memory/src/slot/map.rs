@@ -1,6 +1,7 @@
 //! Placing an image into a slot: which pages are mapped from where.
 
-use afresh_sys::{PAGE_SIZE, PageRange, Protection};
+use afresh_sys::planted::{self, Bug};
+use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, merges_memory, withhold};
 
 use super::{Adapt, Method, Slot};
 use crate::{Image, ImageError, SlotError};
@@ -49,6 +50,9 @@ impl Slot {
         if let Some(cause) = image.failure() {
             return Err(ImageError::Filler(cause).into());
         }
+        if image.fills_first() {
+            self.read_first(image, "userfaultfd is not to be had")?;
+        }
         let mut chunks = image.chunks();
         if chunks.len() > MAX_MAPPINGS {
             let compacted = image.compact()?;
@@ -71,15 +75,46 @@ impl Slot {
                     file,
                     start + chunk.at + part.start - chunk.range.start,
                 )?;
+                if !chunk.backing.is_complete() {
+                    // A child would not be asked about missing pages, and get zeros.
+                    self.withheld.push(withhold(&self.memory, self.absolute(part))?);
+                }
             }
         }
+        self.refuse_merging()?;
         self.end = regions.last().map_or(0, |r| r.end());
         self.high_water = self.end;
         self.regions = regions;
         self.stale = false;
         self.filling = !self.image.is_complete();
+        if !self.filling {
+            // The last page came just now.
+            self.withheld.clear();
+        }
         self.write_set.clear();
         self.adapt = Adapt::default();
+        Ok(())
+    }
+
+    /// Waits for all of an image, and says so where the strategy is explained.
+    pub(super) fn read_first(&mut self, image: &Image, why: &str) -> Result<(), ImageError> {
+        if !image.is_complete() {
+            image.complete()?;
+            let said = format!("; the image was read whole first, because {why}");
+            if !self.choice.reason.ends_with(&said) {
+                self.choice.reason += &said;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opts out where all memory of the process is merged: a page that the kernel merges with equal ones
+    /// loses its protection, and writes to it go unnoticed.
+    pub(super) fn refuse_merging(&self) -> Result<(), SlotError> {
+        if merges_memory() {
+            let all = PageRange::new(self.first, self.capacity);
+            self.memory.advise(all, Advice::NoMerge)?;
+        }
         Ok(())
     }
 
@@ -98,6 +133,8 @@ impl Slot {
     /// # Safety
     /// The pages must be accessible and writable, and no guest may run.
     pub(super) unsafe fn overwrite(&self, range: PageRange) {
+        let left = usize::from(planted::is(Bug::FullCopy) && range.len > 1);
+        let range = PageRange::new(range.start, range.len - left);
         let base = self.base();
         let zero = |from: usize, to: usize| {
             // SAFETY: inside `range`, by the caller's promise writable.

@@ -1,8 +1,10 @@
 //! Reset: bringing a slot back to its image, by each strategy, and the comparison that proves it.
 
-use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, fork};
+use afresh_sys::planted::{self, Bug};
+use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection};
 
-use super::{Method, Slot};
+use super::adapt::Next;
+use super::{FORKED, Method, Slot};
 use crate::ResetError;
 use crate::write_set::restore_if_changed;
 
@@ -38,8 +40,8 @@ impl Slot {
     /// [`ResetError`]: the slot is quarantined, because its content is unknown.
     #[inline]
     pub fn reset(&mut self) -> Result<ResetReport, ResetError> {
-        if fork::generation() != self.generation {
-            self.forked();
+        if self.is_of_parent() {
+            self.quarantine(FORKED);
         }
         if self.filling {
             self.look_for_failure();
@@ -56,19 +58,11 @@ impl Slot {
                 Ok(report)
             }
             Err(error) => {
-                self.quarantine(error.to_string());
+                if !planted::is(Bug::Quarantine) {
+                    self.quarantine(error.to_string());
+                }
                 Err(error)
             }
-        }
-    }
-
-    /// In a child of the process that made the slot, nothing notices writes.
-    #[cold]
-    fn forked(&mut self) {
-        if matches!(self.method, Method::WriteSet(_) | Method::Scan(_)) {
-            self.quarantine(
-                "made before a fork: a child's writes to it go unnoticed; make slots after",
-            );
         }
     }
 
@@ -80,6 +74,7 @@ impl Slot {
             None if self.image.is_complete() => {
                 self.filling = false;
                 self.served = None;
+                self.withheld.clear();
             }
             None => {}
         }
@@ -106,9 +101,13 @@ impl Slot {
                 } else {
                     learned.saturating_sub(self.judge_staged()?)
                 };
-                if self.adapt.sample_due() {
+                let next = self.adapt.next(self.write_set.len());
+                if let Next::Sample = next {
                     self.sample()?;
                 } else {
+                    if let Next::Look(pages) = next {
+                        self.look(pages)?;
+                    }
                     // SAFETY: the set holds accessible pages of this slot, opened for writing when they
                     // were learned; `&mut self` and the caller's promise keep everybody else away.
                     unsafe { self.write_set.copy_back() };
@@ -131,7 +130,7 @@ impl Slot {
     /// Takes newly written pages into the write set.
     #[cold]
     fn learn(&mut self) -> Result<usize, ResetError> {
-        let learned = self.write_set.learn(&self.written);
+        let learned = self.write_set.learn(planted::but_last(Bug::Learn, &self.written));
         if learned > 0 {
             self.plan()?;
             self.stats.learned += learned as u64;
@@ -139,20 +138,67 @@ impl Slot {
         Ok(learned)
     }
 
-    /// Restores by comparing, and sheds idle pages.
+    /// Compares a few pages of the set with the image, and gives back memory that no run has grown into for
+    /// long.
+    #[cold]
+    fn look(&mut self, pages: usize) -> Result<(), ResetError> {
+        let (base, initial_end) = (self.base(), self.initial_end());
+        // SAFETY: as for `copy_back`.
+        let (looked, written) =
+            unsafe { self.write_set.look(&self.image, base, initial_end, pages) };
+        self.adapt.looked(looked, written);
+        self.release_growth()
+    }
+
+    /// Compares the whole set with the image, restores what differs, and sheds idle pages. Their private
+    /// copies are given back.
     #[cold]
     fn sample(&mut self) -> Result<(), ResetError> {
         let set = self.write_set.len();
         let (base, initial_end) = (self.base(), self.initial_end());
         // SAFETY: as for `copy_back`; pages below the present end are accessible.
-        let (changed, shed) =
-            unsafe { self.write_set.sample(&self.image, base, initial_end, self.end) };
-        let shed_pages: usize = shed.iter().map(|r| r.len).sum();
-        if let Method::WriteSet(tracker) = &mut self.method {
-            tracker.arm(&shed)?;
+        let found = unsafe { self.write_set.sample(&self.image, base, initial_end, self.end) };
+        let shed: usize = found.shed.iter().map(|range| range.len).sum();
+        let watched_again = planted::but_last(Bug::Rearm, &found.shed);
+        // While the mappings show another image than the slot's, a page must not be thrown away.
+        if self.stale {
+            if let Method::WriteSet(tracker) = &mut self.method {
+                tracker.arm(watched_again)?;
+            }
+        } else {
+            watched_again.iter().try_for_each(|range| self.throw_away(*range))?;
         }
-        self.stats.shed += shed_pages as u64;
-        self.adapt.sampled(set, changed, shed_pages);
+        self.stats.shed += shed as u64;
+        self.adapt.sampled(set, found.changed, shed, found.idle);
+        Ok(())
+    }
+
+    /// Throws the private copies of watched pages away, and protects them again.
+    fn throw_away(&mut self, range: PageRange) -> Result<(), ResetError> {
+        self.memory.advise(self.absolute(range), Advice::Discard)?;
+        if let Method::WriteSet(tracker) = &mut self.method {
+            tracker.rearm(range)?;
+        }
+        Ok(())
+    }
+
+    /// Gives back the memory beyond the initial end, which is hidden, once no run has grown into it for long.
+    /// The next growth finds the slot as if it had never grown.
+    fn release_growth(&mut self) -> Result<(), ResetError> {
+        let from = self.initial_end();
+        let unused = self.high_water > from && self.end == from;
+        if !unused || !self.adapt.growth_idle(self.stats.resets) {
+            return Ok(());
+        }
+        let grown = PageRange::new(from, self.high_water - from);
+        self.memory.advise(self.absolute(grown), Advice::Discard)?;
+        if let Method::Scan(tracker) | Method::WriteSet(tracker) = &mut self.method {
+            tracker.hide(grown);
+        }
+        self.write_set.forget(grown);
+        self.settled.retain(|start| !grown.contains(*start));
+        self.high_water = from;
+        self.plan()?;
         Ok(())
     }
 
@@ -258,8 +304,12 @@ impl Slot {
             // SAFETY: the grown pages are accessible until the next line, and no guest runs.
             Method::FullCopy => unsafe { self.overwrite(grown) },
         }
+        if planted::is(Bug::GrownSize) {
+            return Ok(0);
+        }
         self.memory.protect(self.absolute(grown), Protection::None)?;
         self.end = from;
+        self.adapt.grew(self.stats.resets);
         Ok(grown.len)
     }
 
@@ -269,13 +319,15 @@ impl Slot {
         self.written.clear();
         tracker.drain(&mut self.written)?;
         let mut restored = 0;
-        for page in self.written.iter().flat_map(|r| r.start..r.end()) {
+        let written = planted::but_last(Bug::Scan, &self.written);
+        for page in written.iter().flat_map(|r| r.start..r.end()) {
             // SAFETY: the tracker reports pages of this slot that were written, so they are accessible
             // unless they were hidden since, which happens only after they were restored and armed.
             unsafe { restore_if_changed(&self.image, page, base.add(page * PAGE_SIZE)) };
             restored += 1;
         }
         tracker.arm(&self.written)?;
+        self.release_growth()?;
         let shrunk = if self.end == self.initial_end() { 0 } else { self.shrink()? };
         Ok(ResetReport { restored, learned: restored, shrunk, discarded: false })
     }
@@ -294,13 +346,16 @@ impl Slot {
         };
         let mut restored = 0;
         for region in &self.regions {
-            self.memory.advise(self.absolute(*region), Advice::Discard)?;
+            let left = usize::from(planted::is(Bug::Discard) && region.len > 1);
+            let thrown = PageRange::new(region.start, region.len - left);
+            self.memory.advise(self.absolute(thrown), Advice::Discard)?;
             restored += region.len;
         }
         Ok(ResetReport { restored, learned: 0, shrunk, discarded: true })
     }
 
     fn reset_full_copy(&mut self) -> Result<ResetReport, ResetError> {
+        self.release_growth()?;
         let shrunk = if self.end == self.initial_end() { 0 } else { self.shrink()? };
         let mut restored = 0;
         for region in &self.regions {
@@ -336,6 +391,9 @@ impl Slot {
             return Err(self.refusal());
         }
         self.image.complete()?;
+        if planted::is(Bug::Verify) {
+            return Ok(Vec::new());
+        }
         let hidden = PageRange::new(self.end, self.high_water - self.end);
         if !hidden.is_empty() {
             self.memory.protect(self.absolute(hidden), Protection::Read)?;

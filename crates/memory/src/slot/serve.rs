@@ -1,19 +1,24 @@
-//! Missing pages of a lazily filled image in slots that a virtual machine runs on: one thread of the
-//! process answers for them.
+//! Missing pages of a lazily filled image in slots that a virtual machine runs on: threads of the process
+//! answer for them.
 //!
 //! KVM touches a guest's memory in the kernel, where no signal can be answered. A userfaultfd with events
-//! lets KVM sleep instead, and host code that touches the memory as well, until the thread has had the page
+//! lets KVM sleep instead, and host code that touches the memory as well, until a thread has had the page
 //! put in place. It needs privilege ([`afresh_sys::Feature::UffdKernel`]); without it the image is filled
 //! first.
 //!
+//! One thread at a time leads: it takes the next fault, makes another thread lead, and answers the fault
+//! itself. At most [`PER_IMAGE`] threads answer for one image; its further faults wait in a queue, so that a
+//! slow source keeps its own guests waiting and nobody else's.
+//!
 //! Promises: nobody who touches a missing page goes on before its content is in place; when it will never
-//! be, the slot's memory is closed and KVM gets `EFAULT`. May break it: a filler that takes its time for one
-//! slot keeps the others waiting, until its patience ends.
+//! be, the slot's memory is closed and KVM gets `EFAULT`. May break it: more images with slow sources at the
+//! same time than [`THREADS`] can answer for; then all wait for the first of them, until its patience ends.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use afresh_sys::{
     Call, Feature, Features, Interest, PAGE_SIZE, PageRange, SysError, Uffd, UffdEvent, fork,
@@ -24,20 +29,77 @@ use crate::SlotError;
 use crate::image::{Met, Missing};
 
 const EIO: i32 = 5;
+/// Threads there are at most.
+const THREADS: usize = 64;
+/// Threads that answer for one image at most.
+const PER_IMAGE: usize = 2;
+/// How long a thread waits for something to do before it ends.
+const IDLE: Duration = Duration::from_secs(10);
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // Nothing that panics runs under these locks.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// The thread, and the slots it answers for, by the address of their first page.
+/// The threads, and the slots they answer for, by the address of their first page.
 struct Server {
     uffd: Uffd,
     /// Of the process it was opened in.
     generation: u32,
     slots: Mutex<BTreeMap<usize, Arc<Entry>>>,
-    /// Set when the thread can answer no more.
+    crew: Mutex<Crew>,
+    /// Rung when somebody is to lead.
+    bell: Condvar,
+    /// Set when faults can be taken no more.
     ended: AtomicBool,
+}
+
+/// Who does what.
+#[derive(Default)]
+struct Crew {
+    threads: usize,
+    /// Threads that wait to lead.
+    idle: usize,
+    /// Whether somebody leads.
+    led: bool,
+    /// Threads that answer for each image.
+    answering: HashMap<usize, usize>,
+    /// Faults that wait until fewer threads answer for their image, in order.
+    waiting: VecDeque<Fault>,
+}
+
+impl Crew {
+    /// Whether one more thread may answer for `image`, which counts it then.
+    fn admit(&mut self, image: usize) -> bool {
+        let answering = self.answering.entry(image).or_default();
+        let admitted = *answering < PER_IMAGE;
+        *answering += usize::from(admitted);
+        admitted
+    }
+
+    /// A thread has answered for `image`; what it may answer next.
+    fn next_after(&mut self, image: usize) -> Option<Fault> {
+        if let Some(answering) = self.answering.get_mut(&image) {
+            *answering -= 1;
+            if *answering == 0 {
+                self.answering.remove(&image);
+            }
+        }
+        let open = |fault: &Fault| {
+            self.answering.get(&fault.image).is_none_or(|answering| *answering < PER_IMAGE)
+        };
+        let at = self.waiting.iter().position(open)?;
+        let fault = self.waiting.remove(at)?;
+        self.admit(fault.image).then_some(fault)
+    }
+}
+
+/// A fault on a page of a slot.
+struct Fault {
+    slot: Arc<Entry>,
+    /// Of what fills the page.
+    image: usize,
+    address: usize,
 }
 
 /// One slot.
@@ -57,8 +119,13 @@ impl Entry {
         }
     }
 
+    /// The slot's page at `address`.
+    fn page(&self, address: usize) -> usize {
+        (address - self.missing.address(0) as usize) / PAGE_SIZE
+    }
+
     fn answer(&self, address: usize) {
-        let page = (address - self.missing.address(0) as usize) / PAGE_SIZE;
+        let page = self.page(address);
         // A thread that unwinds would leave everybody waiting.
         let met = catch_unwind(AssertUnwindSafe(|| self.missing.meet(page)));
         if met.is_err() {
@@ -83,12 +150,11 @@ impl Server {
                     uffd: Uffd::open_for_kernel()?,
                     generation: fork::generation(),
                     slots: Mutex::new(BTreeMap::new()),
+                    crew: Mutex::new(Crew::default()),
+                    bell: Condvar::new(),
                     ended: AtomicBool::new(false),
                 }));
-                let spawned = std::thread::Builder::new()
-                    .name("afresh-missing".to_owned())
-                    .spawn(|| server.run());
-                if let Err(error) = spawned {
+                if let Err(error) = server.enlist(&mut lock(&server.crew)) {
                     let errno = error.raw_os_error().unwrap_or_default();
                     return Err(SysError::new(Call::Schedule, errno));
                 }
@@ -98,26 +164,92 @@ impl Server {
         }
     }
 
-    fn run(&self) {
-        while self.uffd.wait().is_ok() {
+    /// Starts a thread.
+    fn enlist(&'static self, crew: &mut Crew) -> std::io::Result<()> {
+        let named = std::thread::Builder::new().name("afresh-missing".to_owned());
+        named.spawn(|| self.work())?;
+        crew.threads += 1;
+        Ok(())
+    }
+
+    /// What each thread does: leads, answers, and leads again when it is asked to.
+    fn work(&'static self) {
+        loop {
+            let mut crew = lock(&self.crew);
+            while crew.led && !self.ended.load(Ordering::SeqCst) {
+                crew.idle += 1;
+                let (woken, timeout) =
+                    self.bell.wait_timeout(crew, IDLE).unwrap_or_else(PoisonError::into_inner);
+                crew = woken;
+                crew.idle -= 1;
+                if crew.led && timeout.timed_out() {
+                    crew.threads -= 1;
+                    return;
+                }
+            }
+            if self.ended.load(Ordering::SeqCst) {
+                return;
+            }
+            crew.led = true;
+            drop(crew);
+            let Some(mut fault) = self.lead() else { return self.give_up() };
             loop {
-                match self.uffd.next_event() {
-                    Ok(Some(UffdEvent::Fault { address, .. })) => self.answer(address),
-                    Ok(Some(_)) => {}
-                    Ok(None) => break,
-                    Err(_) => return self.give_up(),
+                fault.slot.answer(fault.address);
+                self.wake(fault.address);
+                match lock(&self.crew).next_after(fault.image) {
+                    Some(next) => fault = next,
+                    None => break,
                 }
             }
         }
-        self.give_up();
     }
 
-    fn answer(&self, address: usize) {
-        let slot = lock(&self.slots).range(..=address).next_back().map(|(_, slot)| slot.clone());
-        // Not there any more: whoever touched it was interrupted, and the slot is gone.
-        if let Some(slot) = slot {
-            slot.answer(address);
+    /// Takes faults until there is one that this thread is to answer; somebody else leads then. `None` when
+    /// faults can be taken no more.
+    fn lead(&'static self) -> Option<Fault> {
+        loop {
+            self.uffd.wait().ok()?;
+            while let Some(event) = self.uffd.next_event().ok()? {
+                if let UffdEvent::Fault { address, .. } = event
+                    && let Some(fault) = self.find(address)
+                    && let Some(mine) = self.take(fault)
+                {
+                    return Some(mine);
+                }
+            }
         }
+    }
+
+    /// The slot of a fault; whoever touches memory whose slot is gone is woken.
+    fn find(&self, address: usize) -> Option<Fault> {
+        let slot = lock(&self.slots).range(..=address).next_back().map(|(_, slot)| slot.clone());
+        let Some(slot) = slot else {
+            self.wake(address);
+            return None;
+        };
+        let image = slot.missing.source_of(slot.page(address));
+        Some(Fault { slot, image, address })
+    }
+
+    /// Hands the lead on and returns the fault, or has it wait.
+    fn take(&'static self, fault: Fault) -> Option<Fault> {
+        let mut crew = lock(&self.crew);
+        let replaced = crew.idle > 0 || crew.threads < THREADS;
+        if !replaced || !crew.admit(fault.image) {
+            crew.waiting.push_back(fault);
+            return None;
+        }
+        crew.led = false;
+        if crew.idle > 0 {
+            self.bell.notify_one();
+        } else {
+            // Without another thread this one leads again when it has answered.
+            let _ = self.enlist(&mut crew);
+        }
+        Some(fault)
+    }
+
+    fn wake(&self, address: usize) {
         let page = (address & !(PAGE_SIZE - 1)) as *const u8;
         // Fails only for a range that is no multiple of a page.
         let _ = self.uffd.wake(page, PAGE_SIZE);
@@ -126,6 +258,7 @@ impl Server {
     /// Nobody answers from now on, so nobody may wait.
     fn give_up(&self) {
         self.ended.store(true, Ordering::SeqCst);
+        self.bell.notify_all();
         for slot in lock(&self.slots).values() {
             slot.broken.store(true, Ordering::Release);
             slot.close();
@@ -205,7 +338,9 @@ impl Slot {
             self.served = Some(served);
             return Ok(());
         }
-        self.image.complete()?;
+        let image = self.image.clone();
+        self.read_first(&image, "the kernel's faults cannot be answered here")?;
+        self.withheld.clear();
         self.filling = false;
         Ok(())
     }

@@ -7,6 +7,7 @@
 //! the new image afresh instead.
 
 use afresh_sys::PAGE_SIZE;
+use afresh_sys::planted::{self, Bug};
 
 use super::{Method, Slot};
 use crate::{Image, ImageError, ResetError, SlotError};
@@ -50,7 +51,7 @@ impl Slot {
                 tracker.open(&inside)?;
             }
             self.write_set.learn(&self.written);
-            self.write_set.learn(&inside);
+            self.write_set.learn(planted::but_last(Bug::Switch, &inside));
             self.image = image.clone();
             self.stale = true;
             self.plan()?;
@@ -114,6 +115,6 @@ impl Slot {
                 crate::tracker::push_run(&mut changed, afresh_sys::PageRange::new(page, 1));
             }
         }
-        changed
+        planted::but_last(Bug::Freeze, &changed).to_vec()
     }
 }

@@ -1,33 +1,22 @@
 //! One userfaultfd for all slots of a process.
 
-use std::sync::{Mutex, PoisonError};
-
-use afresh_sys::{SysError, Uffd, UffdMode, fork};
-
-type Opened = Option<(u32, Result<&'static Uffd, SysError>)>;
+use afresh_sys::{PerProcess, SysError, Uffd, UffdMode};
 
 /// A descriptor that is opened when it is first needed and lives as long as the process. It stays bound
 /// to the memory of the process that opened it, so the child of a fork gets one of its own.
-pub(super) struct Descriptor {
-    mode: UffdMode,
-    opened: Mutex<Opened>,
+pub(crate) struct Descriptor {
+    opened: PerProcess<Result<Uffd, SysError>>,
 }
 
+/// The one whose faults are answered by SIGBUS.
+pub(crate) static SIGBUS: Descriptor = Descriptor::new(|| Uffd::open(UffdMode::Sigbus));
+
 impl Descriptor {
-    pub(super) const fn new(mode: UffdMode) -> Self {
-        Self { mode, opened: Mutex::new(None) }
+    pub(crate) const fn new(open: fn() -> Result<Uffd, SysError>) -> Self {
+        Self { opened: PerProcess::new(open) }
     }
 
-    pub(super) fn get(&self) -> Result<&'static Uffd, SysError> {
-        let generation = fork::generation();
-        let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
-        match *opened {
-            Some((of, result)) if of == generation => result,
-            _ => {
-                let result = Uffd::open(self.mode).map(|uffd| &*Box::leak(Box::new(uffd)));
-                *opened = Some((generation, result));
-                result
-            }
-        }
+    pub(crate) fn get(&'static self) -> Result<&'static Uffd, SysError> {
+        self.opened.get().as_ref().map_err(|error| *error)
     }
 }

@@ -5,9 +5,10 @@
 //! set, one load. Marking is lock-free and allocates nothing, so it may run in a signal handler, in
 //! several threads at once.
 
+use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
-use afresh_sys::PageRange;
+use afresh_sys::{PAGE_SIZE, PageRange, Protection, Reservation};
 
 const BITS: usize = u64::BITS as usize;
 
@@ -17,17 +18,54 @@ pub struct DirtyPages {
     any: AtomicBool,
     /// Bit w is set when `words[w]` may hold a bit.
     summary: Box<[AtomicU64]>,
-    words: Box<[AtomicU64]>,
+    words: Words,
     pages: usize,
 }
 
+/// A word for every 64 pages. For a slot of 4 GiB that is 128 KiB, of which most are never used: so a large
+/// array is a mapping of its own. The allocator would hand out memory that had other uses before, and
+/// make all of it resident by zeroing it.
+#[derive(Debug)]
+enum Words {
+    Small(Box<[AtomicU64]>),
+    Large(Reservation, usize),
+}
+
+/// Words from which on an array is large.
+const LARGE: usize = 4 * PAGE_SIZE / size_of::<AtomicU64>();
+
 fn zeroed(len: usize) -> Box<[AtomicU64]> {
-    // `vec![0; n]` asks the allocator for zeroed memory, which for a large slot is not touched until
-    // it is used; building atomics one by one would touch all of it.
-    let mut zeros = std::mem::ManuallyDrop::new(vec![0u64; len].into_boxed_slice());
-    let raw: *mut [u64] = &mut **zeros;
-    // SAFETY: AtomicU64 has the size, alignment and bit validity of u64, and ownership moves over.
-    unsafe { Box::from_raw(raw as *mut [AtomicU64]) }
+    (0..len).map(|_| AtomicU64::new(0)).collect()
+}
+
+impl Words {
+    fn zeroed(len: usize) -> Self {
+        let pages = PageRange::new(0, (len * size_of::<AtomicU64>()).div_ceil(PAGE_SIZE));
+        if len >= LARGE
+            && let Ok(memory) = Reservation::new(pages.len)
+            && memory.protect(pages, Protection::ReadWrite).is_ok()
+        {
+            return Self::Large(memory, len);
+        }
+        Self::Small(zeroed(len))
+    }
+}
+
+impl Deref for Words {
+    type Target = [AtomicU64];
+
+    #[inline]
+    fn deref(&self) -> &[AtomicU64] {
+        match self {
+            Words::Small(words) => words,
+            // SAFETY: `zeroed` made the first `len` words of the reservation accessible, which hold zeros, a
+            // valid value, until somebody writes others through these references. It is aligned to pages,
+            // belongs to `self`, and nothing else knows where it is.
+            Words::Large(memory, len) => unsafe {
+                std::slice::from_raw_parts(memory.base().cast::<AtomicU64>().as_ptr(), *len)
+            },
+        }
+    }
 }
 
 impl DirtyPages {
@@ -38,7 +76,7 @@ impl DirtyPages {
         Self {
             any: AtomicBool::new(false),
             summary: zeroed(words.div_ceil(BITS)),
-            words: zeroed(words),
+            words: Words::zeroed(words),
             pages,
         }
     }
@@ -79,8 +117,41 @@ impl DirtyPages {
 
     /// Takes the pages of `range` out of the set.
     pub fn clear(&self, range: PageRange) {
-        for page in range.start..range.end().min(self.pages) {
-            self.words[page / BITS].fetch_and(!(1 << (page % BITS)), Ordering::Relaxed);
+        let end = range.end().min(self.pages);
+        let mut page = range.start;
+        while page < end {
+            let (word, bit) = (page / BITS, page % BITS);
+            let len = (BITS - bit).min(end - page);
+            self.words[word].fetch_and(!((u64::MAX >> (BITS - len)) << bit), Ordering::Relaxed);
+            page += len;
+        }
+    }
+
+    /// How many runs of the set hold a page of `range` or a neighbour of it.
+    pub(crate) fn runs_touching(&self, range: PageRange) -> usize {
+        let end = range.end().saturating_add(1).min(self.pages);
+        let mut page = range.start.saturating_sub(1);
+        let (mut count, mut inside) = (0, false);
+        while page < end {
+            let (word, bit) = (page / BITS, page % BITS);
+            let len = (BITS - bit).min(end - page);
+            let bits = self.words[word].load(Ordering::Relaxed) >> bit & u64::MAX >> (BITS - len);
+            count += (bits & !(bits << 1 | u64::from(inside))).count_ones() as usize;
+            inside = bits >> (len - 1) & 1 != 0;
+            page += len;
+        }
+        count
+    }
+
+    /// Appends the set's pages as runs, in order; the set stays as it is.
+    pub(crate) fn append(&self, out: &mut Vec<PageRange>) {
+        for (s, summary) in self.summary.iter().enumerate() {
+            let mut words = summary.load(Ordering::Relaxed);
+            while words != 0 {
+                let w = s * BITS + words.trailing_zeros() as usize;
+                words &= words - 1;
+                push_bits(out, w, self.words[w].load(Ordering::Relaxed));
+            }
         }
     }
 
@@ -105,15 +176,19 @@ impl DirtyPages {
             while words != 0 {
                 let w = s * BITS + words.trailing_zeros() as usize;
                 words &= words - 1;
-                let mut bits = self.words[w].swap(0, Ordering::Relaxed);
-                while bits != 0 {
-                    let start = bits.trailing_zeros() as usize;
-                    let len = (bits >> start).trailing_ones() as usize;
-                    push_run(out, PageRange::new(w * BITS + start, len));
-                    bits &= if start + len == BITS { 0 } else { u64::MAX << (start + len) };
-                }
+                push_bits(out, w, self.words[w].swap(0, Ordering::Relaxed));
             }
         }
+    }
+}
+
+/// Appends the pages whose bits are set in word `w`.
+fn push_bits(out: &mut Vec<PageRange>, w: usize, mut bits: u64) {
+    while bits != 0 {
+        let start = bits.trailing_zeros() as usize;
+        let len = (bits >> start).trailing_ones() as usize;
+        push_run(out, PageRange::new(w * BITS + start, len));
+        bits &= if start + len == BITS { 0 } else { u64::MAX << (start + len) };
     }
 }
 
@@ -143,6 +218,41 @@ mod tests {
         out.clear();
         set.drain(&mut out);
         assert!(out.is_empty());
+    }
+
+    #[test]
+    fn a_set_for_a_large_slot_takes_memory_where_it_is_used() {
+        let set = DirtyPages::new(1 << 20);
+        let Words::Large(memory, len) = &set.words else { panic!("{set:?}") };
+        assert_eq!(*len, (1 << 20) / BITS);
+        set.mark(PageRange::new((1 << 20) - 3, 3));
+        set.mark(PageRange::new(7, 1));
+        if !cfg!(miri) {
+            let resident = memory.resident_pages(PageRange::new(0, memory.pages()));
+            assert!(resident <= 2, "{resident} pages");
+        }
+        let mut out = Vec::new();
+        set.drain(&mut out);
+        assert_eq!(out, [PageRange::new(7, 1), PageRange::new((1 << 20) - 3, 3)]);
+    }
+
+    #[test]
+    fn runs_are_counted_with_their_neighbours_across_words() {
+        let set = DirtyPages::new(200);
+        for range in [(0, 1), (3, 2), (62, 4), (199, 1)] {
+            set.mark(PageRange::new(range.0, range.1));
+        }
+        let touching = |start, len| set.runs_touching(PageRange::new(start, len));
+        assert_eq!(touching(0, 200), 4);
+        assert_eq!((touching(1, 1), touching(2, 1), touching(1, 2)), (1, 1, 2));
+        assert_eq!((touching(63, 1), touching(66, 1), touching(67, 1)), (1, 1, 0));
+        assert_eq!((touching(198, 1), touching(197, 1)), (1, 0));
+        set.clear(PageRange::new(4, 60));
+        let mut out = Vec::new();
+        set.append(&mut out);
+        let expected = [(0, 1), (3, 1), (64, 2), (199, 1)];
+        assert_eq!(out, expected.map(|(s, l)| PageRange::new(s, l)));
+        assert!(!set.is_empty());
     }
 
     #[test]

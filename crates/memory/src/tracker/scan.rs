@@ -10,7 +10,7 @@ use super::dirty::push_run;
 use super::{Descriptor, Tracker, TrackerKind};
 use crate::TrackError;
 
-static UFFD: Descriptor = Descriptor::new(UffdMode::Async);
+static UFFD: Descriptor = Descriptor::new(|| Uffd::open(UffdMode::Async));
 
 /// Notices writes by scanning page tables.
 pub(super) struct Scan {
@@ -37,7 +37,9 @@ impl Scan {
     }
 }
 
-impl Tracker for Scan {
+// SAFETY: the kernel is asked about the watched ranges only, which are sorted and disjoint, and reports in order every
+// page that lost its write protection since it was set; nothing but a write, or this tracker, lifts it.
+unsafe impl Tracker for Scan {
     fn kind(&self) -> TrackerKind {
         TrackerKind::UffdScan
     }

@@ -43,15 +43,16 @@ impl VecFiller {
         }
         let at = page * PAGE_SIZE;
         let end = self.content.len().min(at + PAGE_SIZE);
-        let bytes = &self.content[at.min(end)..end];
-        // SAFETY: the page is claimed, so nobody else writes it, and nobody reads it before it is
-        // declared present.
-        unsafe {
-            self.door.memory.page_ptr(page).copy_from_nonoverlapping(bytes.as_ptr(), bytes.len())
-        };
+        let mut bytes = [0; PAGE_SIZE];
+        bytes[..end - at.min(end)].copy_from_slice(&self.content[at.min(end)..end]);
+        self.door.put(page, &bytes).unwrap();
         state.store(PRESENT, Ordering::Release);
         self.left.fetch_sub(1, Ordering::AcqRel);
         true
+    }
+
+    pub(crate) fn door(&self) -> &Door {
+        &self.door
     }
 
     /// Pages that are in place.
@@ -61,17 +62,13 @@ impl VecFiller {
 
     /// Delivers everything, as a streaming thread does.
     pub(crate) fn stream(&self) {
-        self.door.pages.iter().flat_map(|run| run.start..run.end()).for_each(|page| {
+        self.door.filled().iter().flat_map(|run| run.start..run.end()).for_each(|page| {
             self.deliver(page);
         });
     }
 }
 
 impl Filler for VecFiller {
-    fn is_present(&self, page: usize) -> bool {
-        self.states[page].load(Ordering::Acquire) == PRESENT
-    }
-
     fn fill_in_handler(&self, page: usize) -> bool {
         self.faults.fetch_add(1, Ordering::Relaxed);
         self.deliver(page)
@@ -81,12 +78,8 @@ impl Filler for VecFiller {
         (pages.start..pages.end()).all(|page| self.deliver(page))
     }
 
-    fn is_complete(&self) -> bool {
-        self.left.load(Ordering::Acquire) == 0
-    }
-
     fn failure(&self) -> Option<String> {
-        let dead = self.dead.load(Ordering::Acquire) && !self.is_complete();
+        let dead = self.dead.load(Ordering::Acquire) && self.left.load(Ordering::Acquire) > 0;
         dead.then(|| "the source is dead".to_owned())
     }
 }
@@ -101,8 +94,8 @@ pub(crate) fn lazy_image(
     let image = Image::lazy::<ImageError>(content.len() / PAGE_SIZE, stored, |door| {
         let filler = Arc::new(VecFiller {
             content: content.to_vec(),
-            states: (0..door.memory.pages()).map(|_| AtomicU8::new(MISSING)).collect(),
-            left: AtomicUsize::new(door.pages.iter().map(|run| run.len).sum()),
+            states: (0..door.pages()).map(|_| AtomicU8::new(MISSING)).collect(),
+            left: AtomicUsize::new(door.filled().iter().map(|run| run.len).sum()),
             door,
             faults: AtomicUsize::new(0),
             dead: AtomicBool::new(false),

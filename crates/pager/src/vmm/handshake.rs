@@ -7,12 +7,19 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use afresh_sys::{PAGE_SIZE, Uffd, UffdMode};
+use afresh_sys::{PAGE_SIZE, PageRange, Uffd, UffdMode};
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use serde_json::Value;
 
 use super::{VmmError, VmmOptions};
+
+/// Why a handshake is refused.
+pub(super) struct Refusal {
+    pub(super) error: VmmError,
+    /// Whether the peer has sent a userfaultfd: then it waits for pages that nobody will bring.
+    pub(super) waits: bool,
+}
 
 /// Longest message; Firecracker's has about a hundred bytes a mapping.
 const MAX_MESSAGE: usize = 64 << 10;
@@ -37,6 +44,13 @@ impl Mapping {
     pub(super) fn end(&self) -> usize {
         self.base + self.pages * PAGE_SIZE
     }
+
+    /// The pages of the mapping that are filled with `pages` of the source, as far as whole units are.
+    pub(super) fn inside_units(&self, pages: PageRange) -> PageRange {
+        let start = (pages.start - self.offset).next_multiple_of(self.unit);
+        let end = (pages.end() - self.offset) / self.unit * self.unit;
+        PageRange::new(start, end.saturating_sub(start))
+    }
 }
 
 /// Parses the JSON array of mappings and checks it against a source of `source_pages` pages.
@@ -58,6 +72,12 @@ pub fn parse_mappings(text: &[u8], source_pages: usize) -> Result<Vec<Mapping>, 
     sorted.sort_by_key(|mapping| mapping.base);
     if sorted.windows(2).any(|pair| pair[0].end() > pair[1].base) {
         return Err(refuse("mappings overlap".to_owned()));
+    }
+    // Or a few bytes would make the pager keep account of many times the source.
+    let mut of_source = mappings;
+    of_source.sort_by_key(|mapping| mapping.offset);
+    if of_source.windows(2).any(|pair| pair[0].offset + pair[0].pages > pair[1].offset) {
+        return Err(refuse("mappings show the same pages of the snapshot twice".to_owned()));
     }
     Ok(sorted)
 }
@@ -97,10 +117,31 @@ pub(super) fn receive(
     stream: &UnixStream,
     source_pages: usize,
     options: &VmmOptions<'_>,
+) -> Result<(Vec<Mapping>, Uffd), Refusal> {
+    let mut fds: Vec<OwnedFd> = Vec::new();
+    receive_all(stream, source_pages, options, &mut fds)
+        .map_err(|error| Refusal { error, waits: fds.iter().any(is_userfaultfd) })
+}
+
+/// What a descriptor is, in the kernel's words.
+fn kind(fd: &OwnedFd) -> io::Result<String> {
+    let link = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
+    Ok(link.to_string_lossy().into_owned())
+}
+
+fn is_userfaultfd(fd: &OwnedFd) -> bool {
+    kind(fd).is_ok_and(|kind| kind.contains("[userfaultfd]"))
+}
+
+/// As [`receive`]; descriptors that came are left in `fds` after an error.
+fn receive_all(
+    stream: &UnixStream,
+    source_pages: usize,
+    options: &VmmOptions<'_>,
+    fds: &mut Vec<OwnedFd>,
 ) -> Result<(Vec<Mapping>, Uffd), VmmError> {
     let end = Instant::now() + options.handshake;
     let mut text = Vec::new();
-    let mut fds: Vec<OwnedFd> = Vec::new();
     // The array can come in pieces, the descriptor with any of them.
     loop {
         let left = end.saturating_duration_since(Instant::now());
@@ -108,7 +149,7 @@ pub(super) fn receive(
             return Err(VmmError::Handshake("it did not come in time".to_owned()));
         }
         stream.set_read_timeout(Some(left))?;
-        let n = receive_part(stream, &mut text, &mut fds)?;
+        let n = receive_part(stream, &mut text, fds)?;
         if fds.len() > 1 {
             return Err(VmmError::Handshake("more than one descriptor came".to_owned()));
         }
@@ -119,15 +160,21 @@ pub(super) fn receive(
         }
     }
     let mappings = parse_mappings(&text, source_pages)?;
-    let fd = fds.pop().ok_or_else(|| VmmError::Handshake("no descriptor came".to_owned()))?;
-    let kind = fs::read_link(format!("/proc/self/fd/{}", fd.as_raw_fd()))?;
-    if !kind.to_string_lossy().contains("[userfaultfd]") {
-        let kind = kind.display();
-        return Err(VmmError::Handshake(format!("the descriptor is `{kind}`, no userfaultfd")));
+    match fds.first() {
+        None => return Err(VmmError::Handshake("no descriptor came".to_owned())),
+        Some(fd) if !is_userfaultfd(fd) => {
+            let kind = kind(fd)?;
+            return Err(VmmError::Handshake(format!("the descriptor is `{kind}`, no userfaultfd")));
+        }
+        Some(fd) => {
+            let flags = fcntl_getfl(fd).map_err(io::Error::from)?;
+            fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
+        }
     }
-    let flags = fcntl_getfl(&fd).map_err(io::Error::from)?;
-    fcntl_setfl(&fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
-    Ok((mappings, Uffd::from_fd(fd, UffdMode::Events)))
+    match fds.pop() {
+        Some(fd) => Ok((mappings, Uffd::from_fd(fd, UffdMode::Events))),
+        None => Err(VmmError::Handshake("no descriptor came".to_owned())),
+    }
 }
 
 /// Appends what comes next; returns its length, 0 at the end.
@@ -177,7 +224,7 @@ mod tests {
 
     #[test]
     fn hostile_messages_are_refused_by_name() {
-        let cases: [(&str, &str); 9] = [
+        let cases: [(&str, &str); 10] = [
             ("", "EOF"),
             ("{}", "array"),
             ("[]", "0 mappings"),
@@ -190,6 +237,11 @@ mod tests {
                 r#"[{"base_host_virt_addr":4096,"size":8192,"offset":0},
                     {"base_host_virt_addr":8192,"size":4096,"offset":0}]"#,
                 "overlap",
+            ),
+            (
+                r#"[{"base_host_virt_addr":4096,"size":8192,"offset":0},
+                    {"base_host_virt_addr":65536,"size":8192,"offset":4096}]"#,
+                "twice",
             ),
         ];
         for (text, word) in cases {

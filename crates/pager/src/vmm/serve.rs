@@ -1,116 +1,148 @@
-//! Answers the faults of a VMM's guest.
+//! Serves a VMM: takes its handshake, reads its events, and closes what is missing when something fails.
 
-use std::collections::VecDeque;
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
 
-use afresh_sys::{PAGE_SIZE, PageRange, SysError, Uffd, UffdEvent};
+use afresh_sys::{PAGE_SIZE, PageRange, UffdEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
-use rustix::process::{Pid, PidfdFlags, Signal, kill_process, pidfd_open};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 
-use super::handshake::{Mapping, receive};
+use super::fill::{Service, Sizes};
+use super::handshake::{Refusal, receive};
+use super::pages::{Page, Pages};
 use super::{VmmError, VmmOptions};
 use crate::PageSource;
 
-/// Pages streamed at a time: small enough that a fault waits little.
-const STREAM: usize = 64;
-
-/// How long a fill may be put off.
-const MAX_POSTPONED: Duration = Duration::from_secs(2);
-
-const EEXIST: i32 = 17;
-const EAGAIN: i32 = 11;
-const ENOENT: i32 = 2;
-const ESRCH: i32 = 3;
+/// Pages streamed at a time from a source that is near: small enough that a fault waits little.
+const NEAR: usize = 64;
+/// From one where every request costs a round trip.
+const DISTANT: usize = 2048;
+/// Pages filled on a fault there at least.
+const DISTANT_WINDOW: usize = 64;
+/// Threads that wait for such a source at the same time.
+const DISTANT_THREADS: usize = 6;
+/// Events read before the service looks around again.
+const EVENTS: usize = 1024;
 
 /// What was done for a VMM.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub struct Served {
     /// Faults answered.
     pub faults: usize,
     /// Pages filled from the source.
     pub pages: usize,
+    /// Those of them that are zero there, and take no memory.
+    pub empty: usize,
     /// Pages filled with zeros because the VMM had discarded them.
     pub zeroed: usize,
     /// Discards seen.
     pub removals: usize,
 }
 
-/// What is known of a page.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Page {
-    Missing,
-    Present,
-    Removed,
-}
-
-/// How a fill went.
-enum Fill {
-    Done,
-    /// Events must be read first.
-    Later,
-    /// The VMM has exited.
-    Gone,
-}
-
-struct Service<'a> {
-    uffd: Uffd,
-    mappings: Vec<Mapping>,
-    pages: Vec<Vec<Page>>,
-    source: &'a dyn PageSource,
-    buffer: Vec<u8>,
-    window: usize,
-    /// Where streaming goes on: a mapping and a page of it.
-    next: (usize, usize),
-    served: Served,
-}
-
 /// Takes the handshake from `stream` and serves the VMM until it exits or `options.stop` is set.
 ///
 /// # Errors
-/// [`VmmError`] by cause. Except for a refused handshake, pages that are missing are closed.
+/// [`VmmError`] by cause. Pages that are missing are closed; a VMM whose handshake is refused, though it
+/// brought a userfaultfd and so waits for its pages, is ended by SIGBUS unless `options` say otherwise.
 pub fn serve(
     stream: &UnixStream,
     source: &dyn PageSource,
     options: &VmmOptions<'_>,
 ) -> Result<Served, VmmError> {
-    let (mappings, uffd) = receive(stream, source.pages(), options)?;
+    // Held from the beginning, so that nobody else can come by the number.
     let peer = socket_peercred(stream).map_err(io::Error::from)?.pid;
-    let mut service = Service {
-        pages: mappings.iter().map(|mapping| vec![Page::Missing; mapping.pages]).collect(),
+    let process = pidfd_open(peer, PidfdFlags::empty()).map_err(io::Error::from)?;
+    let (mappings, uffd) = match receive(stream, source.pages(), options) {
+        Ok(accepted) => accepted,
+        Err(Refusal { error, waits }) => {
+            if waits && options.end_on_failure {
+                end(&process);
+            }
+            return Err(error);
+        }
+    };
+    let distant = source.is_distant();
+    let window = options.window.clamp(1, 512);
+    let service = Service {
+        pages: Mutex::new(Pages::new(&mappings, !source.working_set().is_empty())),
+        occupied: source.occupied(),
         mappings,
         uffd,
         source,
-        buffer: Vec::new(),
-        window: options.window.clamp(1, 512),
-        next: (0, 0),
-        served: Served::default(),
+        sizes: Sizes {
+            window: if distant { window.max(DISTANT_WINDOW) } else { window },
+            chunk: if distant { DISTANT } else { NEAR },
+        },
+        bell: Condvar::new(),
+        over: AtomicBool::new(false),
+        gone: AtomicBool::new(false),
+        failure: Mutex::new(None),
     };
-    let result = service.run(peer, options);
-    if result.is_err() {
-        service.fail_closed(peer, options.end_on_failure);
+    // One thread at least has nothing to do but answer faults.
+    let threads = if distant { DISTANT_THREADS } else { 1 };
+    let result = std::thread::scope(|scope| {
+        let mut started = Ok(());
+        for number in 0..=threads {
+            let streams = number > 0 && options.stream;
+            let thread = std::thread::Builder::new().name("afresh-vmm".to_owned());
+            let service = &service;
+            let spawned = thread.spawn_scoped(scope, move || service.work(streams));
+            // Those that there are do the work, if one streams.
+            if let (Err(error), true) = (spawned, number <= 1) {
+                started = Err(VmmError::Socket(error));
+            }
+        }
+        let result = started.and_then(|()| service.run(&process, options));
+        service.end();
+        result
+    });
+    let failure = service.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+    let served = service.lock().served;
+    let result = match failure {
+        _ if service.gone.load(Ordering::Acquire) => Ok(()),
+        Some(error) => Err(error),
+        None => result,
+    };
+    if result.is_err() && !service.close() && options.end_on_failure {
+        end(&process);
     }
-    result.map(|()| service.served)
+    result.map(|()| served)
+}
+
+/// Ends a VMM: by SIGBUS, which is what touching the memory would raise. Handlers may let one pass, as the one
+/// does that Rust programs start with, so it comes again, and then SIGKILL.
+fn end(process: &OwnedFd) {
+    let moment = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
+    for signal in [Signal::BUS, Signal::BUS, Signal::BUS, Signal::KILL] {
+        if pidfd_send_signal(process, signal).is_err() {
+            return;
+        }
+        let mut ended = [PollFd::new(process, PollFlags::IN)];
+        if !matches!(poll(&mut ended, Some(&moment)), Ok(0) | Err(_)) {
+            return;
+        }
+    }
 }
 
 impl Service<'_> {
-    fn run(&mut self, peer: Pid, options: &VmmOptions<'_>) -> Result<(), VmmError> {
-        let process = pidfd_open(peer, PidfdFlags::empty()).map_err(io::Error::from)?;
-        let mut waiting: VecDeque<usize> = VecDeque::new();
-        let mut postponed: Option<Instant> = None;
+    /// Reads events until the VMM exits or the service is ended.
+    fn run(&self, process: &OwnedFd, options: &VmmOptions<'_>) -> Result<(), VmmError> {
+        let tick = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
         loop {
             if options.stop.load(Ordering::Acquire) {
-                let missing = self.pages.iter().flatten().filter(|p| **p != Page::Present).count();
+                let missing = self.lock().not_present();
                 return if missing > 0 { Err(VmmError::Stopped(missing)) } else { Ok(()) };
             }
-            let streaming = options.stream && self.next.0 < self.mappings.len();
-            let busy = streaming || !waiting.is_empty();
-            let tick = Timespec { tv_sec: 0, tv_nsec: if busy { 0 } else { 20_000_000 } };
+            if self.over.load(Ordering::Acquire) {
+                return Ok(());
+            }
             let mut fds =
-                [PollFd::new(&self.uffd, PollFlags::IN), PollFd::new(&process, PollFlags::IN)];
+                [PollFd::new(&self.uffd, PollFlags::IN), PollFd::new(process, PollFlags::IN)];
             match poll(&mut fds, Some(&tick)) {
                 Ok(_) | Err(rustix::io::Errno::INTR) => {}
                 Err(error) => return Err(io::Error::from(error).into()),
@@ -118,182 +150,75 @@ impl Service<'_> {
             if fds[1].revents().contains(PollFlags::IN) {
                 return Ok(());
             }
-            // All events before any fill: a fill fails while the VMM waits in a discard.
-            while let Some(event) = self.uffd.next_event()? {
-                match event {
-                    UffdEvent::Fault { address, .. } => waiting.push_back(address),
-                    UffdEvent::Remove { start, end } => self.remove(start, end),
-                    _ => {}
-                }
-            }
-            let outcome = match waiting.front().copied() {
-                Some(address) => {
-                    let outcome = self.answer(address)?;
-                    if matches!(outcome, Fill::Done) {
-                        waiting.pop_front();
-                    }
-                    outcome
-                }
-                None if streaming => self.stream()?,
-                None => Fill::Done,
-            };
-            match outcome {
-                Fill::Gone => return Ok(()),
-                // A discard takes a moment; a range that was never registered takes for ever.
-                Fill::Later => {
-                    if postponed.get_or_insert_with(Instant::now).elapsed() > MAX_POSTPONED {
-                        return Err(VmmError::Handshake("a mapping is not registered".to_owned()));
-                    }
-                    std::thread::sleep(Duration::from_micros(50));
-                }
-                Fill::Done => postponed = None,
-            }
+            self.read_events()?;
         }
     }
 
-    fn remove(&mut self, start: usize, end: usize) {
-        self.served.removals += 1;
-        for (mapping, pages) in self.mappings.iter().zip(&mut self.pages) {
-            let from = start.max(mapping.base);
-            let to = end.min(mapping.end());
-            if from < to {
-                let range = (from - mapping.base) / PAGE_SIZE..(to - mapping.base) / PAGE_SIZE;
-                pages[range].fill(Page::Removed);
+    /// Reads what events there are, as far as a VMM can send them without end.
+    fn read_events(&self) -> Result<(), VmmError> {
+        let mut asked = false;
+        for _ in 0..EVENTS {
+            // Nothing is put in place between reading of a discard and noting it.
+            let mut pages = self.lock();
+            match self.uffd.next_event()? {
+                None => break,
+                Some(UffdEvent::Fault { address, .. }) => {
+                    let mapping =
+                        self.mappings.iter().position(|m| m.base <= address && address < m.end());
+                    let Some(mapping) = mapping else {
+                        let why = format!("a fault at {address:#x}, in no mapping");
+                        return Err(VmmError::Handshake(why));
+                    };
+                    let page = (address - self.mappings[mapping].base) / PAGE_SIZE;
+                    pages.ask(mapping, page);
+                    asked = true;
+                }
+                Some(UffdEvent::Remove { start, end }) => {
+                    pages.lose(&self.mappings, start, end, Page::Removed);
+                }
+                // Nothing is to be done there any more.
+                Some(UffdEvent::Unmap { start, end }) => {
+                    pages.lose(&self.mappings, start, end, Page::Present);
+                }
+                Some(_) => {}
             }
         }
-    }
-
-    /// Fills the window around a fault.
-    fn answer(&mut self, address: usize) -> Result<Fill, VmmError> {
-        let number = self.mappings.iter().position(|m| m.base <= address && address < m.end());
-        let Some(number) = number else {
-            return Err(VmmError::Handshake(format!("a fault at {address:#x}, in no mapping")));
-        };
-        let mapping = self.mappings[number];
-        let page = (address - mapping.base) / PAGE_SIZE;
-        let unit = page / mapping.unit * mapping.unit;
-        let outcome = if self.pages[number][page] == Page::Removed {
-            self.zero(number, PageRange::new(unit, mapping.unit))?
-        } else {
-            let window = self.window.max(mapping.unit);
-            let start = page / window * window;
-            let pages = PageRange::new(start, window.min(mapping.pages - start));
-            let outcome = self.fill(number, pages)?;
-            if matches!(outcome, Fill::Done) && self.pages[number][page] == Page::Present {
-                // Somebody else filled it, or it was there before the fault was read.
-                let at = (mapping.base + unit * PAGE_SIZE) as *const u8;
-                self.uffd.wake(at, mapping.unit * PAGE_SIZE)?;
-            }
-            outcome
-        };
-        self.served.faults += usize::from(matches!(outcome, Fill::Done));
-        Ok(outcome)
-    }
-
-    /// Streams the next piece.
-    fn stream(&mut self) -> Result<Fill, VmmError> {
-        let (number, start) = self.next;
-        let mapping = self.mappings[number];
-        let len = STREAM.max(mapping.unit).min(mapping.pages - start);
-        let outcome = self.fill(number, PageRange::new(start, len))?;
-        if matches!(outcome, Fill::Done) {
-            self.next =
-                if start + len < mapping.pages { (number, start + len) } else { (number + 1, 0) };
+        if asked {
+            self.bell.notify_all();
         }
-        Ok(outcome)
+        Ok(())
     }
 
-    /// Fills the missing pages among `pages` of mapping `number`.
-    fn fill(&mut self, number: usize, pages: PageRange) -> Result<Fill, VmmError> {
-        let mapping = self.mappings[number];
+    /// Makes sure that no page that is missing now is ever seen; `false` where the VMM does not allow that.
+    fn close(&self) -> bool {
+        let known = self.lock();
+        let mut closed = true;
+        for (number, mapping) in self.mappings.iter().enumerate() {
+            let mut at = 0;
+            while at < mapping.pages {
+                let run = known.run(number, at, mapping.pages);
+                at = run.end();
+                // A discarded page has no filler any more either.
+                if known.state(number, run.start) != Page::Present {
+                    closed &= self.poison(mapping.base, run, mapping.unit);
+                }
+            }
+        }
+        closed
+    }
+
+    /// Poisons those of `pages` that are not there.
+    fn poison(&self, base: usize, pages: PageRange, unit: usize) -> bool {
+        const EEXIST: i32 = 17;
         let mut at = pages.start;
         while at < pages.end() {
-            if self.pages[number][at] != Page::Missing {
-                at += 1;
-                continue;
-            }
-            let run = self.pages[number][at..pages.end()]
-                .iter()
-                .take_while(|page| **page == Page::Missing)
-                .count();
-            self.buffer.resize(run * PAGE_SIZE, 0);
-            // SAFETY: the buffer has room for `run` pages and is ours alone.
-            unsafe { self.source.read(mapping.offset + at, self.buffer.as_mut_ptr(), run) }?;
-            let mut done = 0;
-            while done < run {
-                let to = (mapping.base + (at + done) * PAGE_SIZE) as *mut u8;
-                let len = (run - done) * PAGE_SIZE;
-                // SAFETY: the buffer holds `run` pages. `to` is an address in the VMM, which registered
-                // it with this descriptor for us to fill; the kernel refuses any other.
-                let result =
-                    unsafe { self.uffd.copy(to, self.buffer.as_ptr().add(done * PAGE_SIZE), len) };
-                let (placed, outcome) = self.judge(result, mapping.unit)?;
-                self.pages[number][at + done..at + done + placed].fill(Page::Present);
-                self.served.pages += placed;
-                done += placed;
-                match outcome {
-                    Fill::Done => {}
-                    other => return Ok(other),
-                }
-            }
-            at += run;
-        }
-        Ok(Fill::Done)
-    }
-
-    /// Fills discarded pages with zeros.
-    fn zero(&mut self, number: usize, pages: PageRange) -> Result<Fill, VmmError> {
-        let to = (self.mappings[number].base + pages.byte_start()) as *mut u8;
-        let result = if pages.len == 1 {
-            self.uffd.zero(to, PAGE_SIZE)
-        } else {
-            // Huge pages can not be zeroed by the kernel's call.
-            self.buffer.clear();
-            self.buffer.resize(pages.byte_len(), 0);
-            // SAFETY: as in `fill`.
-            unsafe { self.uffd.copy(to, self.buffer.as_ptr(), pages.byte_len()) }
-        };
-        let (placed, outcome) = self.judge(result, pages.len)?;
-        self.pages[number][pages.start..pages.start + placed].fill(Page::Present);
-        self.served.zeroed += placed;
-        Ok(outcome)
-    }
-
-    /// Pages placed, and how to go on.
-    fn judge(
-        &self,
-        result: Result<usize, SysError>,
-        unit: usize,
-    ) -> Result<(usize, Fill), VmmError> {
-        match result {
-            Ok(bytes) => Ok((bytes / PAGE_SIZE, Fill::Done)),
-            // There already: counts as placed, so that the walk goes on behind it.
-            Err(error) if error.errno == EEXIST => Ok((unit, Fill::Done)),
-            Err(error) if error.errno == EAGAIN => Ok((0, Fill::Later)),
-            // The range is being unmapped; its events follow.
-            Err(error) if error.errno == ENOENT => Ok((0, Fill::Later)),
-            Err(error) if error.errno == ESRCH => Ok((0, Fill::Gone)),
-            Err(error) => Err(error.into()),
-        }
-    }
-
-    /// Makes sure that no page that is missing now is ever seen.
-    fn fail_closed(&self, peer: Pid, end: bool) {
-        let mut closed = true;
-        for (mapping, pages) in self.mappings.iter().zip(&self.pages) {
-            for (page, state) in pages.iter().enumerate().step_by(mapping.unit) {
-                // A discarded page has no filler any more either.
-                if *state != Page::Present {
-                    let at = (mapping.base + page * PAGE_SIZE) as *const u8;
-                    let poisoned = self.uffd.poison(at, mapping.unit * PAGE_SIZE);
-                    closed &= poisoned.is_ok_and(|n| n > 0)
-                        || matches!(poisoned, Err(e) if e.errno == EEXIST);
-                }
+            let from = (base + at * PAGE_SIZE) as *const u8;
+            match self.uffd.poison(from, (pages.end() - at) * PAGE_SIZE) {
+                Ok(bytes) if bytes > 0 => at += bytes / PAGE_SIZE,
+                Err(error) if error.errno == EEXIST => at += unit,
+                _ => return false,
             }
         }
-        if !closed && end {
-            // Gone already if this fails, which is as good.
-            let _ = kill_process(peer, Signal::BUS);
-        }
+        true
     }
 }

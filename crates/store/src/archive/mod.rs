@@ -20,16 +20,14 @@ use std::path::Path;
 
 pub use tar::ArchiveError;
 
-use crate::manifest::{
-    ARTIFACT_TYPE, INDEX_FILE, IndexJson, LAYOUT_FILE, LayoutJson, MANIFEST_TYPE, MAX_INDEX_JSON,
-    REF_NAME, parse, print,
-};
+use crate::access::Access;
+use crate::descriptor::Descriptor;
+use crate::layout::{IndexJson, LayoutJson};
+use crate::manifest::{INDEX_FILE, LAYOUT_FILE, MAX_INDEX_JSON, parse, print};
 use crate::open::{Blobs, open_snapshot, read_manifest, read_small};
 use crate::save::write_memory;
-use crate::seal::Access;
 use crate::shelf::{Shelf, copy_to};
-use crate::store::BLOB_LOCK;
-use crate::{OpenError, Pages, SaveError, SaveOptions, Sha256, Snapshot, Store};
+use crate::{Limits, OpenError, Pages, SaveError, SaveOptions, Sha256, Snapshot, Store};
 use read::Members;
 use write::ArchiveWriter;
 
@@ -82,7 +80,6 @@ pub fn open(path: &Path) -> Result<Snapshot, OpenError> {
 ///
 /// # Errors
 /// [`OpenError::Seal`] by cause, and those of [`open`].
-#[cfg(feature = "seal")]
 pub fn open_with(path: &Path, access: &Access) -> Result<Snapshot, OpenError> {
     let members = Members::open(path)?;
     let id = only_snapshot(&members)?;
@@ -99,7 +96,7 @@ pub fn import(path: &Path, store: &Store, name: &str) -> Result<Sha256, SaveErro
     let members = Members::open(path)?;
     let id = only_snapshot(&members)?;
     let manifest = read_manifest(&members, id)?;
-    let _lock = store.lock(BLOB_LOCK, false)?;
+    let _lock = store.lock_blobs()?;
     let mut shelf = store.shelf();
     for descriptor in manifest.layers.iter().chain([&manifest.config]) {
         let digest = descriptor.digest("the manifest")?;
@@ -110,8 +107,8 @@ pub fn import(path: &Path, store: &Store, name: &str) -> Result<Sha256, SaveErro
     }
     shelf.put(read_small(&members, "the manifest", id, crate::manifest::MAX_MANIFEST)?)?;
     if !manifest.is_sealed() {
-        // Whatever the archive said, the result must open.
-        store.load_id(id)?;
+        // Whatever the archive said, the result must open. Running it is another matter.
+        open_snapshot(store, id, &Access::new().with_limits(Limits::NONE))?;
     }
     store.tag(name, Some(id))?;
     Ok(id)
@@ -128,11 +125,7 @@ fn only_snapshot(members: &Members) -> Result<Sha256, OpenError> {
     let index: IndexJson =
         parse("`index.json`", &members.small(INDEX_FILE, "`index.json`", MAX_INDEX_JSON)?)?;
     index.check()?;
-    let is_ours = |kind: &Option<String>| kind.as_ref().is_none_or(|kind| kind == ARTIFACT_TYPE);
-    let mut found = index
-        .manifests
-        .iter()
-        .filter(|d| d.media_type == MANIFEST_TYPE && is_ours(&d.artifact_type));
+    let mut found = index.manifests.iter().filter(|it| it.is_snapshot() != Some(false));
     match (found.next(), found.count()) {
         (Some(descriptor), 0) => descriptor.digest("`index.json`"),
         (None, _) => Err(members.bad(ArchiveError::Snapshots(0))),
@@ -142,12 +135,13 @@ fn only_snapshot(members: &Members) -> Result<Sha256, OpenError> {
 
 /// `index.json` of an archive with one snapshot.
 fn index_of(id: Sha256, size: u64, name: Option<&str>) -> Result<Vec<u8>, SaveError> {
-    let mut descriptor = crate::manifest::Descriptor::new(MANIFEST_TYPE, id, size);
-    descriptor.artifact_type = Some(ARTIFACT_TYPE.to_owned());
-    if let Some(name) = name {
-        crate::store::check_name(name)?;
-        descriptor.annotations.insert(REF_NAME.to_owned(), name.to_owned());
-    }
+    let descriptor = match name {
+        None => Descriptor::snapshot(id, size),
+        Some(name) => {
+            crate::store::check_name(name)?;
+            Descriptor::named(id, size, name)
+        }
+    };
     let index = IndexJson { manifests: vec![descriptor], ..IndexJson::default() };
     print("`index.json`", &index)
 }

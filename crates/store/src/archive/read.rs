@@ -8,7 +8,8 @@ use std::sync::Arc;
 
 use super::ArchiveError;
 use super::tar::{BLOCK, Extended, MAX_EXTENDED, parse, parse_extended};
-use crate::blobs::{BlobRead, FileBlob, open_file};
+use crate::blob::BlobRead;
+use crate::blobs::{FileBlob, open_file};
 use crate::open::Blobs;
 use crate::{OpenError, Sha256};
 
@@ -50,7 +51,8 @@ impl Members {
     fn walk(&mut self, len: u64) -> Result<(), OpenError> {
         let mut at = 0;
         let mut extended = Extended::default();
-        loop {
+        // A member may have one header more, and no file is made of headers alone.
+        for _ in 0..3 * MAX_MEMBERS {
             let data = at + BLOCK;
             if data > len {
                 return Err(self.bad(ArchiveError::Truncated(at)));
@@ -86,6 +88,7 @@ impl Members {
             }
             at = next;
         }
+        Err(self.bad(ArchiveError::TooMany(MAX_MEMBERS)))
     }
 
     fn read_extended(&self, at: u64, size: u64) -> Result<Extended, OpenError> {

@@ -5,18 +5,21 @@
 
 use std::collections::HashSet;
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions, Permissions, TryLockError};
+use std::fs::{self, File, Permissions, TryLockError};
 use std::io::{self, Seek, SeekFrom};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
+use tempfile::TempPath;
+
 use super::index_of;
 use super::read::blob_name;
 use super::tar::{BLOCK, header};
-use crate::blobs::{BlobWriter, sync_dir, temporary_name};
+use crate::blobs::BlobWriter;
 use crate::index::Encoding;
 use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT};
 use crate::shelf::{Shelf, copy_blob};
+use crate::temporary::{self, TEMPORARY, parent, sync_dir};
 use crate::{Layer, SaveError, Sha256};
 
 /// Alignment of raw layers, that of pages.
@@ -29,7 +32,7 @@ const LARGE: u64 = 4096;
 /// An archive that is being written.
 pub(super) struct ArchiveWriter {
     path: PathBuf,
-    temporary: PathBuf,
+    temporary: TempPath,
     file: File,
     /// Where the next header goes.
     at: u64,
@@ -42,16 +45,15 @@ fn beside(path: &Path) -> Result<(&Path, OsString), SaveError> {
     let name = path.file_name().ok_or_else(|| {
         SaveError::io(path, io::Error::new(io::ErrorKind::InvalidInput, "not the name of a file"))
     })?;
-    let dir = path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."));
     let mut prefix = OsString::from(".");
     prefix.push(name);
-    Ok((dir, prefix))
+    Ok((parent(path), prefix))
 }
 
 /// Removes what killed writers of the same path left: temporary files that nobody holds locked.
 fn sweep(dir: &Path, prefix: &OsString) -> io::Result<()> {
     let mut wanted = prefix.clone();
-    wanted.push(crate::blobs::TEMPORARY);
+    wanted.push(TEMPORARY);
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let name = entry.file_name();
@@ -70,12 +72,9 @@ fn sweep(dir: &Path, prefix: &OsString) -> io::Result<()> {
 }
 
 /// Creates a temporary file and locks it.
-fn create(dir: &Path, prefix: &OsString) -> io::Result<(PathBuf, File)> {
+fn create(dir: &Path, prefix: &OsString) -> io::Result<(TempPath, File)> {
     loop {
-        let mut name = prefix.clone();
-        name.push(temporary_name());
-        let path = dir.join(name);
-        let file = OpenOptions::new().read(true).write(true).create_new(true).open(&path)?;
+        let (file, path) = temporary::create(dir, prefix)?.into_parts();
         file.lock()?;
         // Swept between creation and lock?
         if file.metadata()?.nlink() > 0 {
@@ -133,22 +132,15 @@ impl ArchiveWriter {
         name: Option<&str>,
     ) -> Result<(), SaveError> {
         self.member(INDEX_FILE, &index_of(id, manifest_len, name)?)?;
-        let dir = beside(&self.path)?.0;
+        let dir = parent(&self.path);
         // Two blocks of zeros end an archive.
         self.file
             .set_len(self.at + 2 * BLOCK)
-            .and_then(|()| self.file.set_permissions(Permissions::from_mode(0o444)))
+            .and_then(|()| self.file.set_permissions(Permissions::from_mode(0o400)))
             .and_then(|()| self.file.sync_all())
-            .and_then(|()| fs::rename(&self.temporary, &self.path))
+            .and_then(|()| self.temporary.persist(&self.path).map_err(|e| e.error))
             .and_then(|()| sync_dir(dir))
             .map_err(|e| SaveError::io(&self.path, e))
-    }
-}
-
-impl Drop for ArchiveWriter {
-    fn drop(&mut self) {
-        // Gone already after a successful `finish`.
-        let _ = fs::remove_file(&self.temporary);
     }
 }
 

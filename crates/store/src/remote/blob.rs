@@ -8,9 +8,9 @@ use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::cache::{BLOCK, CacheFile};
 use super::{Remote, RemoteError};
-use crate::blobs::BlobRead;
+use crate::blob::BlobRead;
 use crate::index::{FOOTER_LEN, Footer};
-use crate::{OpenError, Sha256};
+use crate::{Limits, OpenError, Sha256};
 
 /// Bytes fetched from the end of a layer to begin with: the index of a layer of 256 MiB and more.
 const TAIL: u64 = 256 << 10;
@@ -73,12 +73,14 @@ impl RangeBlob {
 
     /// Fetches what opening the layer will read, its footer and index: one round trip, and a second
     /// where the index is large. Whether it is right is for the opener to find out.
-    pub(super) async fn fetch_tail(&self) -> Result<(), RemoteError> {
+    pub(super) async fn fetch_tail(&self, limits: &Limits) -> Result<(), RemoteError> {
         let offset = self.len.saturating_sub(TAIL);
         let mut kept = Kept { offset, bytes: self.bytes(offset..self.len).await? };
         if let Some(footer) = kept.bytes.last_chunk::<FOOTER_LEN>()
             && let Ok(footer) = Footer::parse(footer, self.len)
             && footer.index_offset < offset
+            // Whoever opens the layer will say what is wrong.
+            && limits.check_index(footer.index_len).is_ok()
         {
             let mut bytes = self.bytes(footer.index_offset..offset).await?;
             bytes.append(&mut kept.bytes);

@@ -131,6 +131,13 @@ impl RemoteError {
     }
 }
 
+impl RemoteError {
+    /// Whether the server does not answer, rather than answer wrongly.
+    pub(super) fn is_outage(&self) -> bool {
+        self.may_pass() && !matches!(self, Self::Length { .. })
+    }
+}
+
 /// The error and its causes, each said once: clients tend to hide "connection refused" at the bottom.
 fn with_causes(error: &dyn Error) -> String {
     let mut text = error.to_string();

@@ -3,17 +3,16 @@
 //! One after the other: what the name means, the manifest (in a registry the same request), then at once
 //! the configuration and the end of every layer, which holds its index. The next request is for pages.
 
-use std::cell::RefCell;
-
 use futures_util::future::{try_join, try_join_all};
 
-use super::blob::RangeBlob;
+use super::blob::{RangeBlob, Tail};
 use super::cache::CacheFile;
 use super::{Remote, RemoteError};
-use crate::manifest::{MAX_CONFIG, MAX_MANIFEST, Manifest, layer_type, parse, sealed_type};
+use crate::access::Access;
+use crate::blob::BlobRead;
+use crate::manifest::{MAX_CONFIG, MAX_MANIFEST, Manifest, parse};
 use crate::open::{parse_config, unlock};
-use crate::seal::Access;
-use crate::{Layer, OpenError, Sha256, Snapshot};
+use crate::{OpenError, Sha256, Snapshot};
 
 impl Remote {
     /// Opens a snapshot where it is: fetches manifest, configuration and the index of every layer; pages
@@ -30,7 +29,6 @@ impl Remote {
     ///
     /// # Errors
     /// [`OpenError::Seal`] by cause, and those of [`Remote::load`].
-    #[cfg(feature = "seal")]
     pub fn load_with(&self, name: &str, access: &Access) -> Result<Snapshot, RemoteError> {
         self.load_by(name, access)
     }
@@ -44,33 +42,22 @@ impl Remote {
                 let digest = layer.digest("the manifest")?;
                 blobs.push(RangeBlob::new(self.clone(), digest, layer.size)?);
             }
-            let tails = try_join_all(blobs.iter().map(RangeBlob::fetch_tail));
+            let tails = try_join_all(blobs.iter().map(|blob| blob.fetch_tail(access.limits())));
             let (config, _) = try_join(self.config_of(&manifest), tails).await?;
             Ok((id, manifest, config, blobs))
         })?;
         let key = unlock(&manifest, access)?;
         let (config, sealed_config) = parse_config(config, key)?;
-        let layers = manifest.layers.clone();
-        let blobs = RefCell::new(blobs.into_iter().map(Some).collect::<Vec<_>>());
-        let snapshot = Snapshot::assemble(id, manifest, config, |number, root| {
-            let descriptor = &layers[number];
-            let digest = descriptor.digest("the manifest")?;
-            let blob = match blobs.borrow_mut()[number].take() {
+        let tails: Vec<_> = blobs.iter().map(RangeBlob::tail).collect();
+        let mut blobs = blobs.into_iter();
+        let mut blob = |_, digest, size| -> Result<Box<dyn BlobRead>, OpenError> {
+            Ok(Box::new(match blobs.next() {
                 Some(blob) => blob,
-                None => RangeBlob::new(self.clone(), digest, descriptor.size)?,
-            };
-            let tail = blob.tail();
-            let layer = Layer::from_stored(Box::new(blob), digest, descriptor.size, root, key)?;
-            tail.opened();
-            let wanted = sealed_type(layer_type(layer.role(), layer.encoding()), key.is_some());
-            if descriptor.media_type != wanted {
-                return Err(OpenError::MediaType {
-                    what: "a layer",
-                    found: descriptor.media_type.clone(),
-                });
-            }
-            Ok(layer)
-        })?;
+                None => RangeBlob::new(self.clone(), digest, size)?,
+            }))
+        };
+        let snapshot = Snapshot::assemble(id, manifest, config, access, key, &mut blob)?;
+        tails.iter().for_each(Tail::opened);
         Ok(match key.zip(sealed_config) {
             None => snapshot,
             Some((key, config)) => snapshot.with_seal(key.clone(), config),

@@ -9,7 +9,8 @@
 //!
 //! What it promises: a name changes its meaning last and at once, so a push that is killed leaves the
 //! old meaning or the new one; every request has a time limit and a bounded number of attempts, so a dead
-//! server is an error and not a hang; few round trips lie between [`Remote::load`] and the first page.
+//! server is an error and not a hang; a server that is away for a moment costs its guests that moment
+//! ([`Patience::outage`]); few round trips lie between [`Remote::load`] and the first page.
 //!
 //! Calls block. They must not be made from inside an asynchronous task.
 
@@ -18,6 +19,7 @@ mod blob;
 mod cache;
 mod error;
 mod list;
+mod listen;
 mod load;
 mod objects;
 mod open;

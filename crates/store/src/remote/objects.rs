@@ -12,21 +12,21 @@ use futures_util::future::try_join;
 use futures_util::{TryFutureExt, TryStreamExt};
 use object_store::path::Path;
 use object_store::{
-    Error, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion, WriteMultipart,
+    Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion,
+    WriteMultipart,
 };
 use tokio::runtime::Handle;
 
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
-use super::{Patience, RemoteError};
-use crate::manifest::{
-    ARTIFACT_TYPE, Descriptor, INDEX_FILE, IndexJson, LAYOUT_FILE, LAYOUT_TEXT, MANIFEST_TYPE,
-    MAX_INDEX_JSON, REF_NAME, parse, print,
-};
+use super::{Patience, RemoteError, patience};
+use crate::descriptor::Descriptor;
+use crate::layout::{IndexJson, resolve_in, tags_of};
+use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse};
 use crate::store::check_name;
 use crate::{OpenError, Sha256, Tag};
 
 /// Bytes in one part of a large upload; S3 wants at least 5 MiB.
-const PART: u64 = 8 << 20;
+pub(super) const PART: u64 = 8 << 20;
 /// Parts that an upload may have: S3 allows 10,000.
 const MAX_PARTS: u64 = 9_000;
 /// Parts in flight.
@@ -76,13 +76,14 @@ impl Objects {
         self.patience.attempt(what, || request().map_err(object)).await
     }
 
-    /// Waits for what repeats itself, as long as all its attempts may take.
+    /// Waits for what repeats itself, as long as all its attempts may take; each may send `bytes` bytes.
     async fn patiently<T>(
         &self,
         what: &str,
+        bytes: u64,
         work: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, RemoteError> {
-        let after = self.patience.timeout * self.patience.attempts.max(1);
+        let after = self.patience.sending(bytes) * self.patience.attempts.max(1);
         match tokio::time::timeout(after, work).await {
             Ok(result) => {
                 result.map_err(|source| RemoteError::Object { what: what.to_owned(), source })
@@ -108,6 +109,7 @@ impl Objects {
                 while bytes.len() as u64 <= limit
                     && let Some(part) = stream.try_next().await?
                 {
+                    patience::progress();
                     bytes.extend_from_slice(&part);
                 }
                 Ok((meta, bytes))
@@ -126,12 +128,14 @@ impl Objects {
         bytes: Vec<u8>,
         mode: PutMode,
     ) -> Result<(), RemoteError> {
+        let what = path.as_ref();
         let payload = PutPayload::from(bytes);
-        self.attempt(path.as_ref(), || async {
-            self.objects.put_opts(path, payload.clone(), mode.clone().into()).await
-        })
-        .await
-        .map(drop)
+        let put = || async {
+            let put = self.objects.put_opts(path, payload.clone(), mode.clone().into()).await;
+            put.map_err(|source| RemoteError::Object { what: what.to_owned(), source })
+        };
+        let sent = payload.content_length() as u64;
+        self.patience.attempt_sending(what, sent, put).await.map(drop)
     }
 
     async fn index(&self) -> Result<Option<(IndexJson, UpdateVersion)>, RemoteError> {
@@ -140,6 +144,15 @@ impl Objects {
             Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+}
+
+impl Objects {
+    /// The descriptors in `index.json` that may mean snapshots.
+    async fn snapshots(&self) -> Result<Vec<Descriptor>, RemoteError> {
+        let mut index = self.index().await?.map(|(index, _)| index).unwrap_or_default();
+        index.manifests.retain(|descriptor| descriptor.is_snapshot() != Some(false));
+        Ok(index.manifests)
     }
 }
 
@@ -161,31 +174,14 @@ impl Backend for Objects {
         if let Ok(id) = name.parse() {
             return Ok(Meaning { id, size: None, manifest: None });
         }
-        let index = self.index().await?.map(|(index, _)| index).unwrap_or_default();
-        let mut known = Vec::new();
-        for descriptor in index.manifests {
-            match descriptor.annotations.get(REF_NAME) {
-                Some(tag) if tag == name => {
-                    let id = descriptor.digest("`index.json`")?;
-                    return Ok(Meaning { id, size: Some(descriptor.size), manifest: None });
-                }
-                Some(tag) => known.push(tag.clone()),
-                None => {}
-            }
-        }
-        Err(OpenError::NoSuchName { name: name.to_owned(), known }.into())
+        let snapshots = self.snapshots().await?;
+        let found = resolve_in(&snapshots, name)?;
+        let id = found.digest("`index.json`")?;
+        Ok(Meaning { id, size: Some(found.size), manifest: None })
     }
 
     async fn tags(&self) -> Result<Vec<Tag>, RemoteError> {
-        let index = self.index().await?.map(|(index, _)| index).unwrap_or_default();
-        let mut tags = Vec::new();
-        for descriptor in index.manifests {
-            if let Some(name) = descriptor.annotations.get(REF_NAME) {
-                tags.push(Tag { name: name.clone(), id: descriptor.digest("`index.json`")? });
-            }
-        }
-        tags.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(tags)
+        Ok(tags_of(&self.snapshots().await?)?)
     }
 
     async fn manifest(&self, id: Sha256, limit: u64) -> Result<Vec<u8>, RemoteError> {
@@ -205,18 +201,27 @@ impl Backend for Objects {
         let path = self.blob_path(digest);
         let what = digest.to_string();
         let wanted = range.end - range.start;
+        let object = |source| RemoteError::Object { what: what.clone(), source };
         self.patience
-            .attempt(&what, || async {
-                let bytes = self
-                    .objects
-                    .get_range(&path, range.clone())
-                    .await
-                    .map_err(|source| RemoteError::Object { what: what.clone(), source })?;
+            .persist(&what, || async {
+                let part =
+                    GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
+                let result = self.objects.get_opts(&path, part).await.map_err(object)?;
+                patience::progress();
+                let mut bytes = Vec::with_capacity(wanted as usize);
+                let mut stream = result.into_stream();
+                // Stops at what was asked for, whatever the server sends.
+                while bytes.len() as u64 <= wanted
+                    && let Some(part) = stream.try_next().await.map_err(object)?
+                {
+                    patience::progress();
+                    bytes.extend_from_slice(&part);
+                }
                 let found = bytes.len() as u64;
                 if found != wanted {
                     return Err(RemoteError::Length { what: what.clone(), found, wanted });
                 }
-                Ok(bytes.into())
+                Ok(bytes)
             })
             .await
     }
@@ -245,26 +250,31 @@ impl Backend for Objects {
         let to = self.blob_path(digest);
         let what = digest.to_string();
         let part_len = PART.max(size.div_ceil(MAX_PARTS));
-        let upload = self.patiently(&what, self.uploads.put_multipart(&to)).await?;
+        let upload = self.patiently(&what, 0, self.uploads.put_multipart(&to)).await?;
         let mut writer = WriteMultipart::new_with_chunk_size(upload, part_len as usize);
         let mut buffer = vec![0; part_len.min(size) as usize];
         let mut at = 0;
         while at < size {
             let part = &mut buffer[..part_len.min(size - at) as usize];
             let ready = match source.read(at, part) {
-                Ok(()) => self.patiently(&what, writer.wait_for_capacity(IN_FLIGHT)).await,
+                Ok(()) => {
+                    let room = writer.wait_for_capacity(IN_FLIGHT);
+                    self.patiently(&what, part_len, room).await
+                }
                 Err(error) => Err(error),
             };
             if let Err(error) = ready {
                 // The parts already sent are given up; the first error is the one to report.
-                let _ = self.patiently(&what, writer.abort()).await;
+                let _ = self.patiently(&what, 0, writer.abort()).await;
                 return Err(error);
             }
             writer.write(part);
             at += part.len() as u64;
             sent(at);
         }
-        self.patiently(&what, writer.finish()).await.map(drop)
+        // All that is in flight, and then the server puts it together.
+        let left = part_len * IN_FLIGHT as u64;
+        self.patiently(&what, left, writer.finish()).await.map(drop)
     }
 
     async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
@@ -281,13 +291,8 @@ impl Backend for Objects {
                 Some((index, version)) => (index, Some(version)),
                 None => (IndexJson::default(), None),
             };
-            let mut descriptor = Descriptor::new(MANIFEST_TYPE, id, size);
-            descriptor.artifact_type = Some(ARTIFACT_TYPE.to_owned());
-            descriptor.annotations.insert(REF_NAME.to_owned(), name.to_owned());
-            index.manifests.retain(|d| d.annotations.get(REF_NAME).is_none_or(|n| n != name));
-            index.manifests.push(descriptor);
-            index.manifests.sort_by(|a, b| a.annotations.cmp(&b.annotations));
-            let bytes = print("`index.json`", &index)?;
+            index.rename(name, Some(Descriptor::named(id, size, name)));
+            let bytes = index.bytes()?;
             let mode = version.map_or(PutMode::Create, PutMode::Update);
             let mut result = self.put_object(&path, bytes.clone(), mode).await;
             if let Err(RemoteError::Object {

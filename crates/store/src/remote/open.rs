@@ -9,7 +9,8 @@ use object_store::local::LocalFileSystem;
 use object_store::{BackoffConfig, ClientOptions, ObjectStore, ObjectStoreScheme, RetryConfig};
 
 use super::backend::Backend;
-use super::objects::Objects;
+use super::listen::Listening;
+use super::objects::{Objects, PART};
 use super::registry::{self, Registry};
 use super::{Patience, Remote, RemoteError};
 
@@ -24,7 +25,8 @@ impl Remote {
     /// * `gs://bucket/prefix`: from the `GOOGLE_…` variables;
     /// * `az://container/prefix`: from the `AZURE_…` variables;
     /// * `oci://registry/repository[:tag]` or `…@sha256:digest`: an OCI registry. Credentials from
-    ///   `AFRESH_REGISTRY_USER` and `AFRESH_REGISTRY_PASSWORD`, or from `config.json` in `$DOCKER_CONFIG`
+    ///   `AFRESH_REGISTRY_USER` and `AFRESH_REGISTRY_PASSWORD`, for the one registry (`host` or `host:port`)
+    ///   that `AFRESH_REGISTRY` names, or from `config.json` in `$DOCKER_CONFIG`
     ///   or `~/.docker`, inline or by a credential helper. `localhost` and loopback addresses are spoken
     ///   to by http, others by https; `oci+http://` and `oci+https://` say which;
     /// * `file:///directory`.
@@ -67,13 +69,14 @@ impl Remote {
                 let client = client(patience, options);
                 let build = |retries, client| {
                     let builder = builder.clone().with_retry(retry(patience, retries));
+                    let builder = builder.with_http_connector(Listening);
                     builder.with_client_options(client).build().map_err(object)
                 };
                 // Whoever repeats a request also limits its time.
                 let objects: Arc<dyn ObjectStore> =
                     Arc::new(build(0, client.clone().with_timeout_disabled())?);
                 let retries = patience.attempts.saturating_sub(1);
-                let uploads = build(retries, client.with_timeout(patience.timeout))?;
+                let uploads = build(retries, client.with_timeout(patience.sending(PART)))?;
                 (objects, Arc::new(uploads) as Arc<dyn ObjectStore>)
             }};
         }
@@ -98,7 +101,11 @@ impl Remote {
 
 fn retry(patience: Patience, max_retries: u32) -> RetryConfig {
     let backoff = BackoffConfig { init_backoff: patience.pause, ..BackoffConfig::default() };
-    RetryConfig { backoff, max_retries: max_retries as usize, retry_timeout: patience.timeout }
+    RetryConfig {
+        backoff,
+        max_retries: max_retries as usize,
+        retry_timeout: patience.sending(PART),
+    }
 }
 
 /// Plain http only to an endpoint that was configured so.

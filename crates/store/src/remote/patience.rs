@@ -1,27 +1,84 @@
 //! The one place where a request is tried again.
 //!
-//! Every request of every kind of remote goes through [`Patience::attempt`], so all of them share one
-//! limit of time and one number of attempts, and a dead server is an error and not a hang.
+//! Every request of every kind of remote goes through [`Patience::attempt`], or, where a guest waits for
+//! the answer, through [`Patience::persist`], so all of them share one limit of time and one way to wait: a
+//! dead server is an error and not a hang, and one that comes back is no error at all.
+//!
+//! Time is counted from the last progress, so that a slow line is not taken for a dead server. What is sent
+//! shows no progress, and gets time by its length. Between attempts lies a pause that doubles, half of it
+//! by chance, lest all who wait come back at once; a server that says when to come back is obeyed.
 
+use std::cell::Cell;
+use std::collections::hash_map::RandomState;
+use std::hash::BuildHasher;
+use std::pin::pin;
 use std::time::Duration;
 
+use reqwest::StatusCode;
+use reqwest::header::{HeaderMap, RETRY_AFTER};
+use tokio::time::{Instant, sleep, timeout_at};
+
 use super::RemoteError;
+
+/// Longest pause that doubling leads to.
+const LONGEST_PAUSE: Duration = Duration::from_secs(2);
+/// Bytes a second that even a slow line carries; what is slower is taken for dead.
+const SLOWEST: u64 = 16 << 10;
 
 /// How often and how long a request is tried.
 #[derive(Clone, Copy, Debug)]
 pub struct Patience {
     /// Attempts in all.
     pub attempts: u32,
-    /// Time allowed for one attempt.
+    /// Time allowed for one attempt, counted from its last progress.
     pub timeout: Duration,
-    /// Pause after the first failure; doubled after each.
+    /// Pause after the first failure; doubled after each, up to two seconds.
     pub pause: Duration,
+    /// How long pages of a snapshot that is open already are asked for, however many attempts that takes,
+    /// while the server is away: guests live on once it is back. Not above the pager's own patience.
+    pub outage: Duration,
 }
 
 impl Default for Patience {
     fn default() -> Self {
-        Self { attempts: 4, timeout: Duration::from_secs(15), pause: Duration::from_millis(50) }
+        Self {
+            attempts: 4,
+            timeout: Duration::from_secs(15),
+            pause: Duration::from_millis(50),
+            outage: Duration::from_secs(30),
+        }
     }
+}
+
+/// What is known of the attempt that is under way.
+struct Attempt {
+    progress: Cell<Instant>,
+    /// The last status that a server answered with, and when it wants to be asked again.
+    heard: Cell<Option<(u16, Option<Duration>)>>,
+}
+
+tokio::task_local! {
+    /// The attempt that this request is part of.
+    static ATTEMPT: Attempt;
+}
+
+/// Notes that something has arrived.
+pub(super) fn progress() {
+    // Outside an attempt nobody waits.
+    let _ = ATTEMPT.try_with(|attempt| attempt.progress.set(Instant::now()));
+}
+
+/// Notes what a server answered with, and the text of its `Retry-After`.
+pub(super) fn heard(status: u16, retry_after: Option<&str>) {
+    // A date in place of seconds is rare, and stands for "later".
+    let after = retry_after.and_then(|text| text.trim().parse().ok()).map(Duration::from_secs);
+    let _ = ATTEMPT.try_with(|attempt| attempt.heard.set(Some((status, after))));
+}
+
+/// As [`heard`], of an answer.
+pub(super) fn heard_from(status: StatusCode, headers: &HeaderMap) {
+    let after = headers.get(RETRY_AFTER).and_then(|text| text.to_str().ok());
+    heard(status.as_u16(), after);
 }
 
 impl Patience {
@@ -34,25 +91,201 @@ impl Patience {
     where
         F: Future<Output = Result<T, RemoteError>>,
     {
+        self.repeat(what, 0, Duration::ZERO, request).await
+    }
+
+    /// As [`Patience::attempt`], for a request that sends `bytes` bytes.
+    pub(super) async fn attempt_sending<T, F>(
+        &self,
+        what: &str,
+        bytes: u64,
+        request: impl Fn() -> F,
+    ) -> Result<T, RemoteError>
+    where
+        F: Future<Output = Result<T, RemoteError>>,
+    {
+        self.repeat(what, bytes, Duration::ZERO, request).await
+    }
+
+    /// As [`Patience::attempt`], and through an outage of the server: for the pages of snapshots that are
+    /// open.
+    pub(super) async fn persist<T, F>(
+        &self,
+        what: &str,
+        request: impl Fn() -> F,
+    ) -> Result<T, RemoteError>
+    where
+        F: Future<Output = Result<T, RemoteError>>,
+    {
+        self.repeat(what, 0, self.outage, request).await
+    }
+
+    async fn repeat<T, F>(
+        &self,
+        what: &str,
+        sending: u64,
+        outage: Duration,
+        request: impl Fn() -> F,
+    ) -> Result<T, RemoteError>
+    where
+        F: Future<Output = Result<T, RemoteError>>,
+    {
+        let start = Instant::now();
         let mut pause = self.pause;
         let mut attempt = 1;
         loop {
-            let error = match tokio::time::timeout(self.timeout, request()).await {
-                Ok(Ok(value)) => return Ok(value),
-                Ok(Err(error)) => error,
-                Err(_) => RemoteError::Timeout { what: what.to_owned(), after: self.timeout },
+            let attempted = Attempt { progress: Cell::new(Instant::now()), heard: Cell::new(None) };
+            let allowed = self.sending(sending);
+            let work = async {
+                let answer = within(allowed, request()).await;
+                let heard = ATTEMPT.with(|attempt| attempt.heard.get());
+                (answer, heard)
             };
-            if attempt >= self.attempts || !error.may_pass() {
+            let (answer, heard) = ATTEMPT.scope(attempted, work).await;
+            let error = match answer {
+                Some(Ok(value)) => return Ok(value),
+                Some(Err(error)) => error,
+                None => RemoteError::Timeout { what: what.to_owned(), after: allowed },
+            };
+            let (status, after) = heard.unzip();
+            if !error.may_pass() || status.is_some_and(|status| !is_passing(status)) {
+                return Err(error);
+            }
+            let wait = match after.flatten() {
+                // Nobody is made to wait for ever.
+                Some(after) => after.min(outage.max(self.timeout)),
+                None => jittered(pause),
+            };
+            let more =
+                attempt < self.attempts || (error.is_outage() && start.elapsed() + wait < outage);
+            if !more {
                 return Err(error);
             }
             attempt += 1;
-            tokio::time::sleep(pause).await;
-            pause *= 2;
+            sleep(wait).await;
+            pause = (pause * 2).min(LONGEST_PAUSE.max(self.pause));
         }
+    }
+
+    /// Time for a request that sends `bytes` bytes.
+    pub(super) fn sending(&self, bytes: u64) -> Duration {
+        self.timeout + Duration::from_secs(bytes / SLOWEST)
     }
 
     /// Time to establish a connection.
     pub(super) fn connect(&self) -> Duration {
         self.timeout.min(Duration::from_secs(5))
+    }
+}
+
+/// Whether a server that answers with `status` may answer otherwise later.
+fn is_passing(status: u16) -> bool {
+    matches!(status, 0..400 | 408 | 425 | 429 | 500..)
+}
+
+/// The result of `work`, or `None` when it made no progress for so long.
+async fn within<T>(timeout: Duration, work: impl Future<Output = T>) -> Option<T> {
+    let mut work = pin!(work);
+    loop {
+        let deadline = ATTEMPT.with(|attempt| attempt.progress.get()) + timeout;
+        if let Ok(value) = timeout_at(deadline, &mut work).await {
+            return Some(value);
+        }
+        if ATTEMPT.with(|attempt| attempt.progress.get()) + timeout <= Instant::now() {
+            return None;
+        }
+    }
+}
+
+/// Half of `pause`, and up to as much again.
+fn jittered(pause: Duration) -> Duration {
+    // The standard library seeds each state by chance.
+    let chance = RandomState::new().hash_one(0u8) as u32;
+    pause / 2 + (pause / 2).mul_f64(f64::from(chance) / f64::from(u32::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::cell::RefCell;
+
+    use tokio::runtime::{Builder, Runtime};
+
+    use super::*;
+
+    fn runtime() -> Runtime {
+        Builder::new_current_thread().enable_all().build().unwrap()
+    }
+
+    fn short() -> Patience {
+        let ms = Duration::from_millis;
+        Patience { attempts: 3, timeout: ms(200), pause: ms(1), outage: ms(600) }
+    }
+
+    fn refused() -> RemoteError {
+        let source = std::io::Error::from(std::io::ErrorKind::ConnectionRefused);
+        RemoteError::Connection { what: "a".to_owned(), source: source.into() }
+    }
+
+    #[test]
+    fn a_request_that_makes_progress_has_all_the_time_it_needs() {
+        runtime().block_on(async {
+            let slow = || async {
+                for _ in 0..8 {
+                    sleep(Duration::from_millis(60)).await;
+                    progress();
+                }
+                Ok(7)
+            };
+            assert_eq!(short().attempt("a", slow).await.unwrap(), 7);
+            let stuck = || async {
+                progress();
+                sleep(Duration::from_secs(60)).await;
+                Ok(())
+            };
+            let error = short().attempt("a", stuck).await.unwrap_err();
+            assert!(matches!(error, RemoteError::Timeout { .. }), "{error}");
+        });
+    }
+
+    #[test]
+    fn an_outage_is_sat_out_and_a_refusal_is_not() {
+        runtime().block_on(async {
+            let start = Instant::now();
+            let away = || async {
+                match start.elapsed() > Duration::from_millis(300) {
+                    true => Ok(start.elapsed()),
+                    false => Err(refused()),
+                }
+            };
+            short().attempt("a", away).await.unwrap_err();
+            short().persist("a", away).await.unwrap();
+            let tries = Cell::new(0);
+            let forbidden = || async {
+                tries.set(tries.get() + 1);
+                heard(403, None);
+                Err::<(), _>(refused())
+            };
+            short().persist("a", forbidden).await.unwrap_err();
+            assert_eq!(tries.get(), 1);
+        });
+    }
+
+    #[test]
+    fn a_server_that_says_when_to_come_back_is_obeyed() {
+        runtime().block_on(async {
+            let times = RefCell::new(Vec::new());
+            let busy = || async {
+                times.borrow_mut().push(Instant::now());
+                if times.borrow().len() == 1 {
+                    heard(503, Some("1"));
+                    return Err(refused());
+                }
+                Ok(())
+            };
+            let patience = Patience { outage: Duration::from_secs(30), ..short() };
+            patience.persist("a", busy).await.unwrap();
+            let times = times.into_inner();
+            assert!(times[1] - times[0] >= Duration::from_secs(1));
+        });
     }
 }

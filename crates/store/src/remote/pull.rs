@@ -3,13 +3,14 @@
 use futures_util::{StreamExt, TryStreamExt, stream};
 
 use super::{Progress, Remote, RemoteError};
+use crate::access::Access;
 use crate::blobs::BlobWriter;
 use crate::index::Encoding;
 use crate::manifest::{Config, Manifest, parse, parse_root, print};
+use crate::open::open_snapshot;
 use crate::save::descriptor;
-use crate::store::BLOB_LOCK;
 use crate::transcode::transcode;
-use crate::{Layer, Sha256, Store};
+use crate::{Layer, Limits, Sha256, Store};
 
 /// Bytes asked for by one request.
 const PART: u64 = 4 << 20;
@@ -31,7 +32,7 @@ impl Remote {
         encoding: Encoding,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
-        let _lock = local.lock(BLOB_LOCK, false)?;
+        let _lock = local.lock_blobs()?;
         let (manifest, config_bytes) = self.block_on(async {
             let (_, manifest) = self.manifest_of(name).await?;
             let config = self.config_of(&manifest).await?;
@@ -83,8 +84,8 @@ impl Remote {
         let manifest = Manifest { layers, ..manifest };
         let (id, _) = local.write_blob(print("the manifest", &manifest)?)?;
         if !sealed {
-            // Whatever the remote said, the result must open.
-            local.load_id(id)?;
+            // Whatever the remote said, the result must open. Running it is another matter.
+            open_snapshot(local, id, &Access::new().with_limits(Limits::NONE))?;
         }
         local.tag(local_name, Some(id))?;
         Ok(id)

@@ -4,12 +4,12 @@ use std::path::Path;
 
 use super::backend::Source;
 use super::{Remote, RemoteError};
-use crate::blobs::BlobRead;
+use crate::blob::BlobRead;
+use crate::descriptor::Descriptor;
 use crate::index::Encoding;
-use crate::manifest::{Descriptor, Manifest, print};
+use crate::manifest::{Manifest, print};
 use crate::open::Blobs;
 use crate::save::descriptor;
-use crate::store::BLOB_LOCK;
 use crate::transcode::transcode;
 use crate::{OpenError, SaveError, Sha256, Snapshot, Store};
 
@@ -66,7 +66,6 @@ impl Remote {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
         self.backend.check_name(name)?;
-        let _lock = local.lock(BLOB_LOCK, false)?;
         let sources: Vec<_> =
             snapshot.layers().iter().chain(snapshot.working_set_layer()).collect();
         let mut total: u64 = sources.iter().map(|layer| layer.size()).sum();
@@ -76,6 +75,8 @@ impl Remote {
             let mut described = there.clone();
             let mut recoded = None;
             if layer.encoding() != encoding {
+                // Until it is open; what is sent takes its time, and needs nothing but what is open.
+                let _lock = local.lock_blobs()?;
                 described = descriptor(&transcode(&local.blob_dir(), layer, encoding)?);
                 recoded = Some(local.open(described.digest("the manifest")?)?);
             }

@@ -13,7 +13,7 @@ use aws_lc_rs::aead::{AES_256_GCM, Aad, LessSafeKey, Nonce, UnboundKey};
 use aws_lc_rs::hkdf::{HKDF_SHA256, KeyType, Prk, Salt};
 
 use crate::SealError;
-use crate::blobs::BlobRead;
+use crate::blob::BlobRead;
 use crate::digest::to_hex;
 use crate::{OpenError, SaveError};
 

@@ -94,20 +94,20 @@ fn message(config: Sha256) -> Vec<u8> {
 }
 
 /// Name and value of the annotation that signs `config`.
-pub(super) fn annotation(key: &SigningKey, config: Sha256) -> Result<(String, String), SealError> {
+pub(crate) fn annotation(key: &SigningKey, config: Sha256) -> Result<(String, String), SealError> {
     let signature =
         key.pair.try_sign(&message(config)).map_err(|_| SealError::Library("signing failed"))?;
     Ok((format!("{ANNOTATION}{}", to_hex(&key.public().0)), STANDARD.encode(signature)))
 }
 
 /// The keys that annotations name.
-pub(super) fn claimed(annotations: &BTreeMap<String, String>) -> Vec<PublicKey> {
+pub(crate) fn claimed(annotations: &BTreeMap<String, String>) -> Vec<PublicKey> {
     let key = |name: &String| name.strip_prefix(ANNOTATION).and_then(from_hex).map(PublicKey);
     annotations.keys().filter_map(key).collect()
 }
 
 /// Refuses `config` unless one of `keys` signed it.
-pub(super) fn check(
+pub(crate) fn check(
     keys: &[PublicKey],
     config: Sha256,
     annotations: &BTreeMap<String, String>,

@@ -112,6 +112,7 @@ fn a_silent_server_is_an_error_within_the_patience() {
             attempts: 2,
             timeout: Duration::from_millis(700),
             pause: Duration::from_millis(10),
+            outage: Duration::ZERO,
         };
         let remote = server.remote(proxy.address, short);
         let direct = server.remote(server.address, patience());

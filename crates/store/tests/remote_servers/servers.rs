@@ -181,5 +181,10 @@ fn spawn(kind: Kind, address: SocketAddr, dir: &TempDir, more: &str) -> Child {
 
 /// Patience that ends soon.
 pub(crate) fn patience() -> Patience {
-    Patience { attempts: 4, timeout: Duration::from_secs(5), pause: Duration::from_millis(10) }
+    Patience {
+        attempts: 4,
+        timeout: Duration::from_secs(5),
+        pause: Duration::from_millis(10),
+        outage: Duration::ZERO,
+    }
 }

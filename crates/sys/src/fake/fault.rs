@@ -2,22 +2,9 @@
 
 use std::sync::Arc;
 
+pub use crate::cause::{Fault, FaultCause, FaultHandler, FaultSignal};
+
 use crate::SysError;
-
-/// Which signal a fault came as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaultSignal {
-    /// SIGBUS.
-    Bus,
-    /// SIGSEGV.
-    Segv,
-}
-
-/// Answers faults in a registered range.
-pub trait FaultHandler: Send + Sync {
-    /// Handles a fault at `address`.
-    fn on_fault(&self, address: usize, signal: FaultSignal) -> bool;
-}
 
 /// Keeps a range registered.
 #[derive(Debug)]
@@ -40,5 +27,13 @@ pub fn register(
 /// # Errors
 /// None.
 pub fn ensure_installed() -> Result<(), SysError> {
+    Ok(())
+}
+
+/// Nothing to take away.
+///
+/// # Errors
+/// None.
+pub fn step_aside() -> Result<(), SysError> {
     Ok(())
 }

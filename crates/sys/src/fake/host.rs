@@ -16,6 +16,18 @@ pub fn memory_pressure() -> Option<f32> {
     None
 }
 
+/// As by default.
+#[must_use]
+pub fn max_mappings() -> usize {
+    65_530
+}
+
+/// Unknown here.
+#[must_use]
+pub fn mappings() -> Option<usize> {
+    None
+}
+
 /// Nothing to change.
 ///
 /// # Errors
@@ -35,4 +47,10 @@ pub fn thread_cpu_time() -> Duration {
 pub fn random_word() -> u64 {
     use std::hash::{BuildHasher, RandomState};
     RandomState::new().hash_one(0)
+}
+
+/// No limit.
+#[must_use]
+pub fn address_space() -> Option<u64> {
+    None
 }

@@ -17,6 +17,7 @@ mod reservation;
 pub mod termination;
 mod uffd;
 pub mod usage;
+mod withhold;
 
 use std::collections::BTreeMap;
 
@@ -27,8 +28,16 @@ pub use memfd::Memfd;
 pub use perf::Instructions;
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
+pub use withhold::{Withheld, withhold};
 
-/// Everything is missing here.
+/// Nothing is merged here.
+#[must_use]
+pub fn merges_memory() -> bool {
+    false
+}
+
+/// Everything but files in memory is missing here.
 pub(crate) fn probe() -> BTreeMap<Feature, String> {
-    Feature::ALL.into_iter().map(|f| (f, "not simulated".to_owned())).collect()
+    let real = Feature::ALL.into_iter().filter(|feature| *feature != Feature::Memfd);
+    real.map(|f| (f, "not simulated".to_owned())).collect()
 }

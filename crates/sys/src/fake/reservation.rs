@@ -36,6 +36,10 @@ pub enum Advice {
     Collapse,
     /// Do not inherit across `fork`.
     DontFork,
+    /// Inherit it again.
+    DoFork,
+    /// Never merge equal pages, whatever the process was told before.
+    NoMerge,
 }
 
 /// An owned range of pretend address space.

@@ -75,6 +75,17 @@ impl Uffd {
         match *self {}
     }
 
+    /// Unreachable: no value exists.
+    ///
+    /// # Safety
+    /// None is needed.
+    ///
+    /// # Errors
+    /// None.
+    pub unsafe fn copy(&self, _: *mut u8, _: *const u8, _: usize) -> Result<usize, SysError> {
+        match *self {}
+    }
+
     /// Always fails.
     ///
     /// # Errors

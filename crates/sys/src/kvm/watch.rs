@@ -5,10 +5,11 @@
 //! May break it: a thread that blocks the kick signal.
 
 use std::io;
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 use kvm_ioctls::VcpuFd;
+
+use crate::Inherited;
 
 /// The `immediate_exit` byte of one vCPU, writable from any thread while the vCPU is open.
 #[derive(Debug)]
@@ -55,10 +56,11 @@ pub struct KickSignal(i32);
 /// # Errors
 /// What `sigaction` says, or `AlreadyExists` where the program uses that signal itself.
 pub fn install_kick_handler() -> io::Result<KickSignal> {
-    static INSTALLED: OnceLock<Result<i32, i32>> = OnceLock::new();
+    // A child inherits the handler with the number.
+    static INSTALLED: Inherited<Result<i32, i32>> = Inherited::new();
     extern "C" fn nothing(_: libc::c_int) {}
     let number = libc::SIGRTMIN() + 4;
-    let outcome = INSTALLED.get_or_init(|| {
+    let outcome = INSTALLED.get_or_make(|| {
         // SAFETY: plain sigaction calls with initialised structures; the handler is
         // async-signal-safe because it does nothing.
         unsafe {

@@ -1,237 +1,241 @@
 //! SIGBUS and SIGSEGV, dispatched by address.
 //!
-//! Whoever owns a range of addresses registers it with a [`FaultHandler`]; a fault inside the range
-//! goes to that handler *in the faulting thread*, and every other fault goes on to the handler that
-//! was installed before ours (wasmtime's, the embedder's, or the default action).
+//! Whoever owns a range of addresses registers it with a [`FaultHandler`]; a fault inside the range goes to that
+//! handler *in the faulting thread*, and every other fault goes on to the handlers of others: wasmtime's, the
+//! embedder's, or the default action.
 //!
-//! What it promises: a lookup takes no lock and allocates nothing, so that it can run anywhere a
-//! fault can happen; an unregistered range is never called again once [`Registration`] is dropped.
+//! What it promises: a lookup takes no lock and allocates nothing, so that it can run anywhere a fault can happen.
+//! Registering waits for no handler. Dropping a [`Registration`] waits for handlers of its own range, and for no
+//! others; afterwards that range's handler is never called again.
 //!
-//! What may break it: another library that installs its handler later without chaining to ours.
-//! [`ensure_installed`] puts ours on top again; adapters call it after they have started such a
-//! library.
+//! What may break it: another library that installs its handler later without passing faults on.
+//! [`ensure_installed`] puts ours on top again; adapters call it after they have started such a library.
 
-use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+mod chain;
+mod readers;
+mod sync;
+mod table;
 
-use crate::{Call, SysError, inject};
+use std::cell::Cell;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Which signal a fault came as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FaultSignal {
-    /// SIGBUS: userfaultfd in SIGBUS mode, or a file shorter than its mapping.
-    Bus,
-    /// SIGSEGV: page protection, or nothing mapped.
-    Segv,
+pub use crate::cause::{Fault, FaultCause, FaultHandler, FaultSignal};
+
+use super::fork;
+use crate::{Call, PerProcess, SysError, inject};
+use chain::{Chain, List};
+use table::{Held, Table, Unpublished};
+
+type Owner = Arc<dyn FaultHandler>;
+
+static TABLE: Table<Owner> = Table::new();
+/// Serialises those who change the table or the installed handlers.
+static CHANGES: PerProcess<Mutex<Unpublished<Owner>>> =
+    PerProcess::new(|| Mutex::new(Unpublished::new()));
+/// The signals that some range was ever registered for. The child of a fork inherits its parent's handlers, too.
+static WANTED: AtomicU32 = AtomicU32::new(0);
+
+const SIGNALS: [(FaultSignal, u32, &Chain); 2] =
+    [(FaultSignal::Bus, 1, &chain::BUS), (FaultSignal::Segv, 2, &chain::SEGV)];
+
+fn changes() -> MutexGuard<'static, Unpublished<Owner>> {
+    CHANGES.get().lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Answers faults in a registered range.
-///
-/// Called in signal context: an implementation must not allocate, log or panic, and may lock only what is
-/// never held where such a fault can happen.
-pub trait FaultHandler: Send + Sync {
-    /// Handles a fault at `address`; `true` when the access can be retried, `false` to pass the
-    /// fault on.
-    fn on_fault(&self, address: usize, signal: FaultSignal) -> bool;
-}
-
-struct Entry {
-    start: usize,
-    end: usize,
-    handler: Arc<dyn FaultHandler>,
-}
-
-/// The published table: sorted, immutable, replaced as a whole.
-static TABLE: AtomicPtr<Vec<Arc<Entry>>> = AtomicPtr::new(std::ptr::null_mut());
-/// Signal handlers that are reading the table now.
-static READERS: AtomicUsize = AtomicUsize::new(0);
-/// Serialises writers, and holds what was installed before us.
-static WRITERS: Mutex<()> = Mutex::new(());
-
-static PREVIOUS_BUS: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
-static PREVIOUS_SEGV: AtomicPtr<libc::sigaction> = AtomicPtr::new(std::ptr::null_mut());
-
-/// Keeps a range registered; dropping it unregisters and waits until no handler is in it.
-#[derive(Debug)]
+/// Keeps a range registered; dropping it unregisters, and waits until no thread is in the range's handler.
 pub struct Registration {
-    start: usize,
+    held: Option<Held<Owner>>,
+}
+
+impl std::fmt::Debug for Registration {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Registration").finish_non_exhaustive()
+    }
 }
 
 /// Registers `len` bytes at `start`.
 ///
 /// # Errors
-/// `EEXIST` when the range overlaps a registered one; an error of `sigaction` otherwise.
+/// `EEXIST` when the range overlaps a registered one, `EINVAL` when it is empty or ends beyond all addresses; an error of
+/// `sigaction`, which only a sandbox that filters it returns; `EUSERS` when too many handlers of others lie over
+/// one another.
 pub fn register(
     start: *const u8,
     len: usize,
     handler: Arc<dyn FaultHandler>,
 ) -> Result<Registration, SysError> {
-    ensure_installed()?;
     let start = start as usize;
-    let entry = Arc::new(Entry { start, end: start + len, handler });
-    let mut overlaps = false;
-    replace(|table| {
-        let at = table.partition_point(|e| e.start < start);
-        overlaps = at > 0 && table[at - 1].end > start
-            || table.get(at).is_some_and(|next| next.start < entry.end);
-        if !overlaps {
-            table.insert(at, entry);
+    let end = start.checked_add(len).filter(|_| len > 0).ok_or(SysError::invalid(Call::Signal))?;
+    inject::gate(Call::Signal)?;
+    for (signal, bit, _) in SIGNALS {
+        if handler.answers(signal) {
+            WANTED.fetch_or(bit, Ordering::Relaxed);
         }
-    });
-    if overlaps {
-        return Err(SysError::new(Call::Signal, libc::EEXIST));
     }
-    Ok(Registration { start })
+    let mut changes = changes();
+    install()?;
+    TABLE
+        .insert(&mut changes, fork::generation(), (start, end), handler)
+        .map(|held| Registration { held: Some(held) })
+        .ok_or(SysError::new(Call::Signal, libc::EEXIST))
 }
 
 impl Drop for Registration {
     fn drop(&mut self) {
-        replace(|table| table.retain(|e| e.start != self.start));
+        let Some(held) = self.held.take() else { return };
+        let generation = fork::generation();
+        TABLE.remove(&mut changes(), generation, &held);
+        // Without the lock: waiting for this range's handlers concerns nobody else.
+        drop(held.close(generation));
     }
 }
 
-/// Publishes an edited copy of the table and frees the old one once no handler reads it.
-fn replace(edit: impl FnOnce(&mut Vec<Arc<Entry>>)) {
-    let _guard = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
-    let old = TABLE.load(Ordering::Acquire);
-    // SAFETY: a published table is freed only below, under the lock that we hold.
-    let mut table = if old.is_null() { Vec::new() } else { unsafe { (*old).clone() } };
-    edit(&mut table);
-    TABLE.store(Box::into_raw(Box::new(table)), Ordering::SeqCst);
-    if old.is_null() {
-        return;
-    }
-    // A reader that is counted may hold the old table; one that comes later sees the new one
-    // (both sides are SeqCst: count then load here mirrors store then read of the count).
-    while READERS.load(Ordering::SeqCst) != 0 {
-        std::thread::yield_now();
-    }
-    // SAFETY: unpublished, and the readers that could have seen it have left.
-    drop(unsafe { Box::from_raw(old) });
+/// Makes sure that our handlers are the first to see the signals that anybody has registered a range for.
+///
+/// Cheap when they already are: one or two `sigaction` reads.
+///
+/// # Errors
+/// As for [`register`].
+pub fn ensure_installed() -> Result<(), SysError> {
+    inject::gate(Call::Signal)?;
+    let _changes = changes();
+    install()
+}
+
+/// The caller holds the lock of `CHANGES`.
+fn install() -> Result<(), SysError> {
+    let wanted = WANTED.load(Ordering::Relaxed);
+    SIGNALS
+        .iter()
+        .filter(|(_, bit, _)| wanted & bit != 0)
+        .try_for_each(|(_, _, chain)| chain.install())
+}
+
+/// Takes our handlers away where they are the first, so that what lies beneath can be taken away in its turn
+/// (wasmtime's `Engine::unload_process_handlers` ends the process when its handler is not on top). Until a range is
+/// registered again, or [`ensure_installed`] called, no fault in a registered range is answered: call it when there
+/// is none.
+///
+/// # Errors
+/// An error of `sigaction`.
+pub fn step_aside() -> Result<(), SysError> {
+    let _changes = changes();
+    SIGNALS.iter().try_for_each(|(_, _, chain)| chain.step_aside())
+}
+
+thread_local! {
+    /// Handlers of ranges that this thread is in. Const-initialised without a destructor, so that reading it in a
+    /// handler allocates nothing.
+    static DEPTH: Cell<u32> = const { Cell::new(0) };
 }
 
 /// Whether a registered handler took the fault.
-fn dispatch(address: usize, signal: FaultSignal) -> bool {
-    READERS.fetch_add(1, Ordering::SeqCst);
-    let table = TABLE.load(Ordering::SeqCst);
-    let handled = if table.is_null() {
-        false
-    } else {
-        // SAFETY: `READERS` is above zero, so the writer waits before it frees this table.
-        let table = unsafe { &*table };
-        let at = table.partition_point(|e| e.end <= address);
-        table.get(at).is_some_and(|e| e.start <= address && e.handler.on_fault(address, signal))
-    };
-    READERS.fetch_sub(1, Ordering::SeqCst);
-    handled
+fn dispatch(fault: &Fault) -> bool {
+    let handled = TABLE.with(fault.address, fork::generation(), |handler| {
+        DEPTH.set(DEPTH.get() + 1);
+        let handled = handler.on_fault(fault);
+        DEPTH.set(DEPTH.get() - 1);
+        handled
+    });
+    handled.unwrap_or(false)
 }
 
-extern "C" fn on_signal(
+/// The handler, once for each layer.
+extern "C" fn on_signal<const LAYER: usize>(
     signal: libc::c_int,
     info: *mut libc::siginfo_t,
     context: *mut libc::c_void,
 ) {
     // SAFETY: `errno` is thread-local; it is saved so that the interrupted code finds it unchanged.
     let errno = unsafe { *libc::__errno_location() };
-    // SAFETY: installed with SA_SIGINFO, so the kernel passes a valid `siginfo_t`.
-    let address = unsafe { (*info).si_addr() } as usize;
-    let kind = if signal == libc::SIGBUS { FaultSignal::Bus } else { FaultSignal::Segv };
-    let handled = dispatch(address, kind);
+    // SAFETY: installed with SA_SIGINFO, so the kernel, or whoever passes a fault on, passes what the kernel made.
+    unsafe { answer(LAYER, signal, info, context) };
     // SAFETY: as above.
     unsafe { *libc::__errno_location() = errno };
-    if handled {
+}
+
+/// # Safety
+/// The arguments must be what the kernel passed to a handler.
+unsafe fn answer(
+    layer: usize,
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    let chain = Chain::of(signal);
+    // SAFETY: the caller's promise.
+    let first = unsafe { (*List::of(info)).is_empty() };
+    // Who has it back from a handler that it was passed on to has looked already.
+    // SAFETY: the caller's promise.
+    if first && unsafe { decode(signal, info, context) }.is_some_and(|fault| dispatch(&fault)) {
         return;
     }
-    if CHAINED.get() == address {
-        // The handler we passed this fault to has passed it back: it was installed over ours, and
-        // ours over it again. Nobody wants it.
-        restore_default(signal);
+    if DEPTH.get() != 0 {
+        // A range's handler is at fault itself. A foreign handler might leave it half-way for good.
+        // SAFETY: the caller's promise.
+        unsafe { chain.end(info) };
         return;
     }
-    let outer = CHAINED.replace(address);
-    // SAFETY: the arguments are the kernel's own.
-    unsafe { chain(signal, info, context) };
-    CHAINED.set(outer);
+    // SAFETY: the caller's promise.
+    unsafe { chain.pass_on(layer, info, context) };
 }
 
-thread_local! {
-    /// Address of the fault this thread has handed on and not yet got back; `usize::MAX` for none.
-    /// Const-initialised without a destructor, so that reading it in a handler allocates nothing.
-    static CHAINED: std::cell::Cell<usize> = const { std::cell::Cell::new(usize::MAX) };
-}
+/// `si_code`s that all architectures share; the C library's crate does not have them all.
+const SEGV_MAPERR: i32 = 1;
+const SEGV_ACCERR: i32 = 2;
+const SEGV_PKUERR: i32 = 4;
+const BUS_ADRERR: i32 = 2;
+const BUS_MCEERR_AR: i32 = 4;
+const BUS_MCEERR_AO: i32 = 5;
+const SI_KERNEL: i32 = 0x80;
 
-/// Puts the default action back; the access faults again on return and the kernel ends the process
-/// with the right signal and core dump.
-fn restore_default(signal: libc::c_int) {
-    // SAFETY: an all-zero action with SIG_DFL is valid; `sigaction` may be called in a handler.
-    unsafe {
-        let mut default: libc::sigaction = std::mem::zeroed();
-        default.sa_sigaction = libc::SIG_DFL;
-        libc::sigaction(signal, &default, std::ptr::null_mut());
-    }
-}
-
-/// Hands a fault that is not ours to whoever was there before.
+/// What kind of fault it is; `None` when it is none of an address: sent by somebody, about memory that the thread did
+/// not touch, or of an access whose address the kernel does not know.
 ///
 /// # Safety
-/// Must be called from a signal handler, with the arguments the kernel passed to it.
-unsafe fn chain(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
-    let slot = if signal == libc::SIGBUS { &PREVIOUS_BUS } else { &PREVIOUS_SEGV };
-    let previous = slot.load(Ordering::Acquire);
-    // SAFETY: once set, a saved action is never freed.
-    let action = if previous.is_null() { None } else { Some(unsafe { &*previous }) };
-    match action {
-        Some(action)
-            if action.sa_sigaction != libc::SIG_DFL && action.sa_sigaction != libc::SIG_IGN =>
-        {
-            if action.sa_flags & libc::SA_SIGINFO != 0 {
-                // SAFETY: SA_SIGINFO says that the address is a three-argument handler.
-                let f: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
-                    unsafe { std::mem::transmute(action.sa_sigaction) };
-                f(signal, info, context);
-            } else {
-                // SAFETY: without SA_SIGINFO the address is a one-argument handler.
-                let f: extern "C" fn(libc::c_int) =
-                    unsafe { std::mem::transmute(action.sa_sigaction) };
-                f(signal);
-            }
-        }
-        _ => restore_default(signal),
+/// The arguments must be what the kernel passed to a handler.
+unsafe fn decode(
+    signal: libc::c_int,
+    info: *const libc::siginfo_t,
+    context: *const libc::c_void,
+) -> Option<Fault> {
+    // SAFETY: the caller's promise.
+    let code = unsafe { (*info).si_code };
+    let bus = signal == libc::SIGBUS;
+    if code <= 0 || code == SI_KERNEL || (bus && code == BUS_MCEERR_AO) {
+        return None;
     }
+    let cause = match (bus, code) {
+        (false, SEGV_MAPERR) => FaultCause::Unmapped,
+        (false, SEGV_ACCERR) => FaultCause::Protected,
+        (false, SEGV_PKUERR) => FaultCause::Key,
+        (true, BUS_ADRERR) => FaultCause::Unavailable,
+        (true, BUS_MCEERR_AR) => FaultCause::Poisoned,
+        (_, code) => FaultCause::Other(code),
+    };
+    // SAFETY: a fault of an address carries it.
+    let address = unsafe { (*info).si_addr() } as usize;
+    let signal = if bus { FaultSignal::Bus } else { FaultSignal::Segv };
+    // SAFETY: the caller's promise.
+    let write = unsafe { was_write(context) };
+    Some(Fault { address, signal, cause, write })
 }
 
-/// Makes sure that our handlers are the first to see SIGBUS and SIGSEGV.
+/// Whether the access was a write: a bit of the page fault's error code.
 ///
-/// Cheap when they already are: two `sigaction` reads.
-///
-/// # Errors
-/// An error of `sigaction`, which only a sandbox that filters it returns.
-pub fn ensure_installed() -> Result<(), SysError> {
-    inject::gate(Call::Signal)?;
-    let _guard = WRITERS.lock().unwrap_or_else(PoisonError::into_inner);
-    for (signal, previous) in [(libc::SIGBUS, &PREVIOUS_BUS), (libc::SIGSEGV, &PREVIOUS_SEGV)] {
-        // SAFETY: all-zero is a valid `sigaction` to be overwritten.
-        let mut current: libc::sigaction = unsafe { std::mem::zeroed() };
-        // SAFETY: reads the present action into a local.
-        if unsafe { libc::sigaction(signal, std::ptr::null(), &mut current) } != 0 {
-            return Err(SysError::last(Call::Signal));
-        }
-        let ours = on_signal as *const () as usize;
-        if current.sa_sigaction == ours {
-            continue;
-        }
-        // Saved before ours goes in, and leaked: a handler may read it at any time after.
-        previous.store(Box::into_raw(Box::new(current)), Ordering::Release);
-        // SAFETY: as above.
-        let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-        action.sa_sigaction = ours;
-        // NODEFER: a fault inside a chained handler must reach us again. ONSTACK: a thread whose
-        // guest overflowed its stack can only run the handler on the alternate one.
-        action.sa_flags = libc::SA_SIGINFO | libc::SA_NODEFER | libc::SA_ONSTACK;
-        // SAFETY: `action` is fully initialised and the handler is async-signal-safe.
-        if unsafe { libc::sigaction(signal, &action, std::ptr::null_mut()) } != 0 {
-            return Err(SysError::last(Call::Signal));
-        }
-    }
-    Ok(())
+/// # Safety
+/// `context` must be what the kernel passed to a handler.
+#[cfg(target_arch = "x86_64")]
+unsafe fn was_write(context: *const libc::c_void) -> Option<bool> {
+    const WRITE: i64 = 1 << 1;
+    // SAFETY: the caller's promise.
+    let error =
+        unsafe { (*context.cast::<libc::ucontext_t>()).uc_mcontext.gregs[libc::REG_ERR as usize] };
+    Some(error & WRITE != 0)
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn was_write(_: *const libc::c_void) -> Option<bool> {
+    None
 }

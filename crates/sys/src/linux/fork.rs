@@ -1,26 +1,163 @@
-//! Noticing `fork`: a child inherits memory but not its userfaultfd protection, so that writes to a slot
-//! would go unnoticed there. Whoever depends on protection compares generations and refuses.
+//! Noticing `fork`: a child inherits memory but not threads, not the protection of userfaultfd, and it should not
+//! inherit secrets. Whoever depends on such things compares generations, or keeps them in a
+//! [`crate::PerProcess`].
+//!
+//! The kernel itself tells: a page marked `MADV_WIPEONFORK` reads as zero in a child, however the child was made,
+//! and whichever library forked. No system call is needed to look. Where the kernel cannot mark a page, a
+//! handler of the C library's `fork` clears the word instead; it misses children made by a bare system call.
 
-use std::sync::Once;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
 
-static GENERATION: AtomicU32 = AtomicU32::new(0);
+/// The word that a child finds cleared: this process's generation, or 0 when it was not settled yet.
+static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
+/// The last generation that was given out, by this process or those it descends from.
+static LAST: AtomicU32 = AtomicU32::new(0);
+/// The word where no page can be marked.
+static PLAIN: AtomicU32 = AtomicU32::new(0);
 
-extern "C" fn in_child() {
-    GENERATION.fetch_add(1, Ordering::Relaxed);
-}
-
-/// A number that differs between this process and any child forked from it after the first call.
+/// A number that differs between this process and every process that it descends from. Never zero. May be called in
+/// a signal handler, and takes two loads.
 #[inline]
 #[must_use]
 pub fn generation() -> u32 {
-    static HOOKED: Once = Once::new();
-    if !HOOKED.is_completed() {
-        HOOKED.call_once(|| {
-            // SAFETY: the handler only increments an atomic. Out of memory for the hook, a child goes
-            // unnoticed, as it would without this module.
-            unsafe { libc::pthread_atfork(None, None, Some(in_child)) };
-        });
+    let word = WORD.load(Ordering::Acquire);
+    // SAFETY: what is published in `WORD` lives as long as the process.
+    match unsafe { word.as_ref() }.map_or(0, |word| word.load(Ordering::Acquire)) {
+        0 => settle(),
+        generation => generation,
     }
-    GENERATION.load(Ordering::Relaxed)
+}
+
+/// Gives this process its number.
+#[cold]
+fn settle() -> u32 {
+    let word = word();
+    loop {
+        // Overflow would take four billion forks in a row, each of the last one's child.
+        let next = LAST.fetch_add(1, Ordering::Relaxed).wrapping_add(1);
+        if next == 0 {
+            continue;
+        }
+        return match word.compare_exchange(0, next, Ordering::AcqRel, Ordering::Acquire) {
+            Ok(_) => next,
+            Err(settled) => settled,
+        };
+    }
+}
+
+/// The word, made when it is first needed.
+fn word() -> &'static AtomicU32 {
+    let present = WORD.load(Ordering::Acquire);
+    // SAFETY: as in `generation`.
+    if let Some(word) = unsafe { present.as_ref() } {
+        return word;
+    }
+    let new = marked_page().unwrap_or_else(|| {
+        // SAFETY: the handler only stores to an atomic. Out of memory for it, a child goes unnoticed, as it would
+        // without this module.
+        unsafe { libc::pthread_atfork(None, None, Some(clear)) };
+        (&raw const PLAIN).cast_mut()
+    });
+    match WORD.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: both `PLAIN` and the page live as long as the process.
+        Ok(_) => unsafe { &*new },
+        Err(present) => {
+            if !std::ptr::eq(new, &raw const PLAIN) {
+                // SAFETY: the page was just mapped, and nobody else knows it.
+                unsafe { libc::munmap(new.cast(), crate::PAGE_SIZE) };
+            }
+            // SAFETY: as in `generation`.
+            unsafe { &*present }
+        }
+    }
+}
+
+extern "C" fn clear() {
+    PLAIN.store(0, Ordering::Release);
+}
+
+/// A page that reads as zero in every child, or `None` where the kernel does not do that (before Linux 4.14).
+fn marked_page() -> Option<*mut AtomicU32> {
+    // SAFETY: a new private mapping at an address of the kernel's choice disturbs nothing; it is released again when
+    // it cannot be marked, before anybody knows it.
+    unsafe {
+        let page = libc::mmap(
+            std::ptr::null_mut(),
+            crate::PAGE_SIZE,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        );
+        if page == libc::MAP_FAILED {
+            return None;
+        }
+        if libc::madvise(page, crate::PAGE_SIZE, libc::MADV_WIPEONFORK) != 0 {
+            libc::munmap(page, crate::PAGE_SIZE);
+            return None;
+        }
+        Some(page.cast())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::PerProcess;
+
+    static COUNT: AtomicU32 = AtomicU32::new(0);
+    static CELL: PerProcess<u32> = PerProcess::new(|| COUNT.fetch_add(1, Ordering::Relaxed));
+
+    /// Runs `check` in a child made by `make`, and in a child of that one.
+    fn in_children(make: fn() -> libc::pid_t, check: fn(u32, u32) -> bool) {
+        let (parent, value) = (generation(), *CELL.get());
+        let child = make();
+        if child == 0 {
+            let mine = (generation(), *CELL.get());
+            let good = check(parent, mine.0) && mine.1 != value && generation() == mine.0;
+            let grandchild = make();
+            if grandchild == 0 {
+                let good = check(mine.0, generation()) && check(parent, generation());
+                // SAFETY: ends the grandchild and nothing else.
+                unsafe { libc::_exit(i32::from(!good)) };
+            }
+            let good = good && ended_well(grandchild);
+            // SAFETY: ends the child and nothing else.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        assert!(ended_well(child));
+        assert_eq!((generation(), *CELL.get()), (parent, value), "the parent is as it was");
+    }
+
+    fn ended_well(child: libc::pid_t) -> bool {
+        let mut status = 0;
+        // SAFETY: waits for a child of this process.
+        let ended = unsafe { libc::waitpid(child, &mut status, 0) };
+        ended == child && status == 0
+    }
+
+    #[test]
+    fn a_child_has_another_generation_and_values_of_its_own() {
+        // SAFETY: the child calls async-signal-safe functions and the allocator, whose locks `fork` keeps whole.
+        in_children(|| unsafe { libc::fork() }, |of, mine| of != mine);
+    }
+
+    #[test]
+    fn a_child_that_the_c_library_does_not_know_of_is_noticed_too() {
+        let made = marked_page();
+        if made.is_none() {
+            println!("SKIPPED: MADV_WIPEONFORK is not to be had");
+            return;
+        }
+        // Made before, so that the child needs no allocator.
+        let parent = generation();
+        // SAFETY: as `fork`, without the handlers of the C library; the child only looks at a number.
+        let child = unsafe { libc::syscall(libc::SYS_clone, libc::SIGCHLD, 0, 0, 0, 0) };
+        if child == 0 {
+            let good = generation() != parent;
+            // SAFETY: ends the child and nothing else.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        assert!(ended_well(child as libc::pid_t));
+    }
 }

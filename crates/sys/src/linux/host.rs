@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::{Call, SysError, inject};
+use crate::{Call, Inherited, SysError, inject};
 
 /// Bytes that can still be allocated before the host or the control group runs out; `None` when
 /// neither can be read.
@@ -16,6 +16,24 @@ use crate::{Call, SysError, inject};
 pub fn memory_headroom() -> Option<u64> {
     let available = fs::read_to_string("/proc/meminfo").ok().and_then(|text| available(&text));
     [available, group_headroom()].into_iter().flatten().min()
+}
+
+/// Mappings that the kernel lets a process have: `vm.max_map_count`, or its default where that cannot be read. Read once
+/// a process, so that it may be asked in a signal handler later.
+#[must_use]
+pub fn max_mappings() -> usize {
+    static MOST: Inherited<usize> = Inherited::new();
+    *MOST.get_or_make(|| {
+        let read = fs::read_to_string("/proc/sys/vm/max_map_count").ok();
+        read.and_then(|text| text.trim().parse().ok()).unwrap_or(65_530)
+    })
+}
+
+/// Mappings that this process has; `None` when that cannot be read. Costs time in proportion to them.
+#[must_use]
+pub fn mappings() -> Option<usize> {
+    let maps = fs::read("/proc/self/maps").ok()?;
+    Some(maps.iter().filter(|byte| **byte == b'\n').count())
 }
 
 /// `MemAvailable` of `/proc/meminfo`, in bytes.
@@ -76,6 +94,20 @@ impl Group {
             })
             .min()
     }
+}
+
+/// Bytes of address space that this process may still reserve under its limit (`ulimit -v`); `None` where it has none.
+#[must_use]
+pub fn address_space() -> Option<u64> {
+    let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+    // SAFETY: the kernel fills the structure.
+    let asked = unsafe { libc::getrlimit(libc::RLIMIT_AS, &mut limit) };
+    if asked != 0 || limit.rlim_cur == libc::RLIM_INFINITY {
+        return None;
+    }
+    let statm = fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let used = statm.split(' ').next().and_then(|pages| pages.parse::<u64>().ok()).unwrap_or(0);
+    Some(limit.rlim_cur.saturating_sub(used * crate::PAGE_SIZE as u64))
 }
 
 /// Share of the last ten seconds in which some task waited for memory, in percent (PSI); `None`

@@ -7,49 +7,73 @@ pub mod futex;
 pub mod host;
 mod hugepage;
 mod memfd;
+mod merging;
 pub mod pagemap;
 mod perf;
 mod reservation;
 pub mod termination;
+mod trial;
 mod uffd;
 pub mod usage;
 mod vmm;
+mod withhold;
 
 pub use hugepage::HUGE_SIZE;
 pub use memfd::Memfd;
+pub use merging::merges_memory;
 pub use perf::Instructions;
 pub use reservation::{Advice, Protection, Reservation};
 pub use uffd::{Interest, Uffd, UffdEvent, UffdMode};
+pub use withhold::{Withheld, withhold};
 
 use std::collections::BTreeMap;
 
 use crate::{Feature, PageRange, SysError};
+use trial::{Trial, ends_the_process};
 
 /// Finds what is missing by trying each facility once on a page of its own.
 pub(crate) fn probe() -> BTreeMap<Feature, String> {
     let mut missing = BTreeMap::new();
-    let mut note = |feature, result: Result<(), SysError>| {
-        if let Err(error) = result {
+    if let Some(why) = ends_the_process(Trial::MemfdCreate) {
+        missing.insert(Feature::Memfd, format!("memfd_create: {why}"));
+    } else if let Err(error) = Memfd::new(c"afresh-probe") {
+        missing.insert(Feature::Memfd, error.to_string());
+    }
+    if let Some(why) = missing.get(&Feature::Memfd).cloned() {
+        // What they watch is mapped from such files.
+        missing.insert(Feature::UffdSigbus, why.clone());
+        missing.insert(Feature::UffdAsync, why);
+    }
+    if let Some(why) = ends_the_process(Trial::Userfaultfd) {
+        for feature in [Feature::UffdSigbus, Feature::UffdAsync, Feature::UffdKernel] {
+            missing.insert(feature, format!("userfaultfd: {why}"));
+        }
+    }
+    let known: Vec<Feature> = missing.keys().copied().collect();
+    let mut note = |feature, probe: &dyn Fn() -> Result<(), SysError>| {
+        // What is known to be missing is not tried: it may be what ends the process.
+        if known.contains(&feature) {
+            return;
+        }
+        if let Err(error) = probe() {
             missing.insert(feature, error.to_string());
         }
     };
-    note(Feature::UffdSigbus, probe_uffd(UffdMode::Sigbus));
-    note(Feature::UffdAsync, probe_uffd(UffdMode::Async));
-    note(Feature::UffdKernel, Uffd::open_for_kernel().map(drop));
-    note(
-        Feature::PagemapScan,
+    note(Feature::UffdSigbus, &|| probe_uffd(UffdMode::Sigbus));
+    note(Feature::UffdAsync, &|| probe_uffd(UffdMode::Async));
+    note(Feature::UffdKernel, &|| Uffd::open_for_kernel().map(drop));
+    note(Feature::PagemapScan, &|| {
         Reservation::new(1).and_then(|r| {
             r.map_anonymous(PageRange::new(0, 1), Protection::ReadWrite)?;
             pagemap::written(r.base().as_ptr(), 1, |_| {})
-        }),
-    );
-    note(
-        Feature::Populate,
+        })
+    });
+    note(Feature::Populate, &|| {
         Reservation::new(1).and_then(|r| {
             r.map_anonymous(PageRange::new(0, 1), Protection::ReadWrite)?;
             r.advise(PageRange::new(0, 1), Advice::PopulateWrite)
-        }),
-    );
+        })
+    });
     if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
         missing.insert(Feature::Kvm, format!("/dev/kvm: {error}"));
     }

@@ -6,13 +6,12 @@
 
 use std::fs::File;
 use std::os::fd::AsRawFd;
-use std::sync::OnceLock;
 
 use linux_raw_sys::general::{
     PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PAGE_IS_WRITTEN, page_region, pm_scan_arg,
 };
 
-use crate::{Call, PAGE_SIZE, PageRange, SysError, inject};
+use crate::{Call, PAGE_SIZE, PageRange, PerProcess, SysError, inject};
 
 /// `_IOWR('f', 16, struct pm_scan_arg)`.
 const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
@@ -21,12 +20,11 @@ const PAGEMAP_SCAN: libc::c_ulong = 0xc060_6610;
 const BATCH: usize = 256;
 
 fn pagemap() -> Result<&'static File, SysError> {
-    static FILE: OnceLock<Result<File, i32>> = OnceLock::new();
-    FILE.get_or_init(|| {
+    // The descriptor speaks of the memory of the process that opened it, also when a child uses it.
+    static FILE: PerProcess<Result<File, i32>> = PerProcess::new(|| {
         File::open("/proc/self/pagemap").map_err(|e| e.raw_os_error().unwrap_or(libc::EIO))
-    })
-    .as_ref()
-    .map_err(|errno| SysError::new(Call::PagemapScan, *errno))
+    });
+    FILE.get().as_ref().map_err(|errno| SysError::new(Call::PagemapScan, *errno))
 }
 
 /// Calls `found` with each run of written pages in the `pages` pages at `base`, in order; runs are

@@ -48,6 +48,10 @@ pub enum Advice {
     Collapse,
     /// Do not inherit the range across `fork`.
     DontFork,
+    /// Inherit it again.
+    DoFork,
+    /// Never merge equal pages, whatever the process was told before.
+    NoMerge,
 }
 
 const MADV_POPULATE_READ: libc::c_int = 22;
@@ -64,6 +68,8 @@ impl Advice {
             Advice::NoHugePage => libc::MADV_NOHUGEPAGE,
             Advice::Collapse => MADV_COLLAPSE,
             Advice::DontFork => libc::MADV_DONTFORK,
+            Advice::DoFork => libc::MADV_DOFORK,
+            Advice::NoMerge => libc::MADV_UNMERGEABLE,
         }
     }
 }

@@ -105,6 +105,13 @@ pub enum UffdEvent {
         /// One past the last address.
         end: usize,
     },
+    /// A range is mapped no more.
+    Unmap {
+        /// First address.
+        start: usize,
+        /// One past the last address.
+        end: usize,
+    },
     /// Any other event, by its kernel number.
     Other(u8),
 }
@@ -338,7 +345,9 @@ impl Uffd {
     /// `EINVAL` when the descriptor is not in [`UffdMode::Events`].
     pub fn next_event(&self) -> Result<Option<UffdEvent>, SysError> {
         const EVENT_PAGEFAULT: u8 = 0x12;
+        const EVENT_FORK: u8 = 0x13;
         const EVENT_REMOVE: u8 = 0x15;
+        const EVENT_UNMAP: u8 = 0x16;
         const FLAG_WRITE: u64 = 1;
         const FLAG_WP: u64 = 2;
         inject::gate(Call::UffdRead)?;
@@ -373,6 +382,20 @@ impl Uffd {
                 // SAFETY: as above.
                 let remove = unsafe { message.arg.remove };
                 UffdEvent::Remove { start: remove.start as usize, end: remove.end as usize }
+            }
+            EVENT_UNMAP => {
+                // SAFETY: as above; the member is that of remove events.
+                let unmap = unsafe { message.arg.remove };
+                UffdEvent::Unmap { start: unmap.start as usize, end: unmap.end as usize }
+            }
+            EVENT_FORK => {
+                // SAFETY: as above.
+                let child = unsafe { message.arg.fork }.ufd;
+                // Nobody asked for the child's memory. Left open, each fork of a peer would cost a
+                // descriptor.
+                // SAFETY: reading the event has made the descriptor, which nobody else knows of.
+                drop(unsafe { OwnedFd::from_raw_fd(child as libc::c_int) });
+                UffdEvent::Other(EVENT_FORK)
             }
             other => UffdEvent::Other(other),
         }))

@@ -1,10 +1,9 @@
 //! Calling functions of the host.
 
-use alloc::string::String;
 use alloc::vec;
-use alloc::vec::Vec;
 use core::sync::atomic::{AtomicI64, Ordering};
 
+use crate::abi::FromWire;
 use crate::abi::{CALL_FIND, CALL_HOST, ERR_ARGUMENTS, ERR_CAPACITY, ERR_NO_FUNCTION};
 use crate::hypercall::hypercall;
 
@@ -29,82 +28,6 @@ impl core::fmt::Display for HostCallError {
             Self::Failed => "the host's function failed",
             Self::Result => "the host function's result does not fit or decode",
         })
-    }
-}
-
-/// A value that can be read from the wire.
-pub trait FromWire: Sized {
-    /// Reads it from the front of `bytes`.
-    fn from_wire(bytes: &mut &[u8]) -> Option<Self>;
-}
-
-/// A value that can be put on the wire.
-pub trait IntoWire {
-    /// Appends it.
-    fn into_wire(self, out: &mut Vec<u8>);
-}
-
-macro_rules! numbers {
-    ($($number:ty),*) => {$(
-        impl FromWire for $number {
-            fn from_wire(bytes: &mut &[u8]) -> Option<Self> {
-                let (head, tail) = bytes.split_first_chunk()?;
-                *bytes = tail;
-                Some(<$number>::from_le_bytes(*head))
-            }
-        }
-        impl IntoWire for $number {
-            fn into_wire(self, out: &mut Vec<u8>) {
-                out.extend_from_slice(&self.to_le_bytes());
-            }
-        }
-    )*};
-}
-numbers!(u8, u16, u32, u64, i8, i16, i32, i64, f32, f64);
-
-impl FromWire for () {
-    fn from_wire(_: &mut &[u8]) -> Option<Self> {
-        Some(())
-    }
-}
-
-impl FromWire for bool {
-    fn from_wire(bytes: &mut &[u8]) -> Option<Self> {
-        Some(u8::from_wire(bytes)? == 1)
-    }
-}
-
-impl IntoWire for bool {
-    fn into_wire(self, out: &mut Vec<u8>) {
-        out.push(u8::from(self));
-    }
-}
-
-impl FromWire for Vec<u8> {
-    fn from_wire(bytes: &mut &[u8]) -> Option<Self> {
-        let len = u32::from_wire(bytes)? as usize;
-        let (head, tail) = bytes.split_at_checked(len)?;
-        *bytes = tail;
-        Some(head.to_vec())
-    }
-}
-
-impl FromWire for String {
-    fn from_wire(bytes: &mut &[u8]) -> Option<Self> {
-        String::from_utf8(Vec::from_wire(bytes)?).ok()
-    }
-}
-
-impl IntoWire for &[u8] {
-    fn into_wire(self, out: &mut Vec<u8>) {
-        (self.len() as u32).into_wire(out);
-        out.extend_from_slice(self);
-    }
-}
-
-impl IntoWire for &str {
-    fn into_wire(self, out: &mut Vec<u8>) {
-        self.as_bytes().into_wire(out);
     }
 }
 

@@ -24,16 +24,18 @@
 
 extern crate alloc;
 
-pub mod abi;
 mod entry;
 mod heap;
 mod host;
 mod hypercall;
 mod mem;
 
+/// The contract with the host.
+pub use afresh_vm_abi as abi;
+pub use afresh_vm_abi::{FromWire, IntoWire};
 pub use entry::{boot, finish, finish_owned, ready};
 pub use heap::Heap;
-pub use host::{FromWire, HostCallError, Import, IntoWire, call_host};
+pub use host::{HostCallError, Import, call_host};
 pub use hypercall::{Level, fail, fill_random, generation, log};
 
 /// Defines the program's entry points from two functions: `fn()` for the initialisation and

@@ -58,11 +58,10 @@ struct Helped {
 
 /// Finds the credentials for `registry`. Blocks; a helper gets so much time as `patience` says.
 pub(super) fn find(registry: &str, patience: Duration) -> Result<Credentials, RemoteError> {
-    let var = |name| std::env::var(name).ok().filter(|value| !value.is_empty());
-    if let (Some(user), Some(password)) =
-        (var("AFRESH_REGISTRY_USER"), var("AFRESH_REGISTRY_PASSWORD"))
-    {
-        return Ok(Credentials::Password { user, password });
+    let var = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+    let wrong = |why: String| RemoteError::Credentials { registry: registry.to_owned(), why };
+    if let Some(found) = from_environment(registry, &var).map_err(wrong)? {
+        return Ok(found);
     }
     let folder = var("DOCKER_CONFIG")
         .map(PathBuf::from)
@@ -70,7 +69,6 @@ pub(super) fn find(registry: &str, patience: Duration) -> Result<Credentials, Re
     let Some(path) = folder.map(|folder| folder.join("config.json")) else {
         return Ok(Credentials::Anonymous);
     };
-    let wrong = |why: String| RemoteError::Credentials { registry: registry.to_owned(), why };
     let mut text = Vec::new();
     match File::open(&path).and_then(|file| file.take(LIMIT).read_to_end(&mut text)) {
         Ok(_) => {}
@@ -83,6 +81,27 @@ pub(super) fn find(registry: &str, patience: Duration) -> Result<Credentials, Re
     let config: Config = serde_json::from_slice(&text)
         .map_err(|e| wrong(format!("{} does not parse at line {}", path.display(), e.line())))?;
     from_config(&config, registry, patience).map_err(wrong)
+}
+
+/// What the environment has for `registry`: it names the registry that it is for, so that no other one, such
+/// as that of an address from elsewhere, is ever told.
+fn from_environment(
+    registry: &str,
+    var: &dyn Fn(&str) -> Option<String>,
+) -> Result<Option<Credentials>, String> {
+    let (Some(user), Some(password)) =
+        (var("AFRESH_REGISTRY_USER"), var("AFRESH_REGISTRY_PASSWORD"))
+    else {
+        return Ok(None);
+    };
+    match var("AFRESH_REGISTRY") {
+        Some(own) if own == registry => Ok(Some(Credentials::Password { user, password })),
+        Some(_) => Ok(None),
+        None => Err(format!(
+            "AFRESH_REGISTRY_USER does not say which registry it is for: set AFRESH_REGISTRY={registry} \
+             if it is this one"
+        )),
+    }
 }
 
 fn from_config(config: &Config, registry: &str, patience: Duration) -> Result<Credentials, String> {
@@ -198,6 +217,23 @@ mod tests {
         assert_eq!(found(&config, "other"), "token t");
         assert_eq!(found(&config, "host"), "nobody");
         assert!(found(&config, "bad").contains("base64"));
+    }
+
+    #[test]
+    fn the_environment_is_for_the_registry_that_it_names() {
+        let found = |registry: &str, own: Option<&str>, user: Option<&str>| {
+            let var = |name: &str| match name {
+                "AFRESH_REGISTRY" => own.map(str::to_owned),
+                "AFRESH_REGISTRY_USER" => user.map(str::to_owned),
+                _ => Some("secret".to_owned()),
+            };
+            from_environment(registry, &var).map(|found| found.is_some())
+        };
+        assert_eq!(found("host:5000", Some("host:5000"), Some("me")), Ok(true));
+        assert_eq!(found("evil.example", Some("host:5000"), Some("me")), Ok(false));
+        assert_eq!(found("host", Some("host:5000"), Some("me")), Ok(false));
+        assert_eq!(found("host", None, None), Ok(false));
+        assert!(found("host", None, Some("me")).unwrap_err().contains("AFRESH_REGISTRY=host"));
     }
 
     #[test]

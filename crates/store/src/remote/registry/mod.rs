@@ -33,8 +33,9 @@ pub(super) use address::Address;
 use self::auth::{Access, Session};
 use self::credentials::Credentials;
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
-use super::{Patience, RemoteError};
-use crate::manifest::{MANIFEST_TYPE, MAX_MANIFEST};
+use super::{Patience, RemoteError, patience};
+use crate::descriptor::MANIFEST_TYPE;
+use crate::manifest::MAX_MANIFEST;
 use crate::{OpenError, Sha256, Tag};
 
 const DIGEST: &str = "docker-content-digest";
@@ -162,7 +163,9 @@ impl Registry {
                 Some(header) => request.header(AUTHORIZATION, header),
                 None => request,
             };
-            request.send().await.map_err(|e| self.broken(what, e))
+            let response = request.send().await.map_err(|e| self.broken(what, e))?;
+            patience::progress();
+            Ok::<_, RemoteError>(response)
         };
         let header = if ours { self.session.header(access) } else { None };
         let mut response = send(header).await?;
@@ -181,6 +184,7 @@ impl Registry {
         if status.is_success() {
             return Ok(response);
         }
+        patience::heard_from(status, response.headers());
         let body = self.read(response, MAX_REFUSAL).await.unwrap_or_default();
         let mut message = String::new();
         if let Ok(refusal) = serde_json::from_slice::<Refusal>(&body) {
@@ -191,7 +195,7 @@ impl Registry {
         // What a server says goes to a terminal.
         let mut message: String = message.chars().filter(|c| !c.is_control()).take(400).collect();
         if matches!(status.as_u16(), 401 | 403) {
-            message += ": set AFRESH_REGISTRY_USER and AFRESH_REGISTRY_PASSWORD, or log in with \
+            message += ": set AFRESH_REGISTRY, AFRESH_REGISTRY_USER and AFRESH_REGISTRY_PASSWORD, or log in with \
                         a tool that writes Docker's configuration";
         }
         Err(RemoteError::Refused {
@@ -205,6 +209,7 @@ impl Registry {
     async fn read(&self, mut response: Response, limit: u64) -> reqwest::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         while let Some(part) = response.chunk().await? {
+            patience::progress();
             let left = (limit + 1 - bytes.len() as u64) as usize;
             bytes.extend_from_slice(&part[..part.len().min(left)]);
             if bytes.len() as u64 > limit {
@@ -385,7 +390,7 @@ impl Backend for Registry {
         let wanted = range.end - range.start;
         let header = format!("bytes={}-{}", range.start, range.end - 1);
         self.patience
-            .attempt(&format!("{self}: {what}"), || async {
+            .persist(&format!("{self}: {what}"), || async {
                 let response = self
                     .send(&what, Access::Pull, &url, |url| {
                         self.client.get(url).header(RANGE, &header)
@@ -451,7 +456,7 @@ impl Backend for Registry {
         let manifest = Bytes::from(manifest);
         let response = self
             .patience
-            .attempt(&format!("{self}: {what}"), || {
+            .attempt_sending(&format!("{self}: {what}"), manifest.len() as u64, || {
                 self.send(&what, Access::Push, &url, |url| {
                     self.client.put(url).header(CONTENT_TYPE, MANIFEST_TYPE).body(manifest.clone())
                 })

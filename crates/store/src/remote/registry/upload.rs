@@ -16,6 +16,8 @@ use crate::remote::backend::Source;
 
 /// Bytes in one part.
 const PART: u64 = 8 << 20;
+/// Bytes that a registry digests in the time in which the slowest line carries one.
+const DIGESTED: u64 = 512;
 const BYTES: HeaderValue = HeaderValue::from_static("application/octet-stream");
 
 /// An upload under way.
@@ -77,7 +79,7 @@ impl Registry {
     ) -> Result<(), RemoteError> {
         let what = digest.to_string();
         self.patience
-            .attempt(&format!("{self}: {what}"), || async {
+            .attempt_sending(&format!("{self}: {what}"), bytes.len() as u64, || async {
                 let url = self.begin(&what).await?;
                 self.finish(&what, digest, &url, bytes.clone()).await
             })
@@ -97,13 +99,15 @@ impl Registry {
         let upload = RefCell::new(Upload { url, at: 0, in_doubt: false });
         let mut reached = 0;
         while reached < size {
-            self.patience.attempt(&name, || self.send_part(&what, &upload, source, size)).await?;
+            let send = || self.send_part(&what, &upload, source, size);
+            self.patience.attempt_sending(&name, PART, send).await?;
             reached = upload.borrow().at;
             sent(reached);
         }
         let url = upload.borrow().url.clone();
         let finish = || self.finish(&what, digest, &url, Bytes::new());
-        match self.patience.attempt(&name, finish).await {
+        // The registry may read all of it once more before it answers.
+        match self.patience.attempt_sending(&name, size / DIGESTED, finish).await {
             // The answer to an earlier attempt was lost, and the upload is over.
             Err(error) if error.is_not_found() => {
                 use crate::remote::backend::Backend;

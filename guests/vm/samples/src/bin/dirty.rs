@@ -11,6 +11,7 @@
 //! 8 rounds: alternate between writing a page and letting the host function `stamp` write one; the
 //!   stamps must arrive. Returns how many did.
 //! 6: change every register it may (segments, extended state), then return.
+//! 9 leaf index: the four registers of CPUID, a word each.
 #![no_std]
 #![no_main]
 extern crate alloc;
@@ -113,6 +114,13 @@ fn call(input: &[u8]) -> Vec<u8> {
                 }
             }
             arrived.to_le_bytes().to_vec()
+        }
+        9 => {
+            let found = core::arch::x86_64::__cpuid_count(argument(0) as u32, argument(1) as u32);
+            [found.eax, found.ebx, found.ecx, found.edx]
+                .iter()
+                .flat_map(|register| u64::from(*register).to_le_bytes())
+                .collect()
         }
         other => panic!("unknown command {other}"),
     }

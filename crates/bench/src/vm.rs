@@ -1,60 +1,17 @@
-//! Measurements of micro-VM calls, resets, creation and snapshots.
+//! `bench vm`: micro-VM calls, resets, creation and snapshots.
 //!
 //! Promises: every strategy of a case runs in the same process, in turns, so that a slow moment of
 //! the host hits all of them; after the timed loop every sandbox is compared with its image, and a
 //! difference is an error instead of a figure. May break it: other work on the machine.
 
-use std::io::Write;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afresh_frames::Stage;
+use afresh_vm::{Sandbox, SandboxBuilder, Strategy};
+use anyhow::Context;
 
-use crate::{BuildError, CallError, Sandbox, Strategy, VerifyError};
-
-/// What to measure.
-#[derive(Debug, Clone)]
-#[non_exhaustive]
-pub struct BenchOptions {
-    /// Time for each strategy of a case.
-    pub budget: Duration,
-    /// Only cases whose name contains this.
-    pub filter: Option<String>,
-}
-
-impl Default for BenchOptions {
-    fn default() -> Self {
-        Self { budget: Duration::from_millis(100), filter: None }
-    }
-}
-
-/// Why a measurement was given up.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BenchError {
-    /// A sandbox could not be made.
-    #[error(transparent)]
-    Build(#[from] BuildError),
-    /// A stage could not be made.
-    #[error(transparent)]
-    Stage(#[from] afresh_frames::NewPoolError),
-    /// A call failed.
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// A sandbox was not pristine after its timed loop.
-    #[error("{case}, {strategy}: {source}")]
-    Verify {
-        /// The case.
-        case: String,
-        /// The strategy.
-        strategy: &'static str,
-        /// What differs.
-        source: VerifyError,
-    },
-    /// The results could not be written.
-    #[error("writing results failed")]
-    Write(#[from] std::io::Error),
-}
+use crate::row::{Options, Row, Sink, summarise};
 
 /// Memory sizes in MiB and numbers of dirty pages.
 const MEMORY: [u64; 5] = [1, 16, 64, 256, 950];
@@ -66,15 +23,15 @@ const WAIT: Duration = Duration::from_secs(2);
 /// Pages of a guest that are not free heap: program, stack, input, the part the allocator uses.
 const OVERHEAD: u64 = 80;
 
-/// Runs everything; one JSON object a line goes to `out`. `guest` is the `dirty` sample.
+/// Runs everything. `guest` is the `dirty` sample.
 ///
 /// # Errors
-/// See [`BenchError`].
-pub fn run(guest: &[u8], options: &BenchOptions, out: &mut dyn Write) -> Result<(), BenchError> {
-    let mut bench = Bench { guest, options, out };
+/// The first of any contestant; a sandbox that is not pristine after its timed loop is one.
+pub fn all(guest: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    let mut bench = Bench { guest, options, sink };
     for memory in MEMORY {
         for dirty in DIRTY {
-            let pages = (memory << 20) / crate::PAGE - OVERHEAD;
+            let pages = (memory << 20) / afresh_vm::PAGE - OVERHEAD;
             if dirty <= pages {
                 bench.dirty(memory, dirty, pages / dirty)?;
             }
@@ -92,10 +49,10 @@ pub fn run(guest: &[u8], options: &BenchOptions, out: &mut dyn Write) -> Result<
     bench.sharing()
 }
 
-struct Bench<'a> {
+struct Bench<'a, 's> {
     guest: &'a [u8],
-    options: &'a BenchOptions,
-    out: &'a mut dyn Write,
+    options: &'a Options,
+    sink: &'a mut Sink<'s>,
 }
 
 /// One strategy of a case, with its samples in nanoseconds.
@@ -111,13 +68,13 @@ fn words(words: &[u64]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
-impl Bench<'_> {
+impl Bench<'_, '_> {
     fn wanted(&self, case: &str) -> bool {
         self.options.filter.as_ref().is_none_or(|filter| case.contains(filter.as_str()))
     }
 
     /// Calls that write `dirty` pages, evenly spread.
-    fn dirty(&mut self, memory: u64, dirty: u64, stride: u64) -> Result<(), BenchError> {
+    fn dirty(&mut self, memory: u64, dirty: u64, stride: u64) -> anyhow::Result<()> {
         let case = format!("{memory}/{dirty}");
         if !self.wanted(&case) {
             return Ok(());
@@ -128,7 +85,7 @@ impl Bench<'_> {
     }
 
     /// Calls that take and return `size` MiB.
-    fn parameters(&mut self, size: u64) -> Result<(), BenchError> {
+    fn parameters(&mut self, size: u64) -> anyhow::Result<()> {
         let case = format!("echo-{size}MiB");
         if !self.wanted(&case) {
             return Ok(());
@@ -143,11 +100,11 @@ impl Bench<'_> {
 
     fn race(
         &mut self,
-        table: &str,
+        table: &'static str,
         case: &str,
         input: &[u8],
-        builder: impl Fn() -> crate::SandboxBuilder,
-    ) -> Result<(), BenchError> {
+        builder: impl Fn() -> SandboxBuilder,
+    ) -> anyhow::Result<()> {
         let mut entrants = vec![self.entrant("none", Strategy::Auto, false, &builder)?];
         for strategy in Strategy::ALL {
             entrants.push(self.entrant(strategy.name(), strategy, true, &builder)?);
@@ -160,9 +117,10 @@ impl Bench<'_> {
             entrant.samples.clear();
             entrant.spent = Duration::ZERO;
         }
-        let slice = self.options.budget / 5;
-        while entrants.iter().any(|e| e.spent < self.options.budget) {
-            for entrant in entrants.iter_mut().filter(|e| e.spent < self.options.budget) {
+        let budget = self.options.batch * u32::try_from(self.options.rounds)?;
+        let slice = budget / 5;
+        while entrants.iter().any(|e| e.spent < budget) {
+            for entrant in entrants.iter_mut().filter(|e| e.spent < budget) {
                 entrant.turn(input, &mut output, slice)?;
             }
         }
@@ -171,11 +129,7 @@ impl Bench<'_> {
                 entrant.sandbox.reset()?;
             }
             let strategy = entrant.name;
-            entrant.sandbox.verify().map_err(|source| BenchError::Verify {
-                case: case.to_owned(),
-                strategy,
-                source,
-            })?;
+            entrant.sandbox.verify().with_context(|| format!("{case}, {strategy}"))?;
         }
         for entrant in entrants {
             self.report(table, case, entrant.name, entrant.samples)?;
@@ -188,8 +142,8 @@ impl Bench<'_> {
         name: &'static str,
         strategy: Strategy,
         resets: bool,
-        builder: &impl Fn() -> crate::SandboxBuilder,
-    ) -> Result<Entrant, BenchError> {
+        builder: &impl Fn() -> SandboxBuilder,
+    ) -> anyhow::Result<Entrant> {
         Ok(Entrant {
             name,
             sandbox: builder().strategy(strategy).build(self.guest)?,
@@ -201,7 +155,7 @@ impl Bench<'_> {
 
     /// Sandboxes from the program, and from a snapshot of one that was initialised; both until
     /// their first call has returned.
-    fn creation(&mut self, memory: u64) -> Result<(), BenchError> {
+    fn creation(&mut self, memory: u64) -> anyhow::Result<()> {
         let case = format!("create-{memory}MiB");
         if !self.wanted(&case) {
             return Ok(());
@@ -230,7 +184,7 @@ impl Bench<'_> {
     /// New sandboxes whose first call writes 64 MiB: over memory from the kernel, by faults, and over memory
     /// that a stage had ready. `spawn+call` is everything, `call` the first call alone, and `cycle` both
     /// with the reset.
-    fn first_touch(&mut self) -> Result<(), BenchError> {
+    fn first_touch(&mut self) -> anyhow::Result<()> {
         let case = "first-64MiB";
         if !self.wanted(case) {
             return Ok(());
@@ -238,7 +192,7 @@ impl Bench<'_> {
         const PAGES: u64 = 16 << 10;
         // The heap does not begin where a block of the stage does.
         const STAGED: u64 = (PAGES << 12) + (4 << 20);
-        let stage = Arc::new(Stage::new((STAGED / crate::PAGE) as usize)?);
+        let stage = Arc::new(Stage::new((STAGED / afresh_vm::PAGE) as usize)?);
         let builder = || Sandbox::builder().memory(80 << 20).stack(32 << 10).input(16 << 10);
         let plain = builder().build(self.guest)?.pristine();
         let staged = builder().zero_memory(stage.clone(), STAGED).build(self.guest)?.pristine();
@@ -259,11 +213,7 @@ impl Bench<'_> {
                 cycles.push(start.elapsed().as_nanos() as u64);
                 wholes.push(called.as_nanos() as u64);
                 calls.push((called - spawned).as_nanos() as u64);
-                sandbox.verify().map_err(|source| BenchError::Verify {
-                    case: case.to_owned(),
-                    strategy: name,
-                    source,
-                })?;
+                sandbox.verify().with_context(|| format!("{case}, {name}"))?;
             }
             self.report("vm-first", case, &format!("{name} spawn+call"), wholes)?;
             self.report("vm-first", case, &format!("{name} call"), calls)?;
@@ -273,7 +223,7 @@ impl Bench<'_> {
     }
 
     /// A 256 MiB guest whose warm-up writes half of its memory.
-    fn warm_creation(&mut self) -> Result<(), BenchError> {
+    fn warm_creation(&mut self) -> anyhow::Result<()> {
         let case = "warm-256MiB";
         if !self.wanted(case) {
             return Ok(());
@@ -306,7 +256,7 @@ impl Bench<'_> {
     }
 
     /// Snapshots of a 950 MiB guest with 256 dirty pages, and going back from them.
-    fn snapshot(&mut self) -> Result<(), BenchError> {
+    fn snapshot(&mut self) -> anyhow::Result<()> {
         let case = "snapshot-950/256";
         if !self.wanted(case) {
             return Ok(());
@@ -326,17 +276,13 @@ impl Bench<'_> {
             restored.push(start.elapsed().as_nanos() as u64);
             sandbox.restore(&base)?;
         }
-        sandbox.verify().map_err(|source| BenchError::Verify {
-            case: case.to_owned(),
-            strategy: "auto",
-            source,
-        })?;
+        sandbox.verify().with_context(|| format!("{case}, auto"))?;
         self.report("vm-snapshot", case, "snapshot", taken)?;
         self.report("vm-snapshot", case, "restore", restored)
     }
 
     /// Memory that one more fork of a guest with 64 warm MiB costs, once it has read them all.
-    fn sharing(&mut self) -> Result<(), BenchError> {
+    fn sharing(&mut self) -> anyhow::Result<()> {
         let case = "fork-64MiB";
         if !self.wanted(case) {
             return Ok(());
@@ -365,42 +311,35 @@ impl Bench<'_> {
         costs.sort_unstable();
         let (median, min) = (costs[costs.len() / 2], costs[0]);
         let p99 = costs[costs.len() - 1];
-        writeln!(
-            self.out,
-            "{{\"table\":\"vm-fork\",\"case\":\"{case}\",\"strategy\":\"snapshot\",\"threads\":1,\
-             \"median\":{median},\"min\":{min},\"p99\":{p99},\"unit\":\"KiB\"}}"
-        )?;
+        (self.sink)(&Row {
+            table: "vm-fork",
+            case: case.to_owned(),
+            strategy: "snapshot".to_owned(),
+            threads: 1,
+            median: median as f64,
+            min: min as f64,
+            p99: p99 as f64,
+            unit: "KiB",
+        });
         Ok(())
     }
 
     fn report(
         &mut self,
-        table: &str,
+        table: &'static str,
         case: &str,
         strategy: &str,
-        mut samples: Vec<u64>,
-    ) -> Result<(), BenchError> {
-        samples.sort_unstable();
-        let at = |share: usize| samples.get((samples.len() * share / 100).min(samples.len() - 1));
-        let us = |nanoseconds: Option<&u64>| nanoseconds.map_or(0.0, |ns| *ns as f64 / 1e3);
-        let (median, min, p99) = (us(at(50)), us(samples.first()), us(at(99)));
-        writeln!(
-            self.out,
-            "{{\"table\":\"{table}\",\"case\":\"{case}\",\"strategy\":\"{strategy}\",\"threads\":1,\
-             \"median\":{median:.3},\"min\":{min:.3},\"p99\":{p99:.3},\"unit\":\"us\"}}"
-        )?;
+        samples: Vec<u64>,
+    ) -> anyhow::Result<()> {
+        let times = samples.into_iter().map(|nanoseconds| nanoseconds as f64 / 1e3).collect();
+        (self.sink)(&summarise(table, case, strategy.to_owned(), 1, times));
         Ok(())
     }
 }
 
 impl Entrant {
     /// Runs for a while, at least once.
-    fn turn(
-        &mut self,
-        input: &[u8],
-        output: &mut Vec<u8>,
-        slice: Duration,
-    ) -> Result<(), CallError> {
+    fn turn(&mut self, input: &[u8], output: &mut Vec<u8>, slice: Duration) -> anyhow::Result<()> {
         let begin = Instant::now();
         loop {
             let start = Instant::now();
@@ -419,7 +358,7 @@ impl Entrant {
 }
 
 /// Nanoseconds that `make` takes; what it made is dropped outside the clock.
-fn timed(make: impl FnOnce() -> Result<Sandbox, BenchError>) -> Result<u64, BenchError> {
+fn timed(make: impl FnOnce() -> anyhow::Result<Sandbox>) -> anyhow::Result<u64> {
     let start = Instant::now();
     let sandbox = make()?;
     let time = start.elapsed().as_nanos() as u64;

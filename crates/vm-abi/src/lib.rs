@@ -1,9 +1,22 @@
-//! The contract between a guest and its host: numbers and structures that both sides spell out.
+//! The contract between a guest of a micro-VM and its host: numbers, the boot page, and the wire format of
+//! host functions. Both sides use this crate; `guests/vm/include/afresh.h` says the same to C, and a test of
+//! `afresh-vm` compares them.
 //!
-//! Promises: `guests/vm/sdk-rs/src/abi.rs` and `guests/vm/include/afresh.h` state the same values; a test
-//! compares them. May break it: changing a value without raising `ABI_VERSION`.
+//! Promises: what one side encodes, the other decodes, or refuses. May break it: changing a value without
+//! raising [`ABI_VERSION`].
 
-/// Version of everything in this file; a guest built for another one is refused at start.
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+mod boot;
+mod wire;
+
+pub use boot::{BootInfo, BootRegion};
+pub use wire::{FromWire, HostError, HostReturn, IntoWire};
+
+/// Version of everything in this crate; a guest built for another one is refused at start.
 pub const ABI_VERSION: u32 = 1;
 /// First word of [`BootInfo`]: `AFRESHVM` in little-endian bytes.
 pub const BOOT_MAGIC: u64 = u64::from_le_bytes(*b"AFRESHVM");
@@ -42,43 +55,3 @@ pub const ERR_CAPACITY: i64 = -4;
 pub const MAX_MESSAGE: u64 = 64 << 10;
 /// The most extra regions a guest may have.
 pub const MAX_REGIONS: usize = 64;
-
-/// What a guest is told at its start, in a page that it can only read; RDI points to it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug)]
-pub struct BootInfo {
-    /// [`BOOT_MAGIC`].
-    pub magic: u64,
-    /// [`ABI_VERSION`].
-    pub version: u32,
-    /// How many of `regions` are in use.
-    pub region_count: u32,
-    /// First byte of the heap.
-    pub heap: u64,
-    /// Length of the heap in bytes.
-    pub heap_len: u64,
-    /// First byte of the input buffer.
-    pub input: u64,
-    /// Capacity of the input buffer in bytes.
-    pub input_capacity: u64,
-    /// Lowest usable byte of the stack.
-    pub stack: u64,
-    /// Length of the stack in bytes.
-    pub stack_len: u64,
-    /// The extra regions, in the order of the builder.
-    pub regions: [BootRegion; MAX_REGIONS],
-}
-
-/// One extra region as the guest sees it.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default)]
-pub struct BootRegion {
-    /// First byte.
-    pub address: u64,
-    /// Length in bytes.
-    pub len: u64,
-    /// 0 read-write, 1 read-only, 2 shared with the host, 3 gap (not accessible).
-    pub kind: u64,
-}
-
-const _: () = assert!(size_of::<BootInfo>() <= 4096);

@@ -1,0 +1,168 @@
+//! What is asked of a guest, and what it answers, the same for every kind of guest.
+
+use crate::{CallError, Cause};
+
+/// A call: a function of the guest's, and what it is given.
+///
+/// A micro-VM has one entry, so the function's name means nothing to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Call {
+    pub(crate) function: String,
+    pub(crate) given: Given,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Given {
+    Bytes(Vec<u8>),
+    Text(Vec<String>),
+}
+
+impl Call {
+    /// A call of a handler that takes bytes and gives bytes. A Wasm module keeps the interface described
+    /// at [`wasm::BytesEntry`](afresh_wasm::BytesEntry); a component's function takes one string.
+    #[cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
+    pub fn bytes(function: impl Into<String>, input: impl Into<Vec<u8>>) -> Self {
+        Self { function: function.into(), given: Given::Bytes(input.into()) }
+    }
+
+    /// A call with arguments as text, each read by the type that the function declares. A micro-VM gets
+    /// them as one input, with spaces between. `_start` runs a WASI command, a component's as well.
+    pub fn text<A: Into<String>>(
+        function: impl Into<String>,
+        arguments: impl IntoIterator<Item = A>,
+    ) -> Self {
+        let arguments = arguments.into_iter().map(Into::into).collect();
+        Self { function: function.into(), given: Given::Text(arguments) }
+    }
+
+    /// The function's name.
+    #[must_use]
+    pub fn function(&self) -> &str {
+        &self.function
+    }
+}
+
+/// What a guest answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Answer {
+    /// The bytes of a handler.
+    Bytes(Vec<u8>),
+    /// The results of a function, as text.
+    Values(Vec<String>),
+}
+
+impl Answer {
+    /// In one piece: results with spaces between, bytes as they are, what is no UTF-8 replaced.
+    #[must_use]
+    pub fn text(&self) -> String {
+        match self {
+            Self::Bytes(bytes) => String::from_utf8_lossy(bytes).into_owned(),
+            Self::Values(values) => values.join(" "),
+        }
+    }
+}
+
+/// A handler of bytes that was looked up once, by [`Guest::function`](crate::Guest::function). Calls by it
+/// spare looking its name up.
+#[derive(Clone, Debug)]
+pub struct Function {
+    pub(crate) name: String,
+    #[cfg(feature = "wasm")]
+    pub(crate) entry: Option<afresh_wasm::BytesEntry>,
+}
+
+/// A function to call: by its name, or as it was looked up.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Callee<'a> {
+    /// By name.
+    Name(&'a str),
+    /// Looked up before.
+    Function(&'a Function),
+}
+
+impl Callee<'_> {
+    pub(crate) fn name(&self) -> &str {
+        match self {
+            Self::Name(name) => name,
+            Self::Function(function) => &function.name,
+        }
+    }
+}
+
+impl<'a> From<&'a str> for Callee<'a> {
+    fn from(name: &'a str) -> Self {
+        Self::Name(name)
+    }
+}
+
+impl<'a> From<&'a Function> for Callee<'a> {
+    fn from(function: &'a Function) -> Self {
+        Self::Function(function)
+    }
+}
+
+/// Whose matter a failed call is.
+enum Matter {
+    Timeout,
+    Request,
+    Guest,
+    Host,
+}
+
+impl CallError {
+    fn of(function: &str, matter: Matter, source: Cause) -> Self {
+        let function = function.to_owned();
+        match matter {
+            Matter::Timeout => Self::Timeout { function, source },
+            Matter::Request => Self::Request { function, source },
+            Matter::Guest => Self::Guest { function, source },
+            Matter::Host => Self::Host { function, source },
+        }
+    }
+
+    /// What an error of a Wasm guest means to whoever called it.
+    #[cfg(feature = "wasm")]
+    pub(crate) fn of_wasm(function: &str, error: afresh_wasm::CallError) -> Self {
+        use afresh_wasm::CallError as Error;
+        let matter = match &error {
+            Error::Timeout(_) => Matter::Timeout,
+            Error::NoSuchExport { .. } | Error::NotARoot { .. } | Error::Arguments { .. } => {
+                Matter::Request
+            }
+            Error::Trap { .. }
+            | Error::Exception(_)
+            | Error::OutOfFuel(_)
+            | Error::Exit(_)
+            | Error::Interface(_) => Matter::Guest,
+            _ => Matter::Host,
+        };
+        Self::of(function, matter, error.into())
+    }
+
+    /// What an error of a micro-VM means to whoever called it.
+    #[cfg(feature = "vm")]
+    pub(crate) fn of_vm(function: &str, error: afresh_vm::CallError) -> Self {
+        use afresh_vm::{CallError as Error, GuestError};
+        let matter = match &error {
+            Error::Guest(GuestError::Timeout { .. }) => Matter::Timeout,
+            Error::InputTooLarge { .. } => Matter::Request,
+            Error::Guest(_) => Matter::Guest,
+            _ => Matter::Host,
+        };
+        Self::of(function, matter, error.into())
+    }
+}
+
+impl CallError {
+    /// Where in the guest's code the call failed, if that is known: for people, many lines.
+    #[must_use]
+    pub fn backtrace(&self) -> Option<String> {
+        #[cfg(feature = "wasm")]
+        if let Self::Guest { source, .. } | Self::Host { source, .. } = self {
+            return source.downcast_ref::<afresh_wasm::CallError>()?.backtrace();
+        }
+        None
+    }
+}

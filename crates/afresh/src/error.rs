@@ -1,0 +1,236 @@
+//! What goes wrong at the front door, one type per operation.
+//!
+//! Each error says what failed, and the way out where there is one; [`source`](std::error::Error::source)
+//! gives the cause, which is an error of the crate below and can be downcast to it.
+
+use std::io;
+use std::path::PathBuf;
+
+use crate::Place;
+
+/// An error of a crate below.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
+
+/// Text that is no [`Reference`](crate::Reference), or one that does not fit its use.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ReferenceError {
+    /// Place or name is empty.
+    #[error("a snapshot is PLACE or PLACE@NAME, and neither may be empty")]
+    Empty,
+    /// A digest where a name is needed.
+    #[error("{0} is a digest, which cannot be given to a snapshot: write under a name")]
+    Digest(String),
+    /// A name for a file, which holds one snapshot and needs none.
+    #[error("{} holds one snapshot and has no names: leave @{name} out", path.display())]
+    Single {
+        /// The file.
+        path: PathBuf,
+        /// The name that was given.
+        name: String,
+    },
+}
+
+/// Something could not be opened.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum OpenError {
+    /// The reference does not say what to open.
+    #[error("`{reference}` names no snapshot")]
+    Reference {
+        /// What was given.
+        reference: String,
+        /// What is wrong with it.
+        source: ReferenceError,
+    },
+    /// A file could not be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// The file is nothing that can be opened.
+    #[error(
+        "{} is neither a Wasm binary nor an ELF executable nor a snapshot (Wasm in its text format must \
+         be assembled first)", path.display()
+    )]
+    Unknown {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The snapshot is of a guest that this crate does not run.
+    #[error("{reference} holds memory of kind `{kind}`, which cannot be run here")]
+    Kind {
+        /// The snapshot.
+        reference: String,
+        /// What it says it holds.
+        kind: String,
+    },
+    /// The place is of another kind than the operation needs.
+    #[error("{place} is {is}; this needs {needs}", is = place.kind())]
+    Place {
+        /// The place.
+        place: Place,
+        /// What is needed.
+        needs: &'static str,
+    },
+    /// This build lacks what it takes.
+    #[error("{what}: this build of afresh cannot open it; enable the feature `{feature}`")]
+    Feature {
+        /// What was to be opened.
+        what: String,
+        /// The feature of this crate.
+        feature: &'static str,
+    },
+    /// An option that this guest cannot have.
+    #[error("{reference}: {why}")]
+    Option {
+        /// The guest.
+        reference: String,
+        /// Which option, and why not.
+        why: &'static str,
+    },
+    /// The snapshot's signature or seal does not meet what is demanded.
+    #[error("{reference} does not open")]
+    Seal {
+        /// The snapshot.
+        reference: String,
+        /// What is missing or wrong.
+        source: afresh_store::SealError,
+    },
+    /// The snapshot could not be opened: it is not there, damaged, or its place cannot be reached.
+    #[error("opening {reference}")]
+    Snapshot {
+        /// The snapshot.
+        reference: String,
+        /// [`afresh_store::OpenError`], or `afresh_store::remote::RemoteError`.
+        source: Cause,
+    },
+    /// What was opened did not become a guest.
+    #[error("{reference} cannot be run")]
+    Guest {
+        /// The guest.
+        reference: String,
+        /// The error of `afresh::wasm` or `afresh::vm`.
+        source: Cause,
+    },
+}
+
+/// No instance could be had for a call. The guest itself is as good as before.
+#[cfg(any(feature = "wasm", feature = "vm"))]
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LeaseError {
+    /// The pool is at its limit, or an instance could not be made.
+    #[error("no instance of the guest can be had")]
+    Instance(#[source] Cause),
+}
+
+/// A call failed. The instance is brought back, or dropped, when its lease ends.
+#[cfg(any(feature = "wasm", feature = "vm"))]
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum CallError {
+    /// There was no instance to call.
+    #[error(transparent)]
+    Lease(#[from] LeaseError),
+    /// The guest has no such function, or the function takes other arguments.
+    #[error("the call of `{function}` does not fit the guest")]
+    Request {
+        /// The function.
+        function: String,
+        /// What does not fit.
+        source: Cause,
+    },
+    /// The call ran longer than [`Options::timeout`](crate::Options::timeout) allows.
+    #[error("the call of `{function}` ran too long")]
+    Timeout {
+        /// The function.
+        function: String,
+        /// The limit, and what stopped the call.
+        source: Cause,
+    },
+    /// The guest trapped, crashed, or ended itself with an error.
+    #[error("the guest failed in `{function}`")]
+    Guest {
+        /// The function.
+        function: String,
+        /// How.
+        source: Cause,
+    },
+    /// The host failed: a host function, memory that could not be fetched, the kernel.
+    #[error("the call of `{function}` failed on the host's side")]
+    Host {
+        /// The function.
+        function: String,
+        /// How.
+        source: Cause,
+    },
+}
+
+/// A guest could not be saved; the name means what it meant before.
+#[cfg(any(feature = "wasm", feature = "vm"))]
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SaveError {
+    /// The reference does not say where to.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// The place cannot be written to, or the snapshot to start from cannot be opened.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// This guest, or this kind of guest, has no state that could be kept.
+    #[error("this guest cannot be saved: {0}")]
+    Guest(&'static str),
+    /// The guest's state could not be read.
+    #[error("the guest cannot be frozen")]
+    Freeze(#[source] Cause),
+    /// A call whose pages were to be recorded failed.
+    #[error("recording `{function}`")]
+    Record {
+        /// The function.
+        function: String,
+        /// What failed.
+        source: Cause,
+    },
+    /// The snapshot could not be written.
+    #[error("saving {reference}")]
+    Write {
+        /// Where to.
+        reference: String,
+        /// What failed.
+        source: Cause,
+    },
+}
+
+/// A verification could not be carried out. Differences are no error: see
+/// [`Verification`](crate::Verification).
+#[cfg(any(feature = "wasm", feature = "vm"))]
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum VerifyError {
+    /// No instance could be had, or the call does not fit the guest.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// Memory or state could not be read.
+    #[error("the guest's state cannot be compared")]
+    Compare(#[source] Cause),
+}
+
+/// An error and its causes in one line, without saying twice what a message repeats of its cause.
+#[cfg(any(feature = "wasm", feature = "vm"))]
+pub(crate) fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text.push_str(": ");
+            text.push_str(&said);
+        }
+        next = cause.source();
+    }
+    text
+}

@@ -1,0 +1,427 @@
+//! The front door: something that is named becomes a guest that can be called.
+//!
+//! What it promises: a guest is opened the same way whatever it is and wherever it lies, and every call
+//! starts from the same state. What may break it: nothing of its own; see the kinds of guests below.
+
+use std::io::Read;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use afresh_pager::SnapshotMemory;
+use afresh_pool::PoolStats;
+use afresh_store::Snapshot;
+
+use crate::call::{Callee, Function};
+#[cfg(feature = "vm")]
+use crate::machine::Machines;
+use crate::{Answer, Call, CallError, Cause, Lease, LeaseError, OpenError, Options, Reference};
+
+/// What a guest is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Kind {
+    /// A Wasm core module.
+    Module,
+    /// A Wasm component.
+    Component,
+    /// A micro-VM.
+    Machine,
+}
+
+impl Kind {
+    /// Tells a guest by how its file begins; `None` for what is no guest.
+    #[must_use]
+    pub fn of(bytes: &[u8]) -> Option<Self> {
+        if bytes.starts_with(b"\x7fELF") {
+            Some(Self::Machine)
+        } else if !bytes.starts_with(b"\0asm") {
+            None
+        } else if bytes.get(6..8) == Some(&[1, 0]) {
+            // The layer field follows the version in the binary's header.
+            Some(Self::Component)
+        } else {
+            Some(Self::Module)
+        }
+    }
+}
+
+/// A guest of any kind, warm and ready to be called. Cheap to clone, usable from any thread.
+#[derive(Clone)]
+pub struct Guest {
+    inner: Arc<Inner>,
+}
+
+pub(crate) struct Inner {
+    pub(crate) ready: Ready,
+    pub(crate) options: Options,
+    origin: Option<Origin>,
+    reference: String,
+}
+
+pub(crate) enum Ready {
+    #[cfg(feature = "wasm")]
+    Module(afresh_wasm::Warm),
+    #[cfg(feature = "wasm")]
+    Component(afresh_wasm::WarmComponent),
+    #[cfg(feature = "vm")]
+    Machine(Box<Machines>),
+}
+
+/// The snapshot that a guest came out of.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Origin {
+    /// Where it is, and the name it was found under.
+    pub reference: Reference,
+    /// The snapshot.
+    pub snapshot: Snapshot,
+    /// Its pages, which may still be arriving.
+    pub memory: SnapshotMemory,
+    /// Time from the first look at the place to a guest that can be called.
+    pub took: Duration,
+}
+
+impl std::fmt::Debug for Guest {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Guest")
+            .field("reference", &self.inner.reference)
+            .field("kind", &self.kind())
+            .finish_non_exhaustive()
+    }
+}
+
+/// Opens what `reference` names and makes a guest of it, warm and ready to be called: a file (a Wasm
+/// module or component, or a static-PIE ELF for a micro-VM), or a snapshot of a warm guest, in a
+/// directory, an archive or a remote. See [`Reference`] for how snapshots are named.
+///
+/// # Errors
+/// [`OpenError`], with the cause and the way out.
+pub fn open(reference: impl AsRef<str>, options: &Options) -> Result<Guest, OpenError> {
+    let text = reference.as_ref();
+    if let Some(reference) = snapshot_meant(text)? {
+        return Guest::thaw(&reference, options);
+    }
+    let path = Path::new(text);
+    let read = |source| OpenError::Read { path: path.to_owned(), source };
+    Guest::from_bytes(text, &std::fs::read(path).map_err(read)?, options)
+}
+
+/// The snapshot that is meant, unless it is a guest's own file.
+fn snapshot_meant(text: &str) -> Result<Option<Reference>, OpenError> {
+    let path = Path::new(text);
+    if path.is_file() && !is_archive(path)? {
+        return Ok(None);
+    }
+    let reference: Reference = text
+        .parse()
+        .map_err(|source| OpenError::Reference { reference: text.to_owned(), source })?;
+    Ok(reference.place().exists().then_some(reference))
+}
+
+/// Whether the file is a tar archive, as a snapshot in a single file is.
+fn is_archive(path: &Path) -> Result<bool, OpenError> {
+    let read = |source| OpenError::Read { path: path.to_owned(), source };
+    let mut start = Vec::new();
+    let file = std::fs::File::open(path).map_err(read)?;
+    file.take(512).read_to_end(&mut start).map_err(read)?;
+    Ok(start.get(257..262) == Some(b"ustar"))
+}
+
+#[cfg(not(all(feature = "wasm", feature = "vm")))]
+fn lacking(reference: &str, feature: &'static str) -> OpenError {
+    OpenError::Feature { what: reference.to_owned(), feature }
+}
+
+fn failed(reference: &str, error: impl Into<Cause>) -> OpenError {
+    OpenError::Guest { reference: reference.to_owned(), source: error.into() }
+}
+
+fn refused(reference: &str, why: &'static str) -> OpenError {
+    OpenError::Option { reference: reference.to_owned(), why }
+}
+
+impl Guest {
+    /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable. `name` is
+    /// what errors call it.
+    ///
+    /// # Errors
+    /// As [`open`].
+    pub fn from_bytes(name: &str, bytes: &[u8], options: &Options) -> Result<Self, OpenError> {
+        let kind = Kind::of(bytes).ok_or_else(|| OpenError::Unknown { path: name.into() })?;
+        let ready = match kind {
+            #[cfg(feature = "wasm")]
+            Kind::Module => module(name, bytes, options)?,
+            #[cfg(feature = "wasm")]
+            Kind::Component => component(name, bytes, options)?,
+            #[cfg(not(feature = "wasm"))]
+            Kind::Module | Kind::Component => return Err(lacking(name, "wasm")),
+            #[cfg(feature = "vm")]
+            Kind::Machine => machine(name, bytes, options)?,
+            #[cfg(not(feature = "vm"))]
+            Kind::Machine => return Err(lacking(name, "vm")),
+        };
+        Ok(Self::put_together(ready, options, None, name.to_owned()))
+    }
+
+    fn put_together(
+        ready: Ready,
+        options: &Options,
+        origin: Option<Origin>,
+        reference: String,
+    ) -> Self {
+        let inner = Inner { ready, options: options.clone(), origin, reference };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Makes a guest of a snapshot.
+    fn thaw(reference: &Reference, options: &Options) -> Result<Self, OpenError> {
+        let said = reference.to_string();
+        if !options.warm_up.is_empty() {
+            return Err(refused(
+                &said,
+                "it is a snapshot of a warm guest; a warm-up is for guests that are not",
+            ));
+        }
+        let started = Instant::now();
+        let (reference, snapshot) = reference.find(options)?;
+        let (ready, memory) = match snapshot.guest().kind.as_str() {
+            #[cfg(feature = "wasm")]
+            "wasm" => {
+                let frozen = afresh_wasm::Frozen::load(snapshot.clone(), &lazily())
+                    .map_err(|e| failed(&said, e))?;
+                let ready = thaw_wasm(&frozen, options).map_err(|e| failed(&said, e))?;
+                (ready, frozen.memory().clone())
+            }
+            #[cfg(not(feature = "wasm"))]
+            "wasm" => return Err(lacking(&said, "wasm")),
+            #[cfg(feature = "vm")]
+            "vm" => {
+                let frozen = afresh_vm::Frozen::load(snapshot.clone(), &lazily())
+                    .map_err(|e| failed(&said, e))?;
+                let sandbox = options.builder().thaw(&frozen).map_err(|e| failed(&said, e))?;
+                let machines = Machines::new(sandbox, options).map_err(|e| failed(&said, e))?;
+                (Ready::Machine(Box::new(machines)), frozen.memory().clone())
+            }
+            #[cfg(not(feature = "vm"))]
+            "vm" => return Err(lacking(&said, "vm")),
+            other => return Err(OpenError::Kind { reference: said, kind: other.to_owned() }),
+        };
+        let origin = Origin { reference, snapshot, memory, took: started.elapsed() };
+        Ok(Self::put_together(ready, options, Some(origin), said))
+    }
+
+    /// What it is.
+    #[must_use]
+    pub fn kind(&self) -> Kind {
+        match &self.inner.ready {
+            #[cfg(feature = "wasm")]
+            Ready::Module(_) => Kind::Module,
+            #[cfg(feature = "wasm")]
+            Ready::Component(_) => Kind::Component,
+            #[cfg(feature = "vm")]
+            Ready::Machine(_) => Kind::Machine,
+        }
+    }
+
+    /// The snapshot that it came out of, if it did.
+    #[must_use]
+    pub fn origin(&self) -> Option<&Origin> {
+        self.inner.origin.as_ref()
+    }
+
+    /// A guest that lives behind the scenes.
+    pub(crate) fn assemble(ready: Ready, options: &Options) -> Self {
+        Self::put_together(ready, options, None, "the guest".to_owned())
+    }
+
+    pub(crate) fn inner(&self) -> &Inner {
+        &self.inner
+    }
+
+    /// An instance in the warm state, for one call or several that belong together. Dropping the lease
+    /// brings it back.
+    ///
+    /// # Errors
+    /// [`LeaseError`] when the pool is exhausted or an instance cannot be made.
+    #[inline]
+    pub fn lease(&self) -> Result<Lease<'_>, LeaseError> {
+        Lease::begin(self)
+    }
+
+    /// Calls a handler that takes bytes and gives bytes, from the warm state, and forgets what the call did.
+    ///
+    /// # Errors
+    /// [`CallError`]; the next call starts from the warm state all the same.
+    #[inline]
+    pub fn call<'f>(
+        &self,
+        function: impl Into<Callee<'f>>,
+        input: &[u8],
+    ) -> Result<Vec<u8>, CallError> {
+        self.lease()?.call(function, input)
+    }
+
+    /// Makes any call from the warm state, and forgets what it did.
+    ///
+    /// # Errors
+    /// As [`Guest::call`].
+    pub fn ask(&self, call: &Call) -> Result<Answer, CallError> {
+        self.lease()?.ask(call)
+    }
+
+    /// Looks a handler of bytes up, to be called many times.
+    ///
+    /// # Errors
+    /// [`CallError::Request`] when the guest has no such handler. Of components and micro-VMs the first
+    /// call tells.
+    pub fn function(&self, name: &str) -> Result<Function, CallError> {
+        match &self.inner.ready {
+            #[cfg(feature = "wasm")]
+            Ready::Module(warm) => {
+                let entry = warm.bytes_entry(name).map_err(|e| CallError::of_wasm(name, e))?;
+                Ok(Function { name: name.to_owned(), entry: Some(entry) })
+            }
+            #[allow(unreachable_patterns, reason = "without Wasm there is no other")]
+            _ => Ok(Function {
+                name: name.to_owned(),
+                #[cfg(feature = "wasm")]
+                entry: None,
+            }),
+        }
+    }
+
+    /// What its pool of instances has done so far.
+    #[must_use]
+    pub fn pool_stats(&self) -> PoolStats {
+        match &self.inner.ready {
+            #[cfg(feature = "wasm")]
+            Ready::Module(warm) => warm.pool_stats(),
+            #[cfg(feature = "wasm")]
+            Ready::Component(warm) => warm.pool_stats(),
+            #[cfg(feature = "vm")]
+            Ready::Machine(machines) => machines.stats(),
+        }
+    }
+
+    /// The warm module, if it is one: for typed calls and host state.
+    #[cfg(feature = "wasm")]
+    #[must_use]
+    pub fn as_module(&self) -> Option<&afresh_wasm::Warm> {
+        match &self.inner.ready {
+            Ready::Module(warm) => Some(warm),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+
+    /// The component, if it is one.
+    #[cfg(feature = "wasm")]
+    #[must_use]
+    pub fn as_component(&self) -> Option<&afresh_wasm::WarmComponent> {
+        match &self.inner.ready {
+            Ready::Component(warm) => Some(warm),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+
+    /// The state that a micro-VM's calls start from, if it is one.
+    #[cfg(feature = "vm")]
+    #[must_use]
+    pub fn as_machine(&self) -> Option<&afresh_vm::Snapshot> {
+        match &self.inner.ready {
+            Ready::Machine(machines) => Some(&machines.pristine),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+}
+
+fn lazily() -> afresh_pager::Options {
+    afresh_pager::Options::default()
+}
+
+/// A warm Wasm guest out of a frozen one.
+#[cfg(feature = "wasm")]
+pub(crate) fn thaw_wasm(frozen: &afresh_wasm::Frozen, options: &Options) -> Result<Ready, Cause> {
+    let (engine, wasm) = (options.make_engine()?, options.for_wasm());
+    Ok(if frozen.is_component() {
+        Ready::Component(afresh_wasm::WarmComponent::thaw(&engine, &wasm, frozen)?)
+    } else {
+        Ready::Module(afresh_wasm::Warm::thaw(&engine, &wasm, frozen)?)
+    })
+}
+
+/// The calls of the warm-up.
+#[cfg(feature = "wasm")]
+fn warm_up(name: &str, options: &Options) -> Result<afresh_wasm::WarmUp, OpenError> {
+    use crate::call::Given;
+    let mut warm_up = afresh_wasm::WarmUp::new();
+    for call in &options.warm_up {
+        match &call.given {
+            Given::Text(texts) => warm_up = warm_up.call_text(&call.function, texts),
+            Given::Bytes(_) => {
+                return Err(refused(
+                    name,
+                    "a warm-up calls functions with arguments as text; to give bytes to a handler, take a \
+                     lease, call it, save the lease as a snapshot and open that",
+                ));
+            }
+        }
+    }
+    Ok(warm_up)
+}
+
+#[cfg(feature = "wasm")]
+fn module(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError> {
+    let load = |e| failed(name, e);
+    let engine = options.make_engine().map_err(load)?;
+    let guest =
+        afresh_wasm::Guest::with_options(&engine, wasm, options.for_wasm()).map_err(load)?;
+    let warm = guest.warm(warm_up(name, options)?).map_err(|e| failed(name, e))?;
+    Ok(Ready::Module(warm))
+}
+
+#[cfg(feature = "wasm")]
+fn component(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError> {
+    let load = |e| failed(name, e);
+    let engine = options.make_engine().map_err(load)?;
+    let guest =
+        afresh_wasm::Guest::with_options(&engine, wasm, options.for_wasm()).map_err(load)?;
+    let warm = guest.warm_component_with(&warm_up(name, options)?);
+    Ok(Ready::Component(warm.map_err(|e| failed(name, e))?))
+}
+
+#[cfg(feature = "vm")]
+fn machine(name: &str, elf: &[u8], options: &Options) -> Result<Ready, OpenError> {
+    if !options.warm_up.is_empty() {
+        return Err(refused(
+            name,
+            "a micro-VM warms itself up when it is initialised; a warm-up is for Wasm modules",
+        ));
+    }
+    let builder = options.builder().memory(options.memory.unwrap_or(64 << 20));
+    let sandbox = builder.build(elf).map_err(|e| failed(name, e))?;
+    let machines = Machines::new(sandbox, options).map_err(|e| failed(name, e))?;
+    Ok(Ready::Machine(Box::new(machines)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_guest_is_told_by_how_its_file_begins() {
+        for (bytes, kind) in [
+            (&b"\x7fELF\x02\x01"[..], Some(Kind::Machine)),
+            (b"\0asm\x01\0\0\0", Some(Kind::Module)),
+            (b"\0asm\x0d\0\x01\0", Some(Kind::Component)),
+            (b"\0asm", Some(Kind::Module)),
+            (b"(module)", None),
+            (b"", None),
+        ] {
+            assert_eq!(Kind::of(bytes), kind, "{bytes:?}");
+        }
+    }
+}

@@ -1,0 +1,256 @@
+//! A lease: one instance in the warm state, for calls that belong together.
+
+use crate::call::{Callee, Given};
+use crate::guest::Ready;
+#[cfg(feature = "vm")]
+use crate::machine::Machine;
+use crate::{Answer, Call, CallError, Guest, LeaseError, VerifyError};
+
+/// An instance in the warm state. Calls made through one lease see one another's effects; dropping it
+/// undoes them all.
+pub struct Lease<'a> {
+    pub(crate) guest: &'a Guest,
+    pub(crate) instance: Instance<'a>,
+}
+
+#[allow(clippy::large_enum_variant, reason = "a box would be an allocation for each call")]
+pub(crate) enum Instance<'a> {
+    #[cfg(feature = "wasm")]
+    Module(afresh_wasm::Lease<'a>),
+    #[cfg(feature = "wasm")]
+    Component(afresh_wasm::ComponentLease<'a>),
+    #[cfg(feature = "vm")]
+    Machine(afresh_pool::Lease<'a, Machine>),
+}
+
+impl std::fmt::Debug for Lease<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Lease").field("guest", self.guest).finish()
+    }
+}
+
+#[cfg(feature = "wasm")]
+fn not_had(error: afresh_wasm::WarmError) -> LeaseError {
+    LeaseError::Instance(error.into())
+}
+
+impl<'a> Lease<'a> {
+    #[inline]
+    pub(crate) fn begin(guest: &'a Guest) -> Result<Self, LeaseError> {
+        let instance = match &guest.inner().ready {
+            #[cfg(feature = "wasm")]
+            Ready::Module(warm) => Instance::Module(warm.lease().map_err(not_had)?),
+            #[cfg(feature = "wasm")]
+            Ready::Component(warm) => Instance::Component(warm.lease().map_err(not_had)?),
+            #[cfg(feature = "vm")]
+            Ready::Machine(machines) => Instance::Machine(machines.lease()?),
+        };
+        Ok(Self { guest, instance })
+    }
+
+    /// An instance that has never run anything but the warm-up, made for this lease and dropped with it;
+    /// `None` where instances are always new.
+    #[cfg(feature = "wasm")]
+    pub(crate) fn untouched(guest: &'a Guest) -> Result<Option<Self>, LeaseError> {
+        match &guest.inner().ready {
+            Ready::Module(warm) => {
+                let instance = Instance::Module(warm.lease_new().map_err(not_had)?);
+                Ok(Some(Self { guest, instance }))
+            }
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => Ok(None),
+        }
+    }
+
+    /// Calls a handler that takes bytes and gives bytes.
+    ///
+    /// # Errors
+    /// [`CallError`]; what the call left stays until the lease is dropped.
+    #[inline]
+    pub fn call<'f>(
+        &mut self,
+        function: impl Into<Callee<'f>>,
+        input: &[u8],
+    ) -> Result<Vec<u8>, CallError> {
+        let callee = function.into();
+        match &mut self.instance {
+            #[cfg(feature = "wasm")]
+            Instance::Module(lease) => {
+                let looked_up;
+                let entry = match callee {
+                    Callee::Function(crate::Function { entry: Some(entry), .. }) => entry,
+                    _ => {
+                        looked_up = self.guest.function(callee.name())?.entry;
+                        let Some(entry) = &looked_up else {
+                            return Err(misplaced(callee.name()));
+                        };
+                        entry
+                    }
+                };
+                lease.call_bytes(entry, input).map_err(|e| CallError::of_wasm(callee.name(), e))
+            }
+            #[cfg(feature = "wasm")]
+            Instance::Component(lease) => {
+                let name = callee.name();
+                let text = std::str::from_utf8(input).map_err(|e| CallError::Request {
+                    function: name.to_owned(),
+                    source: format!(
+                        "a component's function takes text, and the input is none: {e}"
+                    )
+                    .into(),
+                })?;
+                let answer = lease.call_text(name, &[text.to_owned()]);
+                answer.map(String::into_bytes).map_err(|e| CallError::of_wasm(name, e))
+            }
+            #[cfg(feature = "vm")]
+            Instance::Machine(machine) => {
+                machine.0.call(input).map_err(|e| CallError::of_vm(callee.name(), e))
+            }
+        }
+    }
+
+    /// Makes any call.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn ask(&mut self, call: &Call) -> Result<Answer, CallError> {
+        let name = call.function.as_str();
+        match &call.given {
+            Given::Bytes(input) => self.call(name, input).map(Answer::Bytes),
+            Given::Text(texts) => self.call_text(name, texts),
+        }
+    }
+
+    fn call_text(&mut self, name: &str, texts: &[String]) -> Result<Answer, CallError> {
+        match &mut self.instance {
+            #[cfg(feature = "wasm")]
+            Instance::Module(lease) => {
+                use afresh_wasm::{parse_arguments, show_value};
+                let warm = self.guest.as_module().ok_or_else(|| misplaced(name))?;
+                let fail = |e| CallError::of_wasm(name, e);
+                let ty = warm.function_type(name).map_err(fail)?;
+                let values = parse_arguments(&ty, texts).map_err(|e| CallError::Request {
+                    function: name.to_owned(),
+                    source: e.into(),
+                })?;
+                let results = lease.call(name, &values).map_err(fail)?;
+                Ok(Answer::Values(results.iter().map(show_value).collect()))
+            }
+            #[cfg(feature = "wasm")]
+            Instance::Component(lease) => {
+                if name == START
+                    && let Some(run) = self.guest.as_component().and_then(|warm| warm.command())
+                {
+                    return run_command(lease, &run);
+                }
+                let answer = lease.call_text(name, texts);
+                answer
+                    .map(|text| Answer::Values(vec![text]))
+                    .map_err(|e| CallError::of_wasm(name, e))
+            }
+            #[cfg(feature = "vm")]
+            Instance::Machine(machine) => {
+                let answer = machine.0.call(texts.join(" ").as_bytes());
+                answer.map(Answer::Bytes).map_err(|e| CallError::of_vm(name, e))
+            }
+        }
+    }
+
+    /// Compares the instance with the warm state: how many bytes of memory differ, and how many globals,
+    /// tables, segments or registers. Of a micro-VM only the first difference is counted.
+    ///
+    /// # Errors
+    /// [`VerifyError::Compare`] when the state cannot be read.
+    pub fn differences(&mut self) -> Result<(usize, usize), VerifyError> {
+        match &mut self.instance {
+            #[cfg(feature = "wasm")]
+            Instance::Module(lease) => {
+                lease.differences().map_err(|e| VerifyError::Compare(e.into()))
+            }
+            #[cfg(feature = "wasm")]
+            Instance::Component(lease) => {
+                let bytes = lease.differences().map_err(|e| VerifyError::Compare(e.into()))?;
+                Ok((bytes, 0))
+            }
+            #[cfg(feature = "vm")]
+            Instance::Machine(machine) => {
+                use afresh_vm::{Difference, VerifyError as Found};
+                match machine.0.verify() {
+                    Ok(()) => Ok((0, 0)),
+                    Err(Found::Differs(Difference::Memory { .. })) => Ok((1, 0)),
+                    Err(Found::Differs(_)) => Ok((0, 1)),
+                    Err(error) => Err(VerifyError::Compare(error.into())),
+                }
+            }
+        }
+    }
+
+    /// Drops the instance instead of bringing it back.
+    pub fn discard(self) {
+        match self.instance {
+            #[cfg(feature = "wasm")]
+            Instance::Module(lease) => lease.discard(),
+            #[cfg(feature = "wasm")]
+            Instance::Component(lease) => drop(lease),
+            #[cfg(feature = "vm")]
+            Instance::Machine(machine) => machine.discard(),
+        }
+    }
+
+    /// The instance of a module, if it is one: for typed calls and host state.
+    #[cfg(feature = "wasm")]
+    #[must_use]
+    pub fn as_module(&mut self) -> Option<&mut afresh_wasm::Lease<'a>> {
+        match &mut self.instance {
+            Instance::Module(lease) => Some(lease),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+
+    /// The sandbox, if it is a micro-VM.
+    #[cfg(feature = "vm")]
+    #[must_use]
+    pub fn as_machine(&mut self) -> Option<&mut afresh_vm::Sandbox> {
+        match &mut self.instance {
+            Instance::Machine(machine) => Some(&mut machine.0),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+}
+
+/// The export that a WASI command begins at. Of a component it is the `run` of `wasi:cli/run`, which is meant
+/// by this name, too.
+#[cfg(feature = "wasm")]
+const START: &str = "_start";
+
+/// Runs a command that is a component, whose failure is a result like another.
+#[cfg(feature = "wasm")]
+fn run_command(
+    lease: &mut afresh_wasm::ComponentLease<'_>,
+    run: &str,
+) -> Result<Answer, CallError> {
+    use afresh_wasm::wasmtime::component::Val;
+    let results = match lease.call(run, &[]) {
+        // A command that ends itself with success has succeeded.
+        Err(afresh_wasm::CallError::Exit(0)) => return Ok(Answer::Values(Vec::new())),
+        other => other.map_err(|e| CallError::of_wasm(run, e))?,
+    };
+    match results.first() {
+        Some(Val::Result(Err(_))) => Err(CallError::Guest {
+            function: run.to_owned(),
+            source: "the command says that it failed".into(),
+        }),
+        _ => Ok(Answer::Values(Vec::new())),
+    }
+}
+
+/// An entry of another guest.
+#[cfg(feature = "wasm")]
+fn misplaced(name: &str) -> CallError {
+    CallError::Request {
+        function: name.to_owned(),
+        source: "it was looked up in a guest of another kind".into(),
+    }
+}

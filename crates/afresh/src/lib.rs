@@ -1,0 +1,120 @@
+//! Start every run from the same memory, and pay only for what the last run changed.
+//!
+//! [`open`] takes the name of a guest (a Wasm module or component, a program for a micro-VM, or a snapshot
+//! of a warm one wherever it lies) and gives a [`Guest`]. Every call starts from the guest's warm state,
+//! byte for byte; what a call did is undone for the price of what it wrote.
+//!
+//! ```
+//! # #[cfg(feature = "wasm")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! use afresh::{Call, Options};
+//! # let dir = tempfile::tempdir()?;
+//! # let path = dir.path().join("counter.wasm");
+//! # std::fs::write(&path, wat::parse_str(r#"(module (memory 1)
+//! #   (func (export "init") (param i32) (i32.store (i32.const 0) (local.get 0)))
+//! #   (func (export "next") (param i32) (result i32)
+//! #     (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (local.get 0)))
+//! #     (i32.load (i32.const 0))))"#)?)?;
+//! # let path = path.to_str().unwrap();
+//!
+//! let guest = afresh::open(path, &Options::new().warm(Call::text("init", ["40"])))?;
+//! for _ in 0..3 {
+//!     assert_eq!(guest.ask(&Call::text("next", ["2"]))?.text(), "42");
+//! }
+//!
+//! let mut lease = guest.lease()?; // calls that belong together
+//! lease.ask(&Call::text("next", ["2"]))?;
+//! assert_eq!(lease.ask(&Call::text("next", ["2"]))?.text(), "44");
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "wasm"))]
+//! # fn main() {}
+//! ```
+//!
+//! A warm guest becomes a snapshot with [`Guest::save`], and what calls made of it with [`Lease::save`];
+//! [`open`] takes either out again, on this machine or another, and fetches pages as they are touched.
+//!
+//! # Features
+//!
+//! | feature | what it brings | by default |
+//! |---|---|---|
+//! | `wasm` | Wasm modules and components, on wasmtime | yes: what most guests are |
+//! | `vm` | micro-VMs under KVM | |
+//! | `remote` | snapshots in object stores (`s3://`, `gs://`, `az://`) and OCI registries (`oci://`) | |
+//! | `seal` | signed and sealed snapshots | |
+//! | `arena` | memory of the process's own that is zero at every start | |
+//! | `snapshots` | snapshots on disk and the pager, also without any guest; part of the first four | |
+//!
+//! Whoever uses one kind of guest compiles nothing of the others; the crate's README has a table of what each
+//! feature costs to build. `remote` and `seal` bring TLS and cryptography, which take longer to build than
+//! everything else of a micro-VM host, so they are not there until they are asked for.
+//!
+//! # The crates below
+//!
+//! What this crate's signatures name is re-exported here. The crates below are modules: [`memory`] (images, slots,
+//! strategies), `wasm`, `vm`, `arena`, `frames`, `store`, `pager` and `pool`, as features bring them.
+//! [`Guest::as_module`] and its like lead down to them.
+
+#![cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
+
+#[cfg(feature = "snapshots")]
+mod access;
+#[cfg(any(feature = "wasm", feature = "vm"))]
+mod call;
+#[cfg(feature = "snapshots")]
+mod error;
+#[cfg(any(feature = "wasm", feature = "vm"))]
+mod guest;
+#[cfg(any(feature = "wasm", feature = "vm"))]
+mod lease;
+#[cfg(feature = "vm")]
+mod machine;
+#[cfg(feature = "snapshots")]
+mod options;
+#[cfg(feature = "snapshots")]
+mod place;
+#[cfg(any(feature = "wasm", feature = "vm"))]
+mod save;
+#[cfg(any(feature = "wasm", feature = "vm"))]
+mod scratch;
+#[cfg(any(feature = "wasm", feature = "vm"))]
+mod verify;
+
+#[cfg(feature = "arena")]
+pub use afresh_arena as arena;
+#[cfg(feature = "arena")]
+pub use afresh_frames as frames;
+pub use afresh_memory as memory;
+#[cfg(feature = "snapshots")]
+pub use afresh_pager as pager;
+#[cfg(any(feature = "wasm", feature = "vm"))]
+pub use afresh_pool as pool;
+#[cfg(feature = "snapshots")]
+pub use afresh_store as store;
+#[cfg(feature = "vm")]
+pub use afresh_vm as vm;
+#[cfg(feature = "wasm")]
+pub use afresh_wasm as wasm;
+
+#[cfg(feature = "seal")]
+pub use afresh_store::seal::{Access, PublicKey, SealKey, SigningKey};
+#[cfg(feature = "snapshots")]
+pub use afresh_store::{Encoding, Sha256, Snapshot};
+#[cfg(any(feature = "wasm", feature = "vm"))]
+pub use call::{Answer, Call, Callee, Function};
+#[cfg(any(feature = "wasm", feature = "vm"))]
+pub use error::{CallError, LeaseError, SaveError, VerifyError};
+#[cfg(feature = "snapshots")]
+pub use error::{Cause, OpenError, ReferenceError};
+#[cfg(any(feature = "wasm", feature = "vm"))]
+pub use guest::{Guest, Kind, Origin, open};
+#[cfg(any(feature = "wasm", feature = "vm"))]
+pub use lease::Lease;
+#[cfg(feature = "snapshots")]
+pub use options::Options;
+#[cfg(feature = "snapshots")]
+pub use place::{LATEST, Place, Reference};
+#[cfg(any(feature = "wasm", feature = "vm"))]
+pub use save::{SaveOptions, Saved};
+#[cfg(any(feature = "wasm", feature = "vm"))]
+pub use verify::{Clones, Verification};

@@ -1,0 +1,178 @@
+//! How something is opened. The defaults suit a guest that is trusted with time and memory.
+
+use std::path::{Path, PathBuf};
+#[cfg(any(feature = "wasm", feature = "vm"))]
+use std::time::Duration;
+
+#[cfg(any(feature = "wasm", feature = "vm"))]
+use crate::Call;
+use crate::access::Access;
+
+#[cfg(feature = "vm")]
+type Build = dyn Fn(afresh_vm::SandboxBuilder) -> afresh_vm::SandboxBuilder + Send + Sync;
+
+/// How a guest is opened, and what it may take.
+///
+/// What every kind of guest has is set here; what only one has is handed to the crate below
+/// ([`Options::wasm`], [`Options::vm`]).
+#[derive(Clone, Default)]
+#[must_use]
+pub struct Options {
+    pub(crate) access: Access,
+    cache: Option<PathBuf>,
+    page_cache: Option<PathBuf>,
+    #[cfg(any(feature = "wasm", feature = "vm"))]
+    pub(crate) warm_up: Vec<Call>,
+    #[cfg(any(feature = "wasm", feature = "vm"))]
+    pub(crate) timeout: Option<Duration>,
+    #[cfg(any(feature = "wasm", feature = "vm"))]
+    pub(crate) memory: Option<u64>,
+    #[cfg(any(feature = "wasm", feature = "vm"))]
+    pub(crate) limits: afresh_pool::Limits,
+    #[cfg(feature = "wasm")]
+    pub(crate) engine: Option<afresh_wasm::Engine>,
+    #[cfg(feature = "wasm")]
+    pub(crate) wasm: afresh_wasm::GuestOptions,
+    #[cfg(feature = "vm")]
+    pub(crate) vm: Option<std::sync::Arc<Build>>,
+}
+
+impl std::fmt::Debug for Options {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Options")
+            .field("cache", &self.cache)
+            .field("page_cache", &self.page_cache)
+            .finish_non_exhaustive()
+    }
+}
+
+impl Options {
+    /// No limits, no cache, nothing demanded, no warm-up.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What is demanded of snapshots: a signature, a key.
+    #[cfg(feature = "seal")]
+    pub fn access(mut self, access: Access) -> Self {
+        self.access = access;
+        self
+    }
+
+    /// Where compiled guests, and pages of remote snapshots, are kept between runs. The files are native
+    /// code, so the directory must be the embedder's own. Nothing is kept if not set.
+    pub fn cache(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.cache = Some(dir.into());
+        self
+    }
+
+    /// Where pages of remote snapshots are kept, if not in `pages` below [`Options::cache`]. Any number of
+    /// processes may share it.
+    pub fn cache_pages(mut self, dir: impl Into<PathBuf>) -> Self {
+        self.page_cache = Some(dir.into());
+        self
+    }
+
+    #[cfg(feature = "remote")]
+    pub(crate) fn page_cache(&self) -> Option<PathBuf> {
+        self.page_cache.clone().or_else(|| Some(self.cache.as_ref()?.join("pages")))
+    }
+}
+
+/// What is about guests.
+#[cfg(any(feature = "wasm", feature = "vm"))]
+impl Options {
+    /// Adds a call to the warm-up: the state that all of them leave is the one every later call starts
+    /// from. For Wasm guests; a snapshot is warm already, a micro-VM warms itself up.
+    pub fn warm(mut self, call: Call) -> Self {
+        self.warm_up.push(call);
+        self
+    }
+
+    /// Most time one call may take.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Most bytes one memory of a Wasm guest may grow to; for a micro-VM, the memory it gets, 64 MiB if
+    /// not set.
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory = Some(bytes);
+        self
+    }
+
+    /// Limits of the pool of instances that calls draw from.
+    pub fn limits(mut self, limits: afresh_pool::Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+}
+
+#[cfg(feature = "wasm")]
+impl Options {
+    /// The engine to run in. Guests that share one share its thread for timeouts and its configuration,
+    /// which must then allow what these options ask for. A new one is made if not set.
+    pub fn engine(mut self, engine: afresh_wasm::Engine) -> Self {
+        self.engine = Some(engine);
+        self
+    }
+
+    /// What only Wasm guests have: mode, strategy, WASI, imports, fuel. Its time limit, memory limit and
+    /// pool limits give way to those of these options.
+    pub fn wasm(mut self, options: afresh_wasm::GuestOptions) -> Self {
+        self.wasm = options;
+        self
+    }
+
+    /// The engine that was given, or a new one.
+    pub(crate) fn make_engine(&self) -> Result<afresh_wasm::Engine, afresh_wasm::LoadError> {
+        if let Some(engine) = &self.engine {
+            return Ok(engine.clone());
+        }
+        afresh_wasm::Engine::new(afresh_wasm::EngineConfig {
+            timeouts: self.timeout.or(self.wasm.timeout).is_some(),
+            fuel: self.wasm.fuel.is_some(),
+            cache: self.cache.clone(),
+            ..afresh_wasm::EngineConfig::default()
+        })
+    }
+
+    /// The options of a Wasm guest.
+    pub(crate) fn for_wasm(&self) -> afresh_wasm::GuestOptions {
+        let mut options = self.wasm.clone();
+        options.limits = self.limits;
+        if let Some(timeout) = self.timeout {
+            options.timeout = Some(timeout);
+        }
+        if let Some(bytes) = self.memory {
+            options.memory_limit = usize::try_from(bytes).unwrap_or(usize::MAX);
+        }
+        options
+    }
+}
+
+#[cfg(feature = "vm")]
+impl Options {
+    /// What only micro-VMs have: `build` adds host functions, regions, a log and so on to the builder, for
+    /// a program and for a snapshot alike.
+    pub fn vm(
+        mut self,
+        build: impl Fn(afresh_vm::SandboxBuilder) -> afresh_vm::SandboxBuilder + Send + Sync + 'static,
+    ) -> Self {
+        self.vm = Some(std::sync::Arc::new(build));
+        self
+    }
+
+    /// The builder of a micro-VM.
+    pub(crate) fn builder(&self) -> afresh_vm::SandboxBuilder {
+        let mut builder = afresh_vm::Sandbox::builder();
+        if let Some(build) = &self.vm {
+            builder = build(builder);
+        }
+        match self.timeout {
+            Some(timeout) => builder.timeout(timeout),
+            None => builder,
+        }
+    }
+}

@@ -1,0 +1,38 @@
+//! A directory that lasts as long as it is needed.
+
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::OpenError;
+
+/// Removed with everything in it when dropped.
+pub(crate) struct Scratch(PathBuf);
+
+impl Scratch {
+    /// A new directory where temporary files go.
+    pub(crate) fn new() -> Result<Self, OpenError> {
+        static NUMBER: AtomicU64 = AtomicU64::new(0);
+        loop {
+            let number = NUMBER.fetch_add(1, Ordering::Relaxed);
+            let name = format!("afresh-{}-{number}", std::process::id());
+            let path = std::env::temp_dir().join(name);
+            match std::fs::DirBuilder::new().create(&path) {
+                Ok(()) => return Ok(Self(path)),
+                // Left behind by a process of the same number that was killed.
+                Err(error) if error.kind() == std::io::ErrorKind::AlreadyExists => {}
+                Err(source) => return Err(OpenError::Read { path, source }),
+            }
+        }
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.0
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        // What cannot be removed is among temporary files.
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}

@@ -1,0 +1,49 @@
+//! `afresh completions` and `afresh man`: what shells and `man` know of this command, made from its own
+//! arguments.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context;
+use clap::{Args, CommandFactory};
+use clap_complete::{Shell, generate};
+
+#[derive(Debug, Args)]
+pub(crate) struct CompletionArguments {
+    /// The shell.
+    #[arg(value_enum)]
+    shell: Shell,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct ManArguments {
+    /// The directory to write them to, one for each command; made if it is missing. The main page goes to
+    /// standard output where it is left out.
+    dir: Option<PathBuf>,
+}
+
+pub(crate) fn completions(arguments: &CompletionArguments) -> anyhow::Result<ExitCode> {
+    // In one piece: the generator would panic where a reader goes away.
+    let mut text = Vec::new();
+    generate(arguments.shell, &mut crate::Cli::command(), "afresh", &mut text);
+    std::io::stdout().write_all(&text)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+pub(crate) fn man(arguments: &ManArguments) -> anyhow::Result<ExitCode> {
+    let command = crate::Cli::command();
+    match &arguments.dir {
+        Some(dir) => {
+            std::fs::create_dir_all(dir).with_context(|| format!("making {}", dir.display()))?;
+            clap_mangen::generate_to(command, dir)
+                .with_context(|| format!("writing to {}", dir.display()))?;
+        }
+        None => {
+            let mut text = Vec::new();
+            clap_mangen::Man::new(command).render(&mut text)?;
+            std::io::stdout().write_all(&text)?;
+        }
+    }
+    Ok(ExitCode::SUCCESS)
+}

@@ -1,0 +1,74 @@
+//! Options that only Wasm guests have.
+
+use std::path::PathBuf;
+
+use afresh::memory::Strategy;
+use afresh::wasm::{GuestOptions, Mode, Output, Wasi};
+use anyhow::Context;
+use clap::Args;
+
+use crate::guest::Command;
+
+/// How a Wasm guest is run.
+#[derive(Debug, Args)]
+pub(crate) struct WasmArguments {
+    /// How instances are kept apart: auto, reset or fresh.
+    #[arg(long, default_value = "auto")]
+    mode: Mode,
+    /// How memory is brought back: auto, full-copy, discard, scan, write-set, write-set-uffd,
+    /// write-set-scan, write-set-mprotect.
+    #[arg(long, default_value = "auto")]
+    strategy: Strategy,
+    /// Most fuel one call may use.
+    #[arg(long)]
+    fuel: Option<u64>,
+    /// Environment variables for the guest.
+    #[arg(long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Host directories the guest may read, as HOST or HOST::GUEST; add `:rw` to let it write.
+    #[arg(long, value_name = "HOST[::GUEST][:rw]")]
+    dir: Vec<String>,
+    /// Load a guest although nobody provides some functions that it imports; calling one of them fails.
+    #[arg(long)]
+    stub_imports: bool,
+}
+
+impl WasmArguments {
+    pub(crate) fn options(
+        &self,
+        guest: &str,
+        command: Command<'_>,
+    ) -> anyhow::Result<GuestOptions> {
+        Ok(GuestOptions {
+            mode: self.mode,
+            strategy: self.strategy,
+            fuel: self.fuel,
+            wasi: self.wasi(guest, command)?,
+            stub_imports: self.stub_imports,
+            ..GuestOptions::default()
+        })
+    }
+
+    fn wasi(&self, guest: &str, command: Command<'_>) -> anyhow::Result<Wasi> {
+        let output = if command.shown { Output::Inherit } else { Output::Discard };
+        let mut wasi = Wasi { output, ..Wasi::default() };
+        wasi.args = std::iter::once(guest.to_owned()).chain(command.arguments.to_vec()).collect();
+        wasi.inherit_stdin = command.interactive && command.input.is_none();
+        wasi.stdin = command.input.unwrap_or_default();
+        for pair in &self.env {
+            let (name, value) =
+                pair.split_once('=').with_context(|| format!("--env {pair}: no `=` in it"))?;
+            wasi.env.push((name.to_owned(), value.to_owned()));
+        }
+        for entry in &self.dir {
+            let (entry, writable) = match entry.strip_suffix(":rw") {
+                Some(entry) => (entry, true),
+                None => (entry.as_str(), false),
+            };
+            let (host, guest) = entry.split_once("::").unwrap_or((entry, entry));
+            anyhow::ensure!(PathBuf::from(host).is_dir(), "--dir {host}: no such directory");
+            wasi.dirs.push((host.into(), guest.to_owned(), writable));
+        }
+        Ok(wasi)
+    }
+}

@@ -1,0 +1,213 @@
+//! How content gets into the file of a lazily filled image.
+//!
+//! Slots map that file while it is filled, and whatever is in its page cache can be read there by any
+//! thread, by the kernel, and by forked children. So a page enters the page cache whole: it is staged
+//! elsewhere, checked, and then inserted by userfaultfd's COPY, which copies into a page of the kernel's
+//! own before it shows it to anybody. Nothing ever stores into the file's memory.
+//!
+//! What it promises: a page that can be seen is whole, and never changes afterwards. While the door stands,
+//! the kernel puts no page there by itself: the mapping is registered for missing pages, which also keeps
+//! huge pages from being made over holes.
+//!
+//! What may break it: nothing outside; the file's descriptor is nowhere else. A page that comes there
+//! some other way is noticed when its own content comes (`EEXIST`), and fails the image.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use afresh_sys::planted::{self, Bug};
+use afresh_sys::{Call, Interest, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd};
+
+use super::Backing;
+use crate::ImageError;
+use crate::tracker::descriptor::SIGBUS;
+
+const EEXIST: i32 = 17;
+const EAGAIN: i32 = 11;
+const EINVAL: i32 = 22;
+/// How often a copy that the kernel put off is tried again.
+const TRIES: usize = 100_000;
+
+/// Which pages of a lazily filled image have arrived.
+#[derive(Debug)]
+pub(super) struct Arrived {
+    /// A bit a page.
+    bits: Box<[AtomicU64]>,
+    /// Pages of `filled` that have not.
+    left: AtomicUsize,
+    /// The pages that the filler answers for.
+    filled: Vec<PageRange>,
+}
+
+impl Arrived {
+    fn new(pages: usize, filled: Vec<PageRange>) -> Self {
+        Self {
+            bits: (0..pages.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
+            left: AtomicUsize::new(filled.iter().map(|run| run.len).sum()),
+            filled,
+        }
+    }
+
+    /// Whether `page` has.
+    pub(super) fn has(&self, page: usize) -> bool {
+        let word = self.bits.get(page / 64).map_or(0, |word| word.load(Ordering::Acquire));
+        word & (1 << (page % 64)) != 0
+    }
+
+    /// Whether all of `pages` has.
+    pub(super) fn has_all(&self, pages: PageRange) -> bool {
+        (pages.start..pages.end()).all(|page| self.has(page))
+    }
+
+    /// Whether everything has.
+    pub(super) fn all(&self) -> bool {
+        self.left.load(Ordering::Acquire) == 0
+    }
+
+    /// The pages that the filler answers for.
+    pub(super) fn filled(&self) -> &[PageRange] {
+        &self.filled
+    }
+
+    /// Notes pages that are in place. Each is noted once.
+    fn note(&self, pages: PageRange) {
+        for page in pages.start..pages.end() {
+            self.bits[page / 64].fetch_or(1 << (page % 64), Ordering::AcqRel);
+        }
+        let first = self.filled.partition_point(|run| run.end() <= pages.start);
+        let of_filler: usize =
+            self.filled[first..].iter().map_while(|run| run.intersect(pages)).map(|r| r.len).sum();
+        self.left.fetch_sub(of_filler, Ordering::AcqRel);
+    }
+}
+
+/// What a [`super::Filler`] is made from, and puts content through.
+#[derive(Debug)]
+pub struct Door {
+    /// A shared mapping of the whole file.
+    memory: Reservation,
+    /// What `memory` is registered with. Without it nobody else sees the file before it is complete, and
+    /// content is stored into `memory`.
+    uffd: Option<&'static Uffd>,
+    arrived: Arc<Arrived>,
+    /// Pages that somebody stores or has stored, a bit each; empty where the kernel tells.
+    claimed: Box<[AtomicU64]>,
+}
+
+impl Door {
+    /// A file of `end` pages without content, the door to it, and what is known of its pages.
+    pub(super) fn open(
+        end: usize,
+        filled: Vec<PageRange>,
+    ) -> Result<(Backing, Door, Arc<Arrived>), ImageError> {
+        planted::prepare();
+        let memory = Reservation::new(end)?;
+        let backing = Backing::unfilled(end)?;
+        let all = PageRange::new(0, end);
+        let (file, start) = backing.file();
+        memory.map_shared(all, Protection::ReadWrite, file, start)?;
+        let uffd = SIGBUS.get().ok().filter(|uffd| {
+            // Before the first page, so that none comes of itself. Reading a page too early through the
+            // view is a fault then, and not a page of zeros.
+            [memory.page_ptr(0), backing.page_ptr(0).cast_mut()]
+                .into_iter()
+                .all(|start| uffd.register(start, all.byte_len(), Interest::MISSING).is_ok())
+        });
+        let words = if uffd.is_some() { 0 } else { end.div_ceil(64) };
+        let claimed = (0..words).map(|_| AtomicU64::new(0)).collect();
+        let arrived = Arc::new(Arrived::new(end, filled));
+        Ok((backing, Door { memory, uffd, arrived: arrived.clone(), claimed }, arrived))
+    }
+
+    /// Whether pages can be put in place while slots use the image. Otherwise slots wait for all of them.
+    #[must_use]
+    pub fn is_live(&self) -> bool {
+        self.uffd.is_some()
+    }
+
+    /// Pages that can be put in place: from the image's first to its last that is stored.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.memory.pages()
+    }
+
+    /// The pages that the filler answers for, in order. No other page will be asked for.
+    #[must_use]
+    pub fn filled(&self) -> &[PageRange] {
+        &self.arrived.filled
+    }
+
+    /// Whether `page` is in place.
+    #[must_use]
+    pub fn has(&self, page: usize) -> bool {
+        self.arrived.has(page)
+    }
+
+    /// Puts `content`, whole pages, in place from page `first` on. Each page is put once. May be called in
+    /// a signal handler.
+    ///
+    /// Afterwards everybody may see it: what is to be checked has been checked before.
+    ///
+    /// # Errors
+    /// `EEXIST` for a page that is there already, `EINVAL` for pages outside the image or parts of pages,
+    /// `ESRCH` in a child of the process that made the image; otherwise what the kernel says. What was put
+    /// in place before the error stays.
+    pub fn put(&self, first: usize, content: &[u8]) -> Result<(), SysError> {
+        let pages = PageRange::new(first, content.len() / PAGE_SIZE);
+        let fits = first.checked_add(pages.len).is_some_and(|end| end <= self.pages());
+        if !fits || !content.len().is_multiple_of(PAGE_SIZE) {
+            return Err(SysError::new(Call::UffdFill, EINVAL));
+        }
+        let lost = planted::is_in_handler(Bug::Lazy) && pages.len == 1;
+        let content: &[u8] = if lost { &[0; PAGE_SIZE] } else { content };
+        match self.uffd {
+            Some(uffd) => self.insert(uffd, pages, content),
+            None => self.store(pages, content),
+        }
+    }
+
+    /// Has the kernel insert whole pages.
+    fn insert(&self, uffd: &Uffd, pages: PageRange, content: &[u8]) -> Result<(), SysError> {
+        let (mut done, mut tries) = (0, 0);
+        while done < content.len() {
+            // SAFETY: inside the door, which is as long as the image; inside `content`.
+            let (to, from) = unsafe {
+                (self.memory.page_ptr(pages.start).add(done), content.as_ptr().add(done))
+            };
+            // SAFETY: `from` is readable for the rest of `content`. The target is a missing part of our own
+            // mapping: the kernel refuses pages that are there.
+            match unsafe { uffd.copy(to, from, content.len() - done) } {
+                Ok(placed) if placed > 0 => {
+                    let new = PageRange::new(pages.start + done / PAGE_SIZE, placed / PAGE_SIZE);
+                    self.arrived.note(new);
+                    done += placed;
+                }
+                Err(error) if error.errno != EAGAIN => return Err(error),
+                // The address space is being changed by another thread.
+                _ if tries < TRIES => {
+                    tries += 1;
+                    std::thread::yield_now();
+                }
+                _ => return Err(SysError::new(Call::UffdFill, EAGAIN)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Stores pages that nobody sees before all of them are there.
+    fn store(&self, pages: PageRange, content: &[u8]) -> Result<(), SysError> {
+        for (page, bytes) in (pages.start..).zip(content.chunks_exact(PAGE_SIZE)) {
+            let bit = 1 << (page % 64);
+            if self.claimed[page / 64].fetch_or(bit, Ordering::AcqRel) & bit != 0 {
+                return Err(SysError::new(Call::UffdFill, EEXIST));
+            }
+            let from = bytes.as_ptr();
+            // SAFETY: inside the door, and claimed, so nobody else writes the page. Nobody reads it: slots
+            // map the file when it is complete, and the image's own view is read where a page was noted,
+            // which this one was not yet.
+            unsafe { self.memory.page_ptr(page).copy_from_nonoverlapping(from, PAGE_SIZE) };
+            self.arrived.note(PageRange::new(page, 1));
+        }
+        Ok(())
+    }
+}

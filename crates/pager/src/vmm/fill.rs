@@ -1,0 +1,375 @@
+//! Fills the pages of a VMM: what the threads of a service do.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use afresh_sys::{PAGE_SIZE, PageRange, SysError, Uffd};
+
+use super::VmmError;
+use super::handshake::Mapping;
+use super::pages::{Job, Page, Pages};
+use crate::{PageSource, SourceError};
+
+/// How long a fill may be put off.
+const MAX_POSTPONED: Duration = Duration::from_secs(2);
+/// How often an idle thread looks around.
+const TICK: Duration = Duration::from_millis(50);
+/// Pages that are put in place without letting go of the lock: a fraction of a millisecond.
+const AT_ONCE: usize = 64;
+
+const EEXIST: i32 = 17;
+const EAGAIN: i32 = 11;
+const ENOENT: i32 = 2;
+const ESRCH: i32 = 3;
+
+/// Sizes in pages, by how far away the source is.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Sizes {
+    /// Filled on a fault.
+    pub(super) window: usize,
+    /// Streamed at a time.
+    pub(super) chunk: usize,
+}
+
+/// A VMM that is served.
+pub(super) struct Service<'a> {
+    pub(super) uffd: Uffd,
+    pub(super) mappings: Vec<Mapping>,
+    pub(super) source: &'a dyn PageSource,
+    /// The pages of the source that may be something else than zero, in order.
+    pub(super) occupied: Vec<PageRange>,
+    pub(super) sizes: Sizes,
+    pub(super) pages: Mutex<Pages>,
+    /// Rung when there is something to do.
+    pub(super) bell: Condvar,
+    /// Set when the threads are to end.
+    pub(super) over: AtomicBool,
+    /// Set when the VMM has exited.
+    pub(super) gone: AtomicBool,
+    pub(super) failure: Mutex<Option<VmmError>>,
+}
+
+impl Service<'_> {
+    pub(super) fn lock(&self) -> MutexGuard<'_, Pages> {
+        // What panics under the lock ends the service; the states are true all the same.
+        self.pages.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Ends the threads.
+    pub(super) fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        self.bell.notify_all();
+    }
+
+    fn is_over(&self) -> bool {
+        self.over.load(Ordering::Acquire)
+    }
+
+    /// What each thread does until the service is over.
+    pub(super) fn work(&self, streams: bool) {
+        let chunk = streams.then_some(self.sizes.chunk);
+        let mut buffer = Vec::new();
+        while let Some(job) = self.next(chunk) {
+            let result = catch_unwind(AssertUnwindSafe(|| match job {
+                Job::Fault(mapping, page) => self.answer(mapping, page, &mut buffer),
+                Job::WorkingSet => self.fill_working_set(),
+                Job::Stream(mapping, pages) => self.fill(mapping, pages, &mut buffer),
+            }));
+            // A thread that unwinds would leave the guest waiting.
+            let panicked =
+                || Err(io::Error::other("a thread that fills pages has panicked").into());
+            if let Err(error) = result.unwrap_or_else(|_| panicked()) {
+                self.failure.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(error);
+                self.end();
+            }
+        }
+    }
+
+    fn next(&self, chunk: Option<usize>) -> Option<Job> {
+        let mut pages = self.lock();
+        while !self.is_over() {
+            if let Some(job) = pages.next(&self.mappings, chunk) {
+                return Some(job);
+            }
+            let waited = self.bell.wait_timeout(pages, TICK);
+            pages = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        None
+    }
+
+    /// Answers a fault: fills the window around it.
+    fn answer(&self, mapping: usize, page: usize, buffer: &mut Vec<u8>) -> Result<(), VmmError> {
+        let of = self.mappings[mapping];
+        let unit = PageRange::new(page / of.unit * of.unit, of.unit);
+        let state = self.lock().look(mapping, page);
+        match state {
+            Page::Missing => self.fill(mapping, self.window_around(of, page), buffer),
+            // Whoever fills it wakes the guest, or sends it back here. But one who streams from far away asks
+            // for much at a time, and little comes sooner: what comes second is left out.
+            Page::Filling if self.source.is_distant() => {
+                let pages = self.window_around(of, page);
+                let filling = self.lock().filling(mapping, pages);
+                self.read(mapping, &filling, buffer)
+            }
+            Page::Filling => Ok(()),
+            // Discarded, with an event or without one, or filled since the fault: zero, if it is not there.
+            Page::Present | Page::Removed => self.zero(mapping, unit),
+        }
+    }
+
+    /// What is filled on a fault.
+    fn window_around(&self, mapping: Mapping, page: usize) -> PageRange {
+        let window = self.sizes.window.max(mapping.unit);
+        let start = page / window * window;
+        PageRange::new(start, window.min(mapping.pages - start))
+    }
+
+    /// Fills a unit with zeros that was filled or discarded, if it is not there, and wakes whoever waits.
+    fn zero(&self, mapping: usize, unit: PageRange) -> Result<(), VmmError> {
+        let at = (self.mappings[mapping].base + unit.byte_start()) as *mut u8;
+        let mut patience = Patience::default();
+        while !self.is_over() {
+            let mut known = self.lock();
+            let result = match unit.len {
+                1 => self.uffd.zero(at, PAGE_SIZE),
+                // The kernel has no zero page for huge ones.
+                _ => {
+                    let zeros = vec![0; unit.byte_len()];
+                    // SAFETY: the zeros are as long as the unit. `at` is an address in the VMM, which
+                    // registered it with this descriptor for us to fill; the kernel refuses any other.
+                    unsafe { self.uffd.copy(at, zeros.as_ptr(), zeros.len()) }
+                }
+            };
+            match self.judge(result)? {
+                Placed::Pages(_) => known.served.zeroed += unit.len,
+                Placed::Already => {}
+                Placed::Later => {
+                    drop(known);
+                    patience.wait()?;
+                    continue;
+                }
+            }
+            known.set(mapping, unit, Page::Present);
+            drop(known);
+            self.uffd.wake(at, unit.byte_len())?;
+            break;
+        }
+        Ok(())
+    }
+
+    /// Puts the working set in place, from its compact copy.
+    fn fill_working_set(&self) -> Result<(), VmmError> {
+        let mut failed = None;
+        let read = self.source.read_working_set(&mut |run, bytes| {
+            for (number, mapping) in self.mappings.iter().enumerate() {
+                let of_source = PageRange::new(mapping.offset, mapping.pages);
+                let Some(inside) = run.intersect(of_source) else { continue };
+                let units = mapping.inside_units(inside);
+                let claimed = self.lock().claim(number, units);
+                for part in claimed {
+                    let from = part.start + mapping.offset - run.start;
+                    let bytes = &bytes[from * PAGE_SIZE..(from + part.len) * PAGE_SIZE];
+                    if let Err(error) = self.put(number, part, Some(bytes)) {
+                        failed = Some(error);
+                        return Err(SourceError::Changed);
+                    }
+                }
+            }
+            Ok(())
+        });
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        read?;
+        self.lock().set_is_there();
+        self.bell.notify_all();
+        Ok(())
+    }
+
+    /// Fills the missing pages among `pages` of a mapping.
+    fn fill(&self, mapping: usize, pages: PageRange, buffer: &mut Vec<u8>) -> Result<(), VmmError> {
+        let claimed = self.lock().claim(mapping, pages);
+        self.read(mapping, &claimed, buffer)
+    }
+
+    /// Reads pages that are being filled, and puts those in place that still are.
+    fn read(
+        &self,
+        mapping: usize,
+        runs: &[PageRange],
+        buffer: &mut Vec<u8>,
+    ) -> Result<(), VmmError> {
+        let of = self.mappings[mapping];
+        let mut stored: Vec<PageRange> = Vec::new();
+        for run in runs {
+            let mut at = run.start;
+            for part in self.stored_in(of, *run) {
+                self.put(mapping, PageRange::new(at, part.start - at), None)?;
+                at = part.end();
+                stored.push(part);
+            }
+            self.put(mapping, PageRange::new(at, run.end() - at), None)?;
+        }
+        let (Some(first), Some(last)) = (stored.first(), stored.last()) else { return Ok(()) };
+        let hull = PageRange::new(first.start, last.end() - first.start);
+        // One request is cheaper than many, though it brings pages that are there already.
+        let reads = if self.source.is_distant() { vec![hull] } else { stored.clone() };
+        for read in reads {
+            buffer.resize(read.byte_len(), 0);
+            let source = of.offset + read.start;
+            // SAFETY: the buffer has room for so many pages and is ours alone.
+            unsafe { self.source.read(source, buffer.as_mut_ptr(), read.len) }?;
+            for part in stored.iter().filter_map(|part| part.intersect(read)) {
+                let from = (part.start - read.start) * PAGE_SIZE;
+                self.put(mapping, part, Some(&buffer[from..from + part.byte_len()]))?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The parts of `pages` that the source may have something else in than zeros, in whole units.
+    fn stored_in(&self, mapping: Mapping, pages: PageRange) -> Vec<PageRange> {
+        let wanted = PageRange::new(mapping.offset + pages.start, pages.len);
+        let first = self.occupied.partition_point(|run| run.end() <= wanted.start);
+        let mut parts: Vec<PageRange> = Vec::new();
+        for run in self.occupied[first..].iter().map_while(|run| run.intersect(wanted)) {
+            let start = (run.start - mapping.offset) / mapping.unit * mapping.unit;
+            let end = (run.end() - mapping.offset).next_multiple_of(mapping.unit).min(pages.end());
+            match parts.last_mut() {
+                Some(last) if last.end() >= start => last.len = last.len.max(end - last.start),
+                _ => parts.push(PageRange::new(start, end - start)),
+            }
+        }
+        parts
+    }
+
+    /// Puts claimed pages in place: `content`, or zeros. Those that were discarded meanwhile are left out.
+    fn put(
+        &self,
+        mapping: usize,
+        pages: PageRange,
+        content: Option<&[u8]>,
+    ) -> Result<(), VmmError> {
+        let mut at = pages.start;
+        let mut patience = Patience::default();
+        while at < pages.end() && !self.is_over() {
+            let rest = PageRange::new(at, pages.end() - at);
+            let from = (at - pages.start) * PAGE_SIZE;
+            match self.put_some(mapping, rest, content.map(|bytes| &bytes[from..]))? {
+                0 => patience.wait()?,
+                placed => {
+                    at += placed;
+                    patience = Patience::default();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Puts the first of `pages` in place that can be put there by one call; returns how many are done with,
+    /// none when the VMM's events must be read first.
+    fn put_some(
+        &self,
+        mapping: usize,
+        pages: PageRange,
+        content: Option<&[u8]>,
+    ) -> Result<usize, VmmError> {
+        let of = self.mappings[mapping];
+        let mut known = self.lock();
+        let run = known.run(mapping, pages.start, pages.end());
+        if known.state(mapping, run.start) != Page::Filling {
+            known.ask_again(mapping, run);
+            self.bell.notify_all();
+            return Ok(run.len);
+        }
+        let limit = run.len.min(AT_ONCE.max(of.unit));
+        let zero = |page: usize| content.is_none_or(|bytes| is_zero(page_of(bytes, page)));
+        // The kernel has no zero page for huge ones.
+        let zeros =
+            if of.unit == 1 { (0..limit).take_while(|page| zero(*page)).count() } else { 0 };
+        let to = (of.base + run.byte_start()) as *mut u8;
+        let result = match content {
+            _ if zeros > 0 => self.uffd.zero(to, zeros * PAGE_SIZE),
+            Some(bytes) => {
+                let len = match of.unit {
+                    1 => (1..limit).take_while(|page| !zero(*page)).count() + 1,
+                    unit => limit / unit * unit,
+                };
+                // SAFETY: the bytes are at least so many pages long. `to` is an address in the VMM, which
+                // registered it with this descriptor for us to fill; the kernel refuses any other.
+                unsafe { self.uffd.copy(to, bytes.as_ptr(), len * PAGE_SIZE) }
+            }
+            None => {
+                let zeros = vec![0; of.unit * PAGE_SIZE];
+                // SAFETY: as above.
+                unsafe { self.uffd.copy(to, zeros.as_ptr(), zeros.len()) }
+            }
+        };
+        let placed = match self.judge(result)? {
+            Placed::Pages(placed) => {
+                known.served.pages += placed;
+                known.served.empty += if zeros > 0 { placed } else { 0 };
+                placed
+            }
+            // Counts as placed, so that the walk goes on behind it.
+            Placed::Already => of.unit,
+            Placed::Later => 0,
+        };
+        known.set(mapping, PageRange::new(run.start, placed.min(run.len)), Page::Present);
+        Ok(placed)
+    }
+
+    /// What the kernel's answer to a fill means.
+    fn judge(&self, result: Result<usize, SysError>) -> Result<Placed, VmmError> {
+        match result {
+            Ok(bytes) => Ok(Placed::Pages(bytes / PAGE_SIZE)),
+            Err(error) if error.errno == EEXIST => Ok(Placed::Already),
+            // The VMM waits in a discard, or unmaps the range: its events come first.
+            Err(error) if [EAGAIN, ENOENT].contains(&error.errno) => Ok(Placed::Later),
+            Err(error) if error.errno == ESRCH => {
+                self.gone.store(true, Ordering::Release);
+                self.end();
+                Ok(Placed::Later)
+            }
+            Err(error) => Err(error.into()),
+        }
+    }
+}
+
+/// How a fill went.
+enum Placed {
+    Pages(usize),
+    /// The first page was there.
+    Already,
+    /// Events must be read first.
+    Later,
+}
+
+/// How long something has been put off.
+#[derive(Default)]
+struct Patience(Option<Instant>);
+
+impl Patience {
+    /// Waits a moment. A discard takes no longer than that; a range that was never registered takes for
+    /// ever.
+    fn wait(&mut self) -> Result<(), VmmError> {
+        if self.0.get_or_insert_with(Instant::now).elapsed() > MAX_POSTPONED {
+            return Err(VmmError::Handshake("a mapping is not registered".to_owned()));
+        }
+        std::thread::sleep(Duration::from_micros(50));
+        Ok(())
+    }
+}
+
+/// Page `page` of some pages.
+fn page_of(bytes: &[u8], page: usize) -> &[u8] {
+    &bytes[page * PAGE_SIZE..(page + 1) * PAGE_SIZE]
+}
+
+/// Whether every byte is zero; stops at the first block that is not.
+fn is_zero(bytes: &[u8]) -> bool {
+    bytes.chunks(64).all(|block| block.iter().fold(0, |all, byte| all | byte) == 0)
+}

@@ -1,0 +1,396 @@
+//! One budget for everything that the pools of this process keep.
+//!
+//! Each pool keeps to its own [`crate::Limits`]; what a process can bear is bounded here, over all of them:
+//! items, the memory they keep, and mappings, of which the kernel allows a process 65,530 by default. Where
+//! a bound is passed, the items that have been idle longest go, whichever pool they are in; one in use never
+//! does. What has been idle for some time goes also without that, but for one item a pool.
+//!
+//! What it promises: after an item was made, and after one came back with more memory than before, the bounds
+//! are kept again, unless what passes them is in use. Handing an item out and taking it back costs nothing
+//! more for it. What may break it: items that say of themselves that they take less than they do.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError, Weak};
+use std::time::Duration;
+
+use afresh_sys::{Inherited, fork};
+
+/// What pools may keep, all together.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bounds {
+    /// Most items alive.
+    pub items: usize,
+    /// Most bytes of private memory that idle items keep.
+    pub resident_bytes: usize,
+    /// Most mappings.
+    pub mappings: usize,
+    /// How long an item may be idle while its pool has another, to the nearest as much again.
+    pub idle: Option<Duration>,
+}
+
+impl Default for Bounds {
+    /// As many items and bytes as there may be, three quarters of the mappings that the kernel allows the
+    /// process, and half a minute.
+    fn default() -> Self {
+        Self {
+            items: usize::MAX,
+            resident_bytes: usize::MAX,
+            mappings: afresh_sys::host::max_mappings() / 4 * 3,
+            idle: Some(Duration::from_secs(30)),
+        }
+    }
+}
+
+/// What pools keep now, all together.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Usage {
+    /// Items alive, idle and in use.
+    pub items: usize,
+    /// Bytes of private memory that idle items keep.
+    pub resident_bytes: usize,
+    /// Mappings of items, and those that are held beside them.
+    pub mappings: usize,
+    /// Items that went to keep the bounds, or because they had been idle.
+    pub evicted: u64,
+}
+
+/// What items take: counted up and down, and wished for.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Room {
+    pub(crate) items: usize,
+    pub(crate) bytes: usize,
+    pub(crate) mappings: usize,
+}
+
+impl Room {
+    pub(crate) fn covers(&self, wanted: &Room) -> bool {
+        self.items >= wanted.items && self.bytes >= wanted.bytes && self.mappings >= wanted.mappings
+    }
+
+    pub(crate) fn add(&mut self, other: &Room) {
+        self.items += other.items;
+        self.bytes += other.bytes;
+        self.mappings += other.mappings;
+    }
+}
+
+/// A pool, as the budget sees it.
+pub(crate) trait Evict: Send + Sync {
+    /// Enters what idle items take, by when they came back.
+    fn ages(&self, ages: &mut BTreeMap<u64, Room>);
+
+    /// Drops idle items that came back at `until` or before, until `freed` covers `wanted` or the pool has
+    /// no more than `keep` items. Returns how many went.
+    fn evict(&self, until: u64, keep: usize, wanted: &Room, freed: &mut Room) -> u64;
+}
+
+/// The budget of a process.
+#[derive(Debug)]
+pub struct Budget {
+    max_items: AtomicUsize,
+    max_bytes: AtomicUsize,
+    max_mappings: AtomicUsize,
+    /// Milliseconds; 0 for ever.
+    idle: AtomicU64,
+    items: AtomicUsize,
+    bytes: AtomicUsize,
+    mappings: AtomicUsize,
+    evicted: AtomicU64,
+    /// Advances with each item made and with each look at idle ones: when items came back, in order.
+    clock: AtomicU64,
+    pools: Mutex<Vec<Pooled>>,
+    /// The process that made it, and the one in which the keeper runs: its generation and one, or 0 for none.
+    generation: u32,
+    keeper: AtomicU32,
+}
+
+struct Pooled(Weak<dyn Evict>);
+
+impl std::fmt::Debug for Pooled {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Pooled")
+    }
+}
+
+impl Budget {
+    fn new() -> Self {
+        let this = Self {
+            max_items: AtomicUsize::new(0),
+            max_bytes: AtomicUsize::new(0),
+            max_mappings: AtomicUsize::new(0),
+            idle: AtomicU64::new(0),
+            items: AtomicUsize::new(0),
+            bytes: AtomicUsize::new(0),
+            mappings: AtomicUsize::new(0),
+            evicted: AtomicU64::new(0),
+            clock: AtomicU64::new(1),
+            pools: Mutex::new(Vec::new()),
+            generation: fork::generation(),
+            keeper: AtomicU32::new(0),
+        };
+        this.store(Bounds::default());
+        this
+    }
+
+    /// The budget of this process. A forked child goes on with a copy: it has the same pools, and its own books.
+    #[must_use]
+    pub fn process() -> &'static Self {
+        static PROCESS: Inherited<Budget> = Inherited::new();
+        PROCESS.get_or_make(Budget::new)
+    }
+
+    fn store(&self, bounds: Bounds) {
+        let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX).max(1);
+        self.max_items.store(bounds.items, Ordering::Relaxed);
+        self.max_bytes.store(bounds.resident_bytes, Ordering::Relaxed);
+        self.max_mappings.store(bounds.mappings, Ordering::Relaxed);
+        self.idle.store(bounds.idle.map_or(0, millis), Ordering::Relaxed);
+    }
+
+    /// Changes the bounds, and keeps them at once.
+    pub fn set(&'static self, bounds: Bounds) {
+        self.store(bounds);
+        self.keep();
+        self.wake_keeper();
+    }
+
+    /// The bounds.
+    #[must_use]
+    pub fn bounds(&self) -> Bounds {
+        let idle = self.idle.load(Ordering::Relaxed);
+        Bounds {
+            items: self.max_items.load(Ordering::Relaxed),
+            resident_bytes: self.max_bytes.load(Ordering::Relaxed),
+            mappings: self.max_mappings.load(Ordering::Relaxed),
+            idle: (idle > 0).then(|| Duration::from_millis(idle)),
+        }
+    }
+
+    /// What is kept now.
+    #[must_use]
+    pub fn usage(&self) -> Usage {
+        Usage {
+            items: self.items.load(Ordering::Relaxed),
+            resident_bytes: self.bytes.load(Ordering::Relaxed),
+            mappings: self.mappings.load(Ordering::Relaxed),
+            evicted: self.evicted.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Counts mappings that are no item's, and cannot be evicted, for as long as the value lives.
+    #[must_use]
+    pub fn hold(&'static self, mappings: usize) -> Held {
+        self.mappings.fetch_add(mappings, Ordering::Relaxed);
+        self.keep();
+        Held { budget: self, mappings }
+    }
+
+    /// When it is, as items are stamped.
+    #[inline]
+    pub(crate) fn now(&self) -> u64 {
+        self.clock.load(Ordering::Relaxed)
+    }
+
+    /// The list of pools. In a forked child it may be locked by a thread that is not there: then there is none,
+    /// nothing is evicted, and each pool has its own limits still.
+    fn list(&self) -> Option<MutexGuard<'_, Vec<Pooled>>> {
+        /// Times that a child looks whether the list is free.
+        const TRIES: u32 = 1000;
+        if fork::generation() == self.generation {
+            return Some(self.pools.lock().unwrap_or_else(PoisonError::into_inner));
+        }
+        for _ in 0..TRIES {
+            match self.pools.try_lock() {
+                Ok(pools) => return Some(pools),
+                Err(TryLockError::Poisoned(pools)) => return Some(pools.into_inner()),
+                Err(TryLockError::WouldBlock) => std::thread::yield_now(),
+            }
+        }
+        None
+    }
+
+    pub(crate) fn register(&'static self, pool: Weak<dyn Evict>) {
+        let Some(mut pools) = self.list() else { return };
+        if pools.len() == pools.capacity() {
+            pools.retain(|pool| pool.0.strong_count() > 0);
+        }
+        pools.push(Pooled(pool));
+    }
+
+    /// The pools that are there. The list is free again when they are looked at: what dropping an item does
+    /// is not known here.
+    fn pools(&self) -> Vec<Arc<dyn Evict>> {
+        let Some(mut pools) = self.list() else { return Vec::new() };
+        pools.retain(|pool| pool.0.strong_count() > 0);
+        pools.iter().filter_map(|pool| pool.0.upgrade()).collect()
+    }
+
+    /// Counts a new item, and makes room for it.
+    pub(crate) fn enter(&'static self, room: Room) {
+        self.clock.fetch_add(1, Ordering::Relaxed);
+        self.items.fetch_add(room.items, Ordering::Relaxed);
+        self.mappings.fetch_add(room.mappings, Ordering::Relaxed);
+        self.keep();
+        self.wake_keeper();
+    }
+
+    fn wake_keeper(&'static self) {
+        // One that the parent of a fork started does not run here.
+        let mine = fork::generation().wrapping_add(1);
+        let idle = self.idle.load(Ordering::Relaxed) > 0;
+        if idle && self.keeper.swap(mine, Ordering::AcqRel) != mine {
+            self.start_keeper();
+        }
+    }
+
+    pub(crate) fn leave(&self, room: Room) {
+        self.items.fetch_sub(room.items, Ordering::Relaxed);
+        self.bytes.fetch_sub(room.bytes, Ordering::Relaxed);
+        self.mappings.fetch_sub(room.mappings, Ordering::Relaxed);
+    }
+
+    /// An idle item keeps another number of bytes than before.
+    pub(crate) fn resize(&'static self, before: usize, now: usize) {
+        if now > before {
+            self.bytes.fetch_add(now - before, Ordering::Relaxed);
+        } else {
+            self.bytes.fetch_sub(before - now, Ordering::Relaxed);
+        }
+    }
+
+    /// What has to go.
+    fn excess(&self) -> Option<Room> {
+        // A bit more than needed, so that the next item does not begin the search again.
+        let over = |used: &AtomicUsize, bound: &AtomicUsize| {
+            let (used, bound) = (used.load(Ordering::Relaxed), bound.load(Ordering::Relaxed));
+            if used > bound { used - bound + bound / 16 } else { 0 }
+        };
+        let excess = Room {
+            items: over(&self.items, &self.max_items),
+            bytes: over(&self.bytes, &self.max_bytes),
+            mappings: over(&self.mappings, &self.max_mappings),
+        };
+        (!Room::default().covers(&excess)).then_some(excess)
+    }
+
+    /// Keeps the bounds: drops what has been idle longest.
+    #[inline]
+    pub(crate) fn keep(&self) {
+        if let Some(excess) = self.excess() {
+            self.make_room(&excess);
+        }
+    }
+
+    #[cold]
+    fn make_room(&self, wanted: &Room) {
+        let pools = self.pools();
+        let mut ages = BTreeMap::new();
+        for pool in &pools {
+            pool.ages(&mut ages);
+        }
+        let mut found = Room::default();
+        let mut until = 0;
+        for (age, room) in &ages {
+            found.add(room);
+            until = *age;
+            if found.covers(wanted) {
+                break;
+            }
+        }
+        let mut freed = Room::default();
+        for pool in &pools {
+            let gone = pool.evict(until, 0, wanted, &mut freed);
+            self.evicted.fetch_add(gone, Ordering::Relaxed);
+            if freed.covers(wanted) {
+                break;
+            }
+        }
+    }
+
+    /// Drops what came back at `until` or before, but for one item a pool. Returns how many pools there are.
+    fn retire(&self, until: u64) -> usize {
+        let pools = self.pools();
+        let all = Room { items: usize::MAX, bytes: usize::MAX, mappings: usize::MAX };
+        for pool in &pools {
+            let gone = pool.evict(until, 1, &all, &mut Room::default());
+            self.evicted.fetch_add(gone, Ordering::Relaxed);
+        }
+        pools.len()
+    }
+
+    /// Starts the thread that drops what has been idle. It ends when there is no pool left, or nothing is to be
+    /// dropped for being idle.
+    #[cold]
+    fn start_keeper(&'static self) {
+        let keeper = move || {
+            let mut last = 0;
+            loop {
+                let idle = self.idle.load(Ordering::Relaxed);
+                if idle == 0 {
+                    break;
+                }
+                std::thread::sleep(Duration::from_millis(idle));
+                if self.retire(last) == 0 {
+                    break;
+                }
+                last = self.clock.fetch_add(1, Ordering::Relaxed);
+            }
+            self.keeper.store(0, Ordering::Release);
+        };
+        let thread = std::thread::Builder::new().name("afresh-pool".to_owned()).spawn(keeper);
+        if thread.is_err() {
+            // Without it the bounds are kept all the same; the next item tries again.
+            self.keeper.store(0, Ordering::Release);
+        }
+    }
+}
+
+/// Mappings that the budget counts.
+#[derive(Debug)]
+pub struct Held {
+    budget: &'static Budget,
+    mappings: usize,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.budget.mappings.fetch_sub(self.mappings, Ordering::Relaxed);
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+    use crate::{Limits, Pool};
+    use afresh_memory::{Image, Slot, SlotConfig};
+
+    #[test]
+    fn a_child_forked_while_the_list_was_locked_makes_and_uses_pools() {
+        let budget = Budget::process();
+        let locked = budget.list().unwrap();
+        // SAFETY: the child touches memory that it owns, and ends without running what the parent registered.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: a call without preconditions; it ends the child if it hangs.
+            unsafe { libc::alarm(60) };
+            let image = Image::zero(1);
+            let pool: Pool<Slot> = Pool::new(Limits::default());
+            let made = (0..3).all(|_| {
+                pool.get(0, |_| Slot::new(&image, SlotConfig::default()))
+                    .is_ok_and(|mut slot| slot.write(0, b"x").is_ok())
+            });
+            budget.keep();
+            let counted = budget.usage().items >= 1;
+            // SAFETY: ends the child at once.
+            unsafe { libc::_exit(if made && counted { 0 } else { 1 }) };
+        }
+        drop(locked);
+        assert!(child > 0);
+        let mut status = -1;
+        // SAFETY: `status` is valid for the call.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "the child failed or hung");
+    }
+}

@@ -1,0 +1,313 @@
+//! One random module after the other, on every kind of instance that a warm guest can have, against a
+//! new instance of plain wasmtime with the same history.
+//!
+//! A history is: instantiation, the warm-up's calls, and one list of calls that ends with `look`. On the
+//! other side the same list runs on instances that were spoilt before in all manners, and reset.
+
+use afresh_memory::{Features as HostFeatures, HostAccess, Strategy};
+use afresh_wasm::wasmtime::{Engine as Plainly, Val};
+use afresh_wasm::{Engine, EngineConfig, Frozen, Guest, GuestOptions, Lease, Mode, Warm, WarmUp};
+use anyhow::{Context, Result, bail, ensure};
+
+use crate::outcome;
+use crate::random::Random;
+use crate::reference::{self, Reference};
+use crate::stateful::{self, FUNCTIONS, Features};
+
+/// What was met, so that a run cannot pass on nothing.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Seen {
+    /// Modules that ran.
+    pub modules: u64,
+    /// Of them in reset mode.
+    pub reset: u64,
+    /// Of them in fresh mode.
+    pub fresh: u64,
+    /// Modules that could not be warmed, and said why.
+    pub refused: u64,
+    /// Modules whose start failed in plain wasmtime, and here too.
+    pub unstarted: u64,
+    /// Calls compared.
+    pub calls: u64,
+    /// Calls that trapped.
+    pub traps: u64,
+    /// Exceptions that nobody caught.
+    pub thrown: u64,
+    /// Leases that ended after calls which changed something.
+    pub spoilt: u64,
+    /// Instances replaced because a table grew.
+    pub replaced: u64,
+    /// Resets after which a memory was shrunk.
+    pub shrunk: u64,
+    /// Guests thawed, of the warm state or of a lease's.
+    pub thawed: u64,
+}
+
+impl Seen {
+    /// Adds what another thread saw.
+    pub fn add(&mut self, other: &Seen) {
+        self.modules += other.modules;
+        self.reset += other.reset;
+        self.fresh += other.fresh;
+        self.refused += other.refused;
+        self.unstarted += other.unstarted;
+        self.calls += other.calls;
+        self.traps += other.traps;
+        self.thrown += other.thrown;
+        self.spoilt += other.spoilt;
+        self.replaced += other.replaced;
+        self.shrunk += other.shrunk;
+        self.thawed += other.thawed;
+    }
+}
+
+/// The engines of one thread.
+#[derive(Debug)]
+pub struct Bench {
+    plainly: Plainly,
+    engine: Engine,
+    strategies: Vec<Strategy>,
+    /// What was met so far.
+    pub seen: Seen,
+}
+
+type Call = (String, Vec<Val>);
+
+fn calls(random: &mut Random, most: usize) -> Vec<Call> {
+    (0..=random.below(most))
+        .map(|_| {
+            let name = match random.below(FUNCTIONS + 3) {
+                at if at < FUNCTIONS => format!("f{at}"),
+                _ => "machine".to_owned(),
+            };
+            (name, vec![Val::I32(random.int() as i32), Val::I32(random.int() as i32)])
+        })
+        .collect()
+}
+
+/// A seed's module, which a failure is reproduced with.
+#[must_use]
+pub fn module(seed: u64) -> String {
+    stateful::module(&mut Random::new(seed), features(seed))
+}
+
+fn features(seed: u64) -> Features {
+    Features { gc_writes: seed % 7 == 3, objects: seed.is_multiple_of(2) }
+}
+
+/// A history's outcomes in plain wasmtime.
+fn expect(reference: &Reference, before: &[&[Call]], probe: &[Call]) -> Result<Vec<String>> {
+    let mut plain = reference.start().map_err(|error| anyhow::anyhow!("{error:#}"))?;
+    for (name, arguments) in before.iter().copied().flatten() {
+        plain.call(name, arguments);
+    }
+    let mut outcomes: Vec<String> =
+        probe.iter().map(|(name, arguments)| plain.call(name, arguments)).collect();
+    outcomes.push(plain.call("look", &[]));
+    Ok(outcomes)
+}
+
+impl Bench {
+    /// Sets the engines up.
+    ///
+    /// # Errors
+    /// When wasmtime does not support this machine.
+    pub fn new() -> Result<Self> {
+        let strategies = Strategy::FORCED.into_iter().chain([Strategy::Auto, Strategy::Auto]);
+        let usable = |s: &Strategy| s.choose(HostFeatures::host(), HostAccess::Threads).is_ok();
+        Ok(Self {
+            plainly: reference::engine()?,
+            engine: Engine::new(EngineConfig::default())?,
+            strategies: strategies.filter(usable).collect(),
+            seen: Seen::default(),
+        })
+    }
+
+    /// Checks the module of one seed.
+    ///
+    /// # Errors
+    /// The first difference, with what led to it.
+    pub fn check(&mut self, seed: u64) -> Result<()> {
+        let wasm = wat::parse_str(module(seed)).context("the generated module is not valid")?;
+        let mut random = Random::new(!seed);
+        let reference = Reference::new(&self.plainly, &wasm)
+            .map_err(|error| anyhow::anyhow!("plain wasmtime refuses it: {error:#}"))?;
+        // A warm-up must not fail: the calls that plain wasmtime makes without a trap.
+        let mut warm_up = Vec::new();
+        if let Ok(mut plain) = reference.start() {
+            for (name, arguments) in calls(&mut random, 5) {
+                if random.one_in(3) || plain.invoke(&name, &arguments).is_err() {
+                    break;
+                }
+                warm_up.push((name, arguments));
+            }
+            // Otherwise it leaves what no other instance can hold, and that is refused.
+            if !random.one_in(8) {
+                warm_up.push(("clear".to_owned(), Vec::new()));
+            }
+        }
+        let started = reference.start().is_ok();
+        let strategy = *random.pick(&self.strategies).1;
+        let mode = if random.one_in(3) { Mode::Fresh } else { Mode::Auto };
+        let options = GuestOptions {
+            mode,
+            strategy,
+            imports: reference::imports(),
+            verify_every: random.one_in(4).then_some(1),
+            ..GuestOptions::default()
+        };
+        let guest = Guest::with_options(&self.engine, &wasm, options.clone())
+            .context("the guest cannot be loaded")?;
+        let mut up = WarmUp::new();
+        for (name, arguments) in &warm_up {
+            up = up.call(name, arguments);
+        }
+        let warm = match guest.warm(up) {
+            Ok(warm) if started => warm,
+            Ok(_) => bail!("it starts here, but not in plain wasmtime"),
+            Err(_) if !started => {
+                self.seen.unstarted += 1;
+                return Ok(());
+            }
+            // The warm-up left what no other instance can hold, and that is said.
+            Err(afresh_wasm::WarmError::State(_) | afresh_wasm::WarmError::Refused { .. }) => {
+                self.seen.refused += 1;
+                return Ok(());
+            }
+            Err(error) => bail!("it cannot be warmed: {error}"),
+        };
+        let mode = warm.report().mode;
+        self.seen.modules += 1;
+        match mode {
+            Mode::Fresh => self.seen.fresh += 1,
+            _ => self.seen.reset += 1,
+        }
+        let history = Scene { reference: &reference, warm_up: &warm_up, options: &options };
+        match self.play(&history, &warm, &mut random) {
+            // The warm state holds what no other instance can hold, and that is said.
+            Err(error) if opaque(&error) => {
+                self.seen.refused += 1;
+                Ok(())
+            }
+            played => played.with_context(|| format!("{} mode, strategy {strategy}", mode.name())),
+        }
+    }
+
+    /// Plays with a warm guest, and with those that are thawed from it.
+    fn play(&mut self, scene: &Scene<'_>, warm: &Warm, random: &mut Random) -> Result<()> {
+        let probe = calls(random, 6);
+        let expected = expect(scene.reference, &[scene.warm_up], &probe)?;
+        self.rounds(warm, &probe, &expected, random).context("warmed here")?;
+        if warm.report().mode == Mode::Fresh {
+            return Ok(());
+        }
+        let frozen = warm.freeze().context("freezing")?;
+        let thawed = thaw(&self.engine, scene.options, &frozen).context("thawing")?;
+        self.seen.thawed += 1;
+        self.rounds(&thawed, &probe, &expected, random).context("thawed")?;
+
+        // A fork: the state that calls have left, thawed.
+        let spoil = calls(random, 5);
+        let mut lease = warm.lease().context("a lease to fork")?;
+        self.run(&mut lease, &spoil);
+        // What it holds now may be something that no other instance can hold.
+        if let Ok(frozen) = lease.freeze() {
+            let expected = expect(scene.reference, &[scene.warm_up, &spoil], &probe)?;
+            match thaw(&self.engine, scene.options, &frozen) {
+                Ok(forked) => {
+                    self.seen.thawed += 1;
+                    self.rounds(&forked, &probe, &expected, random).context("forked")?;
+                }
+                Err(error) if opaque(&error) => self.seen.refused += 1,
+                Err(error) => return Err(error.context("thawing a fork")),
+            }
+        }
+        drop(lease);
+        self.rounds(warm, &probe, &expected, random).context("after the fork")
+    }
+
+    /// First, recycled and new instances of one guest.
+    fn rounds(
+        &mut self,
+        warm: &Warm,
+        probe: &[Call],
+        expected: &[String],
+        random: &mut Random,
+    ) -> Result<()> {
+        let mut lease = warm.lease().context("the first lease")?;
+        self.compare(&mut lease, probe, expected).context("first instance")?;
+        drop(lease);
+        for round in 0..2 + random.below(3) {
+            // Now and then so many that the write set is sampled and sheds.
+            let times = if random.one_in(25) { 130 } else { 1 };
+            let spoil = calls(random, 7);
+            for _ in 0..times {
+                let mut lease = warm.lease().context("a lease to spoil")?;
+                self.run(&mut lease, &spoil);
+            }
+            let mut lease =
+                warm.lease().with_context(|| format!("recycled instance, round {round}"))?;
+            self.compare(&mut lease, probe, expected)
+                .with_context(|| format!("recycled instance, round {round}, after {spoil:?}"))?;
+        }
+        let mut lease = warm.lease_new().context("a new instance")?;
+        self.compare(&mut lease, probe, expected).context("new instance")?;
+        drop(lease);
+        let differences = warm.differences().context("comparing")?;
+        ensure!(differences == (0, 0), "{differences:?} bytes and items differ after a reset");
+        let (replaced, shrunk) = warm.growth_stats();
+        self.seen.replaced += replaced;
+        self.seen.shrunk += shrunk;
+        Ok(())
+    }
+
+    fn run(&mut self, lease: &mut Lease<'_>, calls: &[Call]) {
+        for (name, arguments) in calls {
+            let found = outcome::lease(&lease.call(name, arguments));
+            self.count(&found);
+        }
+        self.seen.spoilt += 1;
+    }
+
+    fn count(&mut self, outcome: &str) {
+        self.seen.calls += 1;
+        self.seen.traps += u64::from(outcome.starts_with("trap"));
+        self.seen.thrown += u64::from(outcome == "thrown");
+    }
+
+    fn compare(
+        &mut self,
+        lease: &mut Lease<'_>,
+        probe: &[Call],
+        expected: &[String],
+    ) -> Result<()> {
+        let look = [("look".to_owned(), Vec::new())];
+        for ((name, arguments), expected) in probe.iter().chain(&look).zip(expected) {
+            let found = outcome::lease(&lease.call(name, arguments));
+            self.count(&found);
+            ensure!(
+                found == *expected,
+                "{name}{arguments:?}: {found}, but plain wasmtime: {expected}; in {probe:?}"
+            );
+        }
+        Ok(())
+    }
+}
+
+/// What a guest's histories have in common.
+struct Scene<'a> {
+    reference: &'a Reference,
+    warm_up: &'a [Call],
+    options: &'a GuestOptions,
+}
+
+/// Through the pages and bytes that a snapshot would hold.
+fn thaw(engine: &Engine, options: &GuestOptions, frozen: &Frozen) -> Result<Warm> {
+    let frozen = Frozen::from_parts(frozen.memory().clone(), &frozen.bytes()?)?;
+    Ok(Warm::thaw(engine, options, &frozen)?)
+}
+
+/// Whether a state was refused because it holds what no other instance can hold.
+fn opaque(error: &anyhow::Error) -> bool {
+    format!("{error:#}").contains("no other instance can hold")
+}

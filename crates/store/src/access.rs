@@ -1,0 +1,69 @@
+//! The terms on which a snapshot is opened: who must have signed it, the key that opens it, and what it may
+//! ask for.
+
+use crate::Limits;
+use crate::OpenError;
+use crate::manifest::Manifest;
+use crate::seal::SealKey;
+#[cfg(feature = "seal")]
+use crate::seal::{PublicKey, check_signature};
+
+/// What is needed, and demanded, to open a snapshot.
+#[derive(Clone, Debug, Default)]
+pub struct Access {
+    #[cfg(feature = "seal")]
+    trust: Option<Vec<PublicKey>>,
+    key: Option<SealKey>,
+    limits: Limits,
+}
+
+impl Access {
+    /// Demands no signature, opens what is not sealed, and keeps to the default [`Limits`].
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Demands a signature by one of `keys`. With no key at all nothing opens.
+    #[cfg(feature = "seal")]
+    #[must_use]
+    pub fn trusting(mut self, keys: impl IntoIterator<Item = PublicKey>) -> Self {
+        self.trust = Some(keys.into_iter().collect());
+        self
+    }
+
+    /// Opens what was sealed with `key`, and nothing else: a snapshot that is not sealed might be anyone's.
+    #[cfg(feature = "seal")]
+    #[must_use]
+    pub fn with_key(mut self, key: SealKey) -> Self {
+        self.key = Some(key);
+        self
+    }
+
+    /// Refuses what asks for more than `limits`.
+    #[must_use]
+    pub fn with_limits(mut self, limits: Limits) -> Self {
+        self.limits = limits;
+        self
+    }
+
+    pub(crate) fn key(&self) -> Option<&SealKey> {
+        self.key.as_ref()
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Refuses a manifest whose configuration none of the trusted keys signed.
+    pub(crate) fn check(&self, manifest: &Manifest) -> Result<(), OpenError> {
+        #[cfg(feature = "seal")]
+        if let Some(keys) = &self.trust {
+            let config = manifest.config.digest("the manifest")?;
+            check_signature(keys, config, &manifest.annotations)?;
+        }
+        #[cfg(not(feature = "seal"))]
+        let _ = manifest;
+        Ok(())
+    }
+}

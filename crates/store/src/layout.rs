@@ -1,0 +1,121 @@
+//! `oci-layout` and `index.json`: what an image layout holds, under which names.
+//!
+//! A layout may be shared with other tools, which put images and artifacts of their own into it. What is
+//! theirs is kept as it is, to the last field, and is never taken for a snapshot.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::descriptor::{Descriptor, REF_NAME};
+use crate::manifest::{MAX_INDEX_JSON, print};
+use crate::{OpenError, SaveError, Tag};
+
+pub(crate) const INDEX_TYPE: &str = "application/vnd.oci.image.index.v1+json";
+/// The name that means the only snapshot there is, where nothing is called so.
+const LATEST: &str = "latest";
+
+/// `index.json`.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct IndexJson {
+    pub(crate) schema_version: u32,
+    /// Some tools leave it out.
+    #[serde(default = "index_type")]
+    pub(crate) media_type: String,
+    pub(crate) manifests: Vec<Descriptor>,
+    /// Fields of other tools.
+    #[serde(flatten)]
+    pub(crate) others: BTreeMap<String, Value>,
+}
+
+fn index_type() -> String {
+    INDEX_TYPE.to_owned()
+}
+
+impl Default for IndexJson {
+    fn default() -> Self {
+        Self {
+            schema_version: 2,
+            media_type: index_type(),
+            manifests: Vec::new(),
+            others: BTreeMap::new(),
+        }
+    }
+}
+
+impl IndexJson {
+    pub(crate) fn check(&self) -> Result<(), OpenError> {
+        if self.schema_version != 2 {
+            return Err(OpenError::MediaType {
+                what: "`index.json`",
+                found: format!("schema version {}", self.schema_version),
+            });
+        }
+        Ok(())
+    }
+
+    /// Makes `name` mean what `descriptor` says, or nothing. What another tool called so loses the name and
+    /// stays.
+    pub(crate) fn rename(&mut self, name: &str, descriptor: Option<Descriptor>) {
+        for other in &mut self.manifests {
+            if other.name() == Some(name) && other.is_snapshot() == Some(false) {
+                other.annotations.remove(REF_NAME);
+            }
+        }
+        self.manifests.retain(|other| other.name() != Some(name));
+        self.manifests.extend(descriptor);
+        self.manifests.sort_by(|a, b| a.annotations.cmp(&b.annotations));
+    }
+
+    /// The file, which is never larger than what readers take.
+    pub(crate) fn bytes(&self) -> Result<Vec<u8>, SaveError> {
+        let bytes = print("`index.json`", self)?;
+        let size = bytes.len() as u64;
+        if size > MAX_INDEX_JSON {
+            return Err(SaveError::TooLarge {
+                what: "`index.json` (untag what is not needed, or begin another store)",
+                size,
+                limit: MAX_INDEX_JSON,
+            });
+        }
+        Ok(bytes)
+    }
+}
+
+/// `oci-layout`.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct LayoutJson {
+    pub(crate) image_layout_version: String,
+}
+
+/// The names of snapshots, in order.
+pub(crate) fn tags_of(snapshots: &[Descriptor]) -> Result<Vec<Tag>, OpenError> {
+    let mut tags = Vec::new();
+    for descriptor in snapshots {
+        if let Some(name) = descriptor.name() {
+            tags.push(Tag { name: name.to_owned(), id: descriptor.digest("`index.json`")? });
+        }
+    }
+    tags.sort_by(|a, b| a.name.cmp(&b.name));
+    Ok(tags)
+}
+
+/// What `name` means among `snapshots`; `latest` may be the only one, named or not.
+pub(crate) fn resolve_in<'a>(
+    snapshots: &'a [Descriptor],
+    name: &str,
+) -> Result<&'a Descriptor, OpenError> {
+    if let Some(named) = snapshots.iter().find(|it| it.name() == Some(name)) {
+        return Ok(named);
+    }
+    if let (LATEST, [first, rest @ ..]) = (name, snapshots)
+        && rest.iter().all(|it| it.digest == first.digest)
+    {
+        return Ok(first);
+    }
+    let known = snapshots.iter().filter_map(|it| it.name().map(str::to_owned)).collect();
+    Err(OpenError::NoSuchName { name: name.to_owned(), known })
+}

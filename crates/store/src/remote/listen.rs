@@ -1,0 +1,34 @@
+//! Listens to what an object store answers with, for the clients' errors do not tell all of it: the status,
+//! and when the server wants to be asked again.
+
+use async_trait::async_trait;
+use object_store::ClientOptions;
+use object_store::client::{
+    HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
+};
+
+use super::patience;
+
+/// Makes clients that tell [`patience`] what they hear.
+#[derive(Debug)]
+pub(super) struct Listening;
+
+#[derive(Debug)]
+struct Listener(HttpClient);
+
+impl HttpConnector for Listening {
+    fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
+        Ok(HttpClient::new(Listener(ReqwestConnector::default().connect(options)?)))
+    }
+}
+
+#[async_trait]
+impl HttpService for Listener {
+    async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
+        let response = self.0.execute(request).await?;
+        if !response.status().is_success() {
+            patience::heard_from(response.status(), response.headers());
+        }
+        Ok(response)
+    }
+}

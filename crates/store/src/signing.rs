@@ -1,0 +1,53 @@
+//! Signatures come to snapshots: when they are saved, and later.
+
+use crate::manifest::{Manifest, print};
+use crate::open::read_manifest;
+use crate::seal::{PublicKey, SigningKey, annotation, claimed};
+use crate::shelf::Shelf;
+use crate::{SaveError, Sha256, Snapshot, Store};
+
+impl Manifest {
+    /// Adds a signature of `key`.
+    pub(crate) fn sign(&mut self, key: &SigningKey) -> Result<(), SaveError> {
+        let config = self.config.digest("the manifest")?;
+        let (name, value) = annotation(key, config)?;
+        self.annotations.insert(name, value);
+        Ok(())
+    }
+}
+
+impl Snapshot {
+    /// The same snapshot with a signature of `key` beside those it has. Its id is another; it becomes
+    /// durable by [`Store::sign`] or [`crate::archive::export`].
+    ///
+    /// # Errors
+    /// [`SealError::Library`](crate::SealError::Library) when signing fails.
+    pub fn signed(&self, key: &SigningKey) -> Result<Snapshot, SaveError> {
+        let mut manifest = self.manifest().clone();
+        manifest.sign(key)?;
+        self.with_manifest(manifest)
+    }
+
+    /// The keys that the snapshot says it was signed by. Nothing was verified: that is what
+    /// [`Access::trusting`](crate::Access::trusting) does.
+    #[must_use]
+    pub fn claimed_signers(&self) -> Vec<PublicKey> {
+        claimed(&self.manifest().annotations)
+    }
+}
+
+impl Store {
+    /// Adds a signature of `key` to the snapshot that `name` means, and makes `name` mean the result,
+    /// whose id is another.
+    ///
+    /// # Errors
+    /// [`SaveError`] by cause; `name` means then what it meant before.
+    pub fn sign(&self, name: &str, key: &SigningKey) -> Result<Sha256, SaveError> {
+        let _lock = self.lock_blobs()?;
+        let mut manifest = read_manifest(self, self.resolve(name)?)?;
+        manifest.sign(key)?;
+        let (id, _) = self.shelf().put(print("the manifest", &manifest)?)?;
+        self.tag(name, Some(id))?;
+        Ok(id)
+    }
+}

@@ -1,0 +1,93 @@
+//! Files that are written under a name of chance, and get their own when they are whole and durable.
+//!
+//! What it promises: no two writers ever have one name, also where process ids repeat, as in containers that
+//! share a directory. A writer that is dropped leaves nothing, one that is killed at most a file that
+//! begins with [`TEMPORARY`].
+//!
+//! Memory is full of secrets, so what is written is for its owner alone, whatever the umask. In a store
+//! others may read what the owner lets them: files have the rights of the directory that they are in.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use tempfile::{Builder, NamedTempFile};
+
+use crate::SaveError;
+
+/// What temporary names begin with; no digest begins so.
+pub(crate) const TEMPORARY: &str = ".tmp-";
+/// Characters of chance in a name.
+const CHANCE: usize = 20;
+
+/// A new file in `dir`, with a name that begins with `before` and [`TEMPORARY`].
+pub(crate) fn create(dir: &Path, before: &std::ffi::OsStr) -> io::Result<NamedTempFile> {
+    let mut prefix = before.to_owned();
+    prefix.push(TEMPORARY);
+    Builder::new()
+        .prefix(&prefix)
+        .rand_bytes(CHANCE)
+        .permissions(Permissions::from_mode(0o600))
+        .tempfile_in(dir)
+}
+
+/// As [`create`], with nothing before.
+pub(crate) fn create_in(dir: &Path) -> io::Result<NamedTempFile> {
+    create(dir, "".as_ref())
+}
+
+/// Who may read a file in `dir`: its owner, and whom the directory lets in. Others never write.
+pub(crate) fn readers(dir: &Path) -> u32 {
+    // A directory that does not say is for its owner.
+    fs::metadata(dir).map_or(0, |meta| meta.permissions().mode() & 0o044) | 0o400
+}
+
+/// Makes the names in `dir` durable.
+pub(crate) fn sync_dir(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+/// The directory of `path`.
+pub(crate) fn parent(path: &Path) -> &Path {
+    path.parent().filter(|dir| !dir.as_os_str().is_empty()).unwrap_or(Path::new("."))
+}
+
+/// Replaces the file at `path`, which those read who may read `dir`.
+pub(crate) fn replace_file(path: &Path, dir: &Path, bytes: &[u8]) -> Result<(), SaveError> {
+    (|| {
+        let mut file = create_in(parent(path))?;
+        file.write_all(bytes)?;
+        file.as_file().set_permissions(Permissions::from_mode(0o200 | readers(dir)))?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|e| e.error)?;
+        sync_dir(parent(path))
+    })()
+    .map_err(|e| SaveError::io(path, e))
+}
+
+/// Makes a file for its owner alone, which is whole and durable when it appears at `path`, where nothing
+/// may be.
+pub(crate) fn new_file(
+    path: &Path,
+    write: impl FnOnce(&File) -> Result<(), SaveError>,
+) -> Result<(), SaveError> {
+    let io = |e: io::Error| {
+        let e = match e.kind() {
+            io::ErrorKind::AlreadyExists => {
+                io::Error::new(e.kind(), "it exists already: choose another name, or remove it")
+            }
+            _ => e,
+        };
+        SaveError::io(path, e)
+    };
+    if fs::symlink_metadata(path).is_ok() {
+        return Err(io(io::ErrorKind::AlreadyExists.into()));
+    }
+    let dir = parent(path);
+    let file = create_in(dir).map_err(io)?;
+    write(file.as_file())?;
+    file.as_file().sync_all().map_err(io)?;
+    file.persist_noclobber(path).map_err(|e| io(e.error))?;
+    sync_dir(dir).map_err(io)
+}

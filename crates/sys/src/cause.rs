@@ -1,0 +1,62 @@
+//! Faults: what the kernel says about an access that it could not serve, and who answers.
+
+/// Which signal a fault came as.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FaultSignal {
+    /// SIGBUS: userfaultfd in SIGBUS mode, a file shorter than its mapping, or broken hardware.
+    Bus,
+    /// SIGSEGV: page protection, or nothing mapped.
+    Segv,
+}
+
+/// Why the kernel could not serve an access: `si_code` with a meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FaultCause {
+    /// Nothing is mapped at the address.
+    Unmapped,
+    /// The mapping does not allow the access.
+    Protected,
+    /// A protection key forbids the access.
+    Key,
+    /// The kernel has no page to offer. A userfaultfd in SIGBUS mode reports every fault so, be the page missing
+    /// or write-protected; but so does a file that ends before the address, or a page that could not be
+    /// read back from swap. Those come again however often the access is retried.
+    Unavailable,
+    /// The content of the page is lost: the hardware reported an error, or somebody poisoned the page. No retry
+    /// cures it.
+    Poisoned,
+    /// Anything else, as the kernel numbers it.
+    Other(i32),
+}
+
+/// A fault of the calling thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Fault {
+    /// The address of the access.
+    pub address: usize,
+    /// The signal.
+    pub signal: FaultSignal,
+    /// Why the access could not be served.
+    pub cause: FaultCause,
+    /// Whether the access was a write, where the processor tells.
+    pub write: Option<bool>,
+}
+
+/// Answers faults in a registered range.
+///
+/// Called in signal context: an implementation must not allocate, log or panic, and may lock only what is
+/// never held where such a fault can happen. While it runs, the thread takes no other signal but those of its own
+/// faults. A fault of its own that no registered range answers ends the process.
+pub trait FaultHandler: Send + Sync {
+    /// Handles a fault; `true` when the access can be retried, `false` to pass the fault on.
+    fn on_fault(&self, fault: &Fault) -> bool;
+
+    /// Whether faults that come as `signal` can be for this handler. Asked once, when it is registered; a signal
+    /// that nobody asked for is left to whoever else handles it.
+    fn answers(&self, signal: FaultSignal) -> bool {
+        let _ = signal;
+        true
+    }
+}

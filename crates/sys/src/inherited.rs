@@ -1,0 +1,81 @@
+//! A static that a child of a fork keeps: facts of the host, which are true for the child as well.
+//!
+//! Why not `OnceLock`: who asks while another thread is making the value waits for that thread. In a child forked at
+//! that moment the thread is not there, and the child waits for ever. Here everybody who comes first makes a
+//! value, and one of them stays.
+
+use std::fmt;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+/// A value that is made when it is first asked for, and stays; nobody waits for anybody.
+pub struct Inherited<T: 'static> {
+    value: AtomicPtr<T>,
+}
+
+impl<T: Send + Sync> Inherited<T> {
+    /// An empty cell.
+    #[must_use]
+    pub const fn new() -> Self {
+        Self { value: AtomicPtr::new(std::ptr::null_mut()) }
+    }
+
+    /// The value, made by `make` where there is none. Threads that ask first at the same time all make one; all but one
+    /// of them are dropped and never seen.
+    #[inline]
+    pub fn get_or_make(&'static self, make: impl FnOnce() -> T) -> &'static T {
+        // SAFETY: what was once published is never freed and never changed.
+        match unsafe { self.value.load(Ordering::Acquire).as_ref() } {
+            Some(value) => value,
+            None => self.publish(make()),
+        }
+    }
+
+    #[cold]
+    fn publish(&'static self, value: T) -> &'static T {
+        let new = Box::into_raw(Box::new(value));
+        let null = std::ptr::null_mut();
+        match self.value.compare_exchange(null, new, Ordering::AcqRel, Ordering::Acquire) {
+            // SAFETY: published just now, so never freed from here on.
+            Ok(_) => unsafe { &*new },
+            Err(first) => {
+                // SAFETY: made above, and never published.
+                drop(unsafe { Box::from_raw(new) });
+                // SAFETY: as in `get_or_make`.
+                unsafe { &*first }
+            }
+        }
+    }
+}
+
+impl<T: Send + Sync> Default for Inherited<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+impl<T> fmt::Debug for Inherited<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inherited").finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the cell hands out shared references to a `T` that one thread made; `T` is asked to be both wherever a value
+// can be reached.
+unsafe impl<T: Send + Sync> Sync for Inherited<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn all_who_come_first_see_one_value() {
+        static CELL: Inherited<usize> = Inherited::new();
+        let seen: Vec<usize> = std::thread::scope(|scope| {
+            let threads: Vec<_> =
+                (0..8).map(|at| scope.spawn(move || *CELL.get_or_make(|| at))).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(seen.iter().all(|value| *value == seen[0]), "{seen:?}");
+        assert_eq!(*CELL.get_or_make(|| usize::MAX), seen[0]);
+    }
+}

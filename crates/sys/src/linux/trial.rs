@@ -1,0 +1,63 @@
+//! Calls that may end the process that makes them: tried in a child first.
+//!
+//! A seccomp profile can answer a call it forbids with an error, which is well, or with SIGSYS, which ends the process.
+//! Whoever probes for a facility must not die of the question.
+
+/// The calls that profiles are known to kill for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Trial {
+    Userfaultfd,
+    MemfdCreate,
+}
+
+/// Why making the call would end this process; `None` where it does not, whether it succeeds or fails.
+///
+/// The child makes the call and ends. It is no child that the program's own handlers or waiters see: it sends no signal
+/// when it ends, and only `__WALL` waits for it.
+pub(super) fn ends_the_process(call: Trial) -> Option<String> {
+    // SAFETY: a new process with a copy of this one's memory, of which the child uses nothing but its stack: it makes
+    // system calls only, so that it does not matter what other threads were doing.
+    let child = unsafe { libc::syscall(libc::SYS_clone, 0, 0, 0, 0, 0) };
+    match child {
+        0 => attempt(call),
+        // No process to spare; the call is then tried without this.
+        ..0 => return None,
+        _ => {}
+    }
+    let mut status = 0;
+    loop {
+        // SAFETY: waits for the child just made.
+        let ended =
+            unsafe { libc::wait4(child as i32, &mut status, libc::__WALL, std::ptr::null_mut()) };
+        if ended >= 0 {
+            break;
+        }
+        if std::io::Error::last_os_error().raw_os_error() != Some(libc::EINTR) {
+            return None;
+        }
+    }
+    libc::WIFSIGNALED(status).then(|| {
+        let signal = libc::WTERMSIG(status);
+        format!(
+            "calling it would end this process with signal {signal}: a seccomp profile forbids it"
+        )
+    })
+}
+
+/// In the child.
+fn attempt(call: Trial) -> ! {
+    // SAFETY: system calls whose arguments are numbers or live through the call; the descriptors end with the process.
+    unsafe {
+        let none = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        // The file that a crash leaves would be nobody's.
+        libc::setrlimit(libc::RLIMIT_CORE, &none);
+        match call {
+            Trial::Userfaultfd => libc::syscall(libc::SYS_userfaultfd, libc::O_CLOEXEC | 1),
+            Trial::MemfdCreate => {
+                libc::syscall(libc::SYS_memfd_create, c"afresh-probe".as_ptr(), libc::MFD_CLOEXEC)
+            }
+        };
+        libc::syscall(libc::SYS_exit_group, 0);
+        libc::_exit(0)
+    }
+}

@@ -1,0 +1,95 @@
+//! A static that belongs to one process: the child of a fork makes its own.
+//!
+//! A forked child inherits every static as it was at that moment, and much of it is wrong there: threads are
+//! gone, locks may be held by them, descriptors speak of the parent's memory, keys that should be secret are known
+//! twice. [`PerProcess`] is how this project keeps such state. Reading one is three loads.
+
+use std::fmt;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use crate::fork;
+
+/// A value that is made when a process first asks for it, and made anew in each forked child.
+///
+/// What the parent had is leaked in the child, not dropped: its destructor would wait for threads that are not
+/// there, or take back what is still the parent's.
+pub struct PerProcess<T: 'static> {
+    current: AtomicPtr<Made<T>>,
+    make: fn() -> T,
+}
+
+struct Made<T> {
+    /// Of the process that made it.
+    generation: u32,
+    value: T,
+}
+
+impl<T: Send + Sync> PerProcess<T> {
+    /// A cell whose value `make` makes. Two threads that ask first at the same time may both call it; one of the
+    /// two values is dropped and never seen.
+    #[must_use]
+    pub const fn new(make: fn() -> T) -> Self {
+        Self { current: AtomicPtr::new(std::ptr::null_mut()), make }
+    }
+
+    /// The value of this process.
+    #[inline]
+    #[must_use]
+    pub fn get(&'static self) -> &'static T {
+        let generation = fork::generation();
+        let current = self.current.load(Ordering::Acquire);
+        // SAFETY: what was once published is never freed, and never changed but through `T` itself.
+        match unsafe { current.as_ref() } {
+            Some(made) if made.generation == generation => &made.value,
+            _ => self.remake(generation),
+        }
+    }
+
+    #[cold]
+    fn remake(&'static self, generation: u32) -> &'static T {
+        let new = Box::into_raw(Box::new(Made { generation, value: (self.make)() }));
+        let mut current = self.current.load(Ordering::Acquire);
+        loop {
+            // SAFETY: as in `get`.
+            if let Some(made) = unsafe { current.as_ref() }
+                && made.generation == generation
+            {
+                // SAFETY: made above, and never published.
+                drop(unsafe { Box::from_raw(new) });
+                return &made.value;
+            }
+            match self.current.compare_exchange(current, new, Ordering::AcqRel, Ordering::Acquire) {
+                // SAFETY: published just now, so never freed from here on.
+                Ok(_) => return unsafe { &(*new).value },
+                Err(other) => current = other,
+            }
+        }
+    }
+}
+
+impl<T: Send + Sync + fmt::Debug> fmt::Debug for PerProcess<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PerProcess").finish_non_exhaustive()
+    }
+}
+
+// SAFETY: the cell hands out shared references to a `T` that may be made by one thread and dropped by it, or seen by
+// others; `T` is asked to be both wherever a value can be reached.
+unsafe impl<T: Send + Sync> Sync for PerProcess<T> {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::AtomicU32;
+
+    #[test]
+    fn all_threads_see_one_value() {
+        static MADE: AtomicU32 = AtomicU32::new(0);
+        static CELL: PerProcess<u32> = PerProcess::new(|| MADE.fetch_add(1, Ordering::Relaxed));
+        let seen: Vec<u32> = std::thread::scope(|scope| {
+            let threads: Vec<_> = (0..8).map(|_| scope.spawn(|| *CELL.get())).collect();
+            threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+        });
+        assert!(seen.iter().all(|value| *value == seen[0]), "{seen:?}");
+    }
+}

@@ -1,0 +1,179 @@
+//! Planted bugs: mutants of the reset, chosen by an environment variable, which the suites must catch.
+//!
+//! A suite that never failed proves little. The places that a reset depends on ask here whether they are
+//! to be wrong; each suite runs its own tests again, in a child, once for each bug, and demands that they
+//! fail ([`must_be_caught`]).
+//!
+//! What it promises: in a program built without the feature `planted`, or without debug assertions,
+//! [`is`] is `false` when the program is compiled, and nothing of this is left. The feature is for the
+//! tests of this workspace only, which have it as a development dependency. With it, nothing happens
+//! unless `AFRESH_PLANT` names a bug.
+
+use std::sync::atomic::{AtomicU8, Ordering};
+
+/// The environment variable that names a bug.
+pub const VARIABLE: &str = "AFRESH_PLANT";
+
+/// Whether this program can have bugs planted.
+pub const ENABLED: bool = cfg!(all(feature = "planted", debug_assertions));
+
+macro_rules! bugs {
+    ($($(#[$doc:meta])* $name:ident = $text:literal,)*) => {
+        /// What can be wrong.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        #[non_exhaustive]
+        #[repr(u8)]
+        pub enum Bug { $($(#[$doc])* $name,)* }
+
+        impl Bug {
+            /// Every bug.
+            pub const ALL: &'static [Bug] = &[$(Bug::$name),*];
+
+            /// What `AFRESH_PLANT` calls it.
+            #[must_use]
+            pub fn name(self) -> &'static str {
+                match self { $(Bug::$name => $text,)* }
+            }
+        }
+    };
+}
+
+bugs! {
+    /// A run of pages of the write set is not copied back.
+    CopyBack = "copy-back",
+    /// A run of newly written pages does not get into the write set.
+    Learn = "learn",
+    /// A sample leaves a page as it found it.
+    Sample = "sample",
+    /// Pages that were shed are not protected again.
+    Rearm = "rearm",
+    /// What was written above the initial size stays for whoever grows next.
+    GrownContent = "grown-content",
+    /// Growth is not undone.
+    GrownSize = "grown-size",
+    /// A tracker opens a page that it does not report.
+    Mark = "mark",
+    /// A page is not discarded.
+    Discard = "discard",
+    /// A full copy leaves a page out.
+    FullCopy = "full-copy",
+    /// A page that the scan found is not restored.
+    Scan = "scan",
+    /// A page that differs is not copied when a slot moves to another image.
+    Switch = "switch",
+    /// A changed page is left out of a frozen image.
+    Freeze = "freeze",
+    /// A page of a lazily filled image comes without its content.
+    Lazy = "lazy",
+    /// The comparison with the image sees nothing.
+    Verify = "verify",
+    /// A slot whose reset failed stays in use.
+    Quarantine = "quarantine",
+    /// A global is not brought back.
+    Global = "global",
+    /// A table's element is not brought back.
+    Element = "element",
+    /// A dropped segment stays dropped.
+    Segment = "segment",
+    /// An instance whose table grew is used again.
+    Replace = "replace",
+    /// wasmtime goes on believing in the size that a memory had grown to.
+    View = "view",
+    /// An exception that nobody caught is still pending in the next call.
+    Exception = "exception",
+    /// Host state of a call is still there in the next.
+    HostState = "host-state",
+    /// A thawed instance does not know that a segment was dropped.
+    Thaw = "thaw",
+    /// A general register keeps what the last call left.
+    Register = "register",
+    /// A vector register keeps what the last call left.
+    Vector = "vector",
+    /// An exit that the guest left pending is completed in the next call.
+    Exit = "exit",
+}
+
+/// Which bug is planted: not looked up yet, none, or its number and 2.
+static PLANTED: AtomicU8 = AtomicU8::new(0);
+
+#[cold]
+fn look_up() -> u8 {
+    let wanted = std::env::var(VARIABLE).unwrap_or_default();
+    let found = Bug::ALL.iter().find(|bug| bug.name() == wanted);
+    assert!(wanted.is_empty() || found.is_some(), "{VARIABLE} names no bug: {wanted:?}");
+    let number = found.map_or(1, |bug| *bug as u8 + 2);
+    PLANTED.store(number, Ordering::Relaxed);
+    number
+}
+
+/// Whether `bug` is planted. Not for fault handlers.
+#[inline(always)]
+#[must_use]
+pub fn is(bug: Bug) -> bool {
+    ENABLED && {
+        let planted = match PLANTED.load(Ordering::Relaxed) {
+            0 => look_up(),
+            number => number,
+        };
+        planted == bug as u8 + 2
+    }
+}
+
+/// Looks up which bug is planted, so that fault handlers know.
+#[inline(always)]
+pub fn prepare() {
+    let _ = is(Bug::Lazy);
+}
+
+/// Whether `bug` is planted, for fault handlers: `false` before anybody asked [`is`].
+#[inline(always)]
+#[must_use]
+pub fn is_in_handler(bug: Bug) -> bool {
+    ENABLED && PLANTED.load(Ordering::Relaxed) == bug as u8 + 2
+}
+
+/// `items`, without the last where `bug` is planted.
+#[inline(always)]
+#[must_use]
+pub fn but_last<T>(bug: Bug, items: &[T]) -> &[T] {
+    if is(bug) { items.split_last().map_or(items, |(_, rest)| rest) } else { items }
+}
+
+/// Runs `tests` of this very program again, in a child for each of `bugs`, and panics unless some fail
+/// or the child dies, of each bug. Without a bug the tests run in this program, and must pass there.
+///
+/// # Panics
+/// When a bug is not caught, or the child cannot be started or runs no test.
+#[cfg(feature = "planted")]
+pub fn must_be_caught(bugs: &[Bug], tests: &[&str]) {
+    use std::process::Command;
+
+    if !ENABLED {
+        println!("SKIPPED: planted bugs: this program is built without debug assertions");
+        return;
+    }
+    let program = std::env::current_exe().expect("a program knows its file");
+    for bug in bugs {
+        let start = std::time::Instant::now();
+        let output = Command::new(&program)
+            .args(tests)
+            .args(["--exact", "--include-ignored"])
+            .env(VARIABLE, bug.name())
+            // A failure is enough; nobody needs the smallest input.
+            .env("PROPTEST_MAX_SHRINK_ITERS", "0")
+            .output()
+            .expect("this program runs once more");
+        let said = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            said.contains(&format!("running {} test", tests.len())),
+            "{bug:?}: not all of {tests:?} ran: {said}"
+        );
+        assert!(
+            !output.status.success(),
+            "planted bug {bug:?} ({}={}) was not caught by {tests:?}:\n{said}",
+            VARIABLE,
+            bug.name()
+        );
+        println!("planted bug {}: caught, {:.1} s", bug.name(), start.elapsed().as_secs_f64());
+    }
+}

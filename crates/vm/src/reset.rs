@@ -1,0 +1,59 @@
+//! Bringing a sandbox back to its image.
+//!
+//! Promises: what the last call began is over before memory is reset; a vCPU of which that is not certain is
+//! replaced, with its machine; a reset that failed leaves a sandbox that refuses everything.
+
+use afresh_memory::ResetReport;
+
+use crate::error::CallError;
+use crate::generation::next_generation;
+use crate::sandbox::{Sandbox, State};
+use crate::strategy::Strategy;
+
+/// Full rings after which a sandbox gives its ring up.
+const OVERFLOWS: u32 = 2;
+
+impl Sandbox {
+    /// Brings memory and registers back to the image.
+    ///
+    /// # Errors
+    /// KVM's or the kernel's; the sandbox is then quarantined.
+    pub fn reset(&mut self) -> Result<ResetReport, CallError> {
+        self.check_process()?;
+        if self.state == State::Quarantined {
+            return Err(CallError::Quarantined);
+        }
+        let outcome = self.reset_inner();
+        self.state = match outcome {
+            Ok(_) => State::Ready,
+            Err(_) => State::Quarantined,
+        };
+        self.untouched = outcome.is_ok();
+        self.generation = next_generation();
+        outcome
+    }
+
+    fn reset_inner(&mut self) -> Result<ResetReport, CallError> {
+        if self.config.strategy == Strategy::Auto && self.ring_overflows >= OVERFLOWS {
+            // A write set larger than the ring would be protected and noticed anew in every run.
+            return self.replace_machine(Strategy::WriteSetLog);
+        }
+        // Before memory is reset: what the last call began may still write there.
+        if self.state == State::NeedsReset && !self.machine.revive()? {
+            return self.replace_machine(self.config.strategy);
+        }
+        Ok(self.memory.slot.reset()?)
+    }
+
+    /// Moves to a new machine in the state that this one returns to.
+    #[cold]
+    fn replace_machine(&mut self, strategy: Strategy) -> Result<ResetReport, CallError> {
+        let snapshot = self.pristine().with_strategy(strategy);
+        let mut other = snapshot.spawn().map_err(|error| CallError::Replace(Box::new(error)))?;
+        std::mem::swap(self, &mut other);
+        // Stop handles that were given out keep working.
+        self.watch.swap(&other.watch);
+        std::mem::swap(&mut self.watch, &mut other.watch);
+        Ok(ResetReport::default())
+    }
+}

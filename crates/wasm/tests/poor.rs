@@ -1,0 +1,63 @@
+//! Hosts with few addresses to give away.
+
+use afresh_wasm::{
+    Engine, EngineConfig, Guest, GuestOptions, Mode, Val, WarmUp, memory_reservation,
+};
+
+const GUEST: &str = r#"(module
+    (memory (export "memory") 2)
+    (func (export "count") (result i64)
+        (i64.store (i32.const 70000) (i64.add (i64.load (i32.const 70000)) (i64.const 1)))
+        (i64.load (i32.const 70000)))
+    (func (export "grow") (param i32) (result i32) (memory.grow (local.get 0)))
+    (func (export "read") (param i32) (result i32) (i32.load (local.get 0))))"#;
+
+/// Runs the test `name` in a process of its own, with a limit on its addresses.
+fn alone(name: &str, limit: u64, test: impl FnOnce()) {
+    const CHILD: &str = "AFRESH_TEST_ALONE";
+    if std::env::var(CHILD).is_ok_and(|only| only == name) {
+        let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
+        // SAFETY: plain call; it concerns this process, which is the test's own.
+        assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
+        return test();
+    }
+    let output = std::process::Command::new(std::env::current_exe().unwrap())
+        .args([name, "--exact", "--nocapture"])
+        .env(CHILD, name)
+        .output()
+        .unwrap();
+    print!("{}", String::from_utf8_lossy(&output.stdout));
+    let errors = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}\n{errors}", output.status);
+}
+
+#[test]
+fn guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes() {
+    let name = "guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes";
+    alone(name, 2 << 30, || {
+        assert!(memory_reservation() < 4 << 30);
+        let engine = Engine::new(EngineConfig::default()).unwrap();
+        let wasm = wat::parse_str(GUEST).unwrap();
+        for mode in [Mode::Reset, Mode::Fresh] {
+            let options = GuestOptions { mode, ..GuestOptions::default() };
+            let guest = Guest::with_options(&engine, &wasm, options).unwrap();
+            let warm = guest.warm(WarmUp::new()).unwrap();
+            let call = |name: &str, arguments: &[Val]| warm.lease().unwrap().call(name, arguments);
+            for _ in 0..3 {
+                assert!(matches!(call("count", &[]).unwrap()[..], [Val::I64(1)]));
+            }
+            // Inside, at the end, right behind it, beyond every reservation, and at the end of all addresses.
+            assert!(call("read", &[Val::I32(131_068)]).is_ok());
+            for address in [131_069, 131_072, 200 << 20, i32::MAX, -4, -1] {
+                assert!(call("read", &[Val::I32(address)]).is_err(), "{address:#x}");
+            }
+            // Growth ends where the reservation does, and is refused, not fatal.
+            assert!(matches!(call("grow", &[Val::I32(100)]).unwrap()[..], [Val::I32(2)]));
+            assert!(matches!(call("grow", &[Val::I32(60_000)]).unwrap()[..], [Val::I32(-1)]));
+            let mut lease = warm.lease().unwrap();
+            assert!(matches!(lease.call("grow", &[Val::I32(1)]).unwrap()[..], [Val::I32(2)]));
+            assert!(lease.call("read", &[Val::I32(196_604)]).is_ok());
+            assert!(lease.call("read", &[Val::I32(196_608)]).is_err());
+        }
+    });
+}

@@ -1,0 +1,77 @@
+//! `cargo xtask miri`: the engine's bookkeeping in the interpreter, over the pretend kernel of `sys`.
+//!
+//! It finds undefined behaviour that no test on hardware can: a pointer that is used outside what it was
+//! made for, a race, a read of memory that nobody wrote. Miri comes with the nightly toolchain, which is
+//! installed when it is missing; a host that cannot have it is told so, and skips.
+
+use std::process::{Command, ExitCode};
+use std::time::Instant;
+
+use anyhow::{Result, bail};
+
+use crate::command::{find, run, succeeds};
+use crate::host;
+
+/// What runs: the arguments that choose tests of the packages that reach memory by raw pointers.
+const TESTS: [&[&str]; 3] = [
+    &["-p", "afresh-memory", "--lib"],
+    &["-p", "afresh-memory", "--test", "told"],
+    &["-p", "afresh-frames", "--lib"],
+];
+
+/// `cargo xtask miri`
+pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
+    if let Some(argument) = arguments.first() {
+        bail!("unknown argument {argument:?}; usage: cargo xtask miri");
+    }
+    install()?;
+    all().map(|()| ExitCode::SUCCESS)
+}
+
+fn nightly() -> Command {
+    let mut command = Command::new("rustup");
+    command.args(["run", "nightly", "cargo"]);
+    command
+}
+
+/// Makes sure that there is a Miri to run.
+pub(crate) fn install() -> Result<()> {
+    if find("rustup").is_none() {
+        bail!("Miri needs rustup, which brings the nightly toolchain; install rustup first");
+    }
+    if succeeds(nightly().args(["miri", "--version"])) {
+        return Ok(());
+    }
+    run(Command::new("rustup").args([
+        "toolchain",
+        "install",
+        "nightly",
+        "--profile",
+        "minimal",
+        "--component",
+        "miri",
+        "--component",
+        "rust-src",
+    ]))
+}
+
+/// Runs the tests. Miri is there.
+pub(crate) fn all() -> Result<()> {
+    for tests in TESTS {
+        let start = Instant::now();
+        let mut command = nightly();
+        command
+            .current_dir(host::repository())
+            .args(["miri", "test", "--locked", "--quiet"])
+            .args(tests)
+            .env("CARGO_TARGET_DIR", host::target_folder().join("miri"))
+            // The suites ask for the processor's features and for the time.
+            .env("MIRIFLAGS", "-Zmiri-disable-isolation")
+            .env_remove("RUSTUP_TOOLCHAIN")
+            .env_remove("RUSTFLAGS")
+            .env_remove("CARGO_ENCODED_RUSTFLAGS");
+        run(&mut command)?;
+        println!("miri {}: {:.0} s", tests.join(" "), start.elapsed().as_secs_f64());
+    }
+    Ok(())
+}
