@@ -4,6 +4,8 @@ use std::ffi::OsStr;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -21,7 +23,14 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
 }
 
 /// Like [`run`], and hands each line of the command's standard output to `look` after printing it.
-pub(crate) fn run_watched(command: &mut Command, mut look: impl FnMut(&str)) -> Result<()> {
+///
+/// Whatever the command runs is ended when nothing was printed for as long as `silence`, and the command
+/// goes on with what comes next: a test that hangs fails its program, not the whole run.
+pub(crate) fn run_watched(
+    command: &mut Command,
+    silence: Duration,
+    mut look: impl FnMut(&str),
+) -> Result<()> {
     let line = describe(command);
     println!("$ {line}");
     let mut child = command
@@ -29,30 +38,77 @@ pub(crate) fn run_watched(command: &mut Command, mut look: impl FnMut(&str)) -> 
         .stdout(Stdio::piped())
         .spawn()
         .with_context(|| format!("cannot run `{line}`"))?;
-    let mut reading = Ok(());
-    if let Some(stdout) = child.stdout.take() {
-        let mut reader = BufReader::new(stdout);
-        let mut bytes = Vec::new();
-        reading = loop {
-            bytes.clear();
-            match reader.read_until(b'\n', &mut bytes) {
-                Ok(0) => break Ok(()),
-                Ok(_) => {
-                    // What a test prints need not be UTF-8.
-                    let text = String::from_utf8_lossy(&bytes);
-                    print!("{text}");
-                    look(text.trim_end_matches(['\n', '\r']));
+    let (said, says) = mpsc::channel();
+    let reader = child.stdout.take().map(|stdout| {
+        std::thread::spawn(move || -> std::io::Result<()> {
+            let mut reader = BufReader::new(stdout);
+            loop {
+                let mut bytes = Vec::new();
+                // Who listens does so to the end.
+                if reader.read_until(b'\n', &mut bytes)? == 0 || said.send(bytes).is_err() {
+                    return Ok(());
                 }
-                Err(error) => break Err(error),
             }
-        };
+        })
+    });
+    let mut ended = Vec::new();
+    loop {
+        match says.recv_timeout(silence) {
+            Ok(bytes) => {
+                // What a test prints need not be UTF-8.
+                let text = String::from_utf8_lossy(&bytes);
+                print!("{text}");
+                look(text.trim_end_matches(['\n', '\r']));
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                let programs = end_children(child.id());
+                let what = programs.join(", ");
+                println!("nothing was printed for {} s: ended {what}", silence.as_secs());
+                ended.extend(programs);
+            }
+            Err(RecvTimeoutError::Disconnected) => break,
+        }
     }
     let status = child.wait().with_context(|| format!("cannot wait for `{line}`"))?;
-    reading.with_context(|| format!("cannot read what `{line}` prints"))?;
+    if let Some(reader) = reader {
+        reader
+            .join()
+            .unwrap_or_else(|_| Err(std::io::Error::other("the reader panicked")))
+            .with_context(|| format!("cannot read what `{line}` prints"))?;
+    }
+    if !ended.is_empty() {
+        bail!("`{line}`: {} said nothing for {} s", ended.join(", "), silence.as_secs());
+    }
     if !status.success() {
         bail!("`{line}` failed: {status}");
     }
     Ok(())
+}
+
+/// Kills what process `parent` has started, and what that has started; returns the names of the former.
+fn end_children(parent: u32) -> Vec<String> {
+    let mut names = Vec::new();
+    for (child, name) in children(parent) {
+        end_children(child);
+        // It may have ended by itself meanwhile.
+        succeeds(Command::new("kill").args(["-KILL", &child.to_string()]));
+        names.push(name);
+    }
+    names
+}
+
+/// The processes that `parent` has started, with their names.
+fn children(parent: u32) -> Vec<(u32, String)> {
+    let Ok(processes) = std::fs::read_dir("/proc") else { return Vec::new() };
+    let told = |pid: u32| {
+        // "pid (name) state parent ..."; a name may contain anything.
+        let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+        let (name, rest) = stat.split_once('(')?.1.rsplit_once(')')?;
+        let of: u32 = rest.split_whitespace().nth(1)?.parse().ok()?;
+        (of == parent).then(|| (pid, name.to_owned()))
+    };
+    let pids = processes.flatten().filter_map(|entry| entry.file_name().to_str()?.parse().ok());
+    pids.filter_map(told).collect()
 }
 
 /// Whether the command runs and succeeds; prints nothing. For questions to the host.
@@ -134,9 +190,23 @@ mod tests {
         let mut seen = Vec::new();
         let mut command = Command::new("sh");
         command.args(["-c", r"printf 'one\n\377two\nend'; exit 4"]);
-        let error = run_watched(&mut command, |line| seen.push(line.to_owned()));
+        let error = run_watched(&mut command, Duration::from_secs(60), |line| {
+            seen.push(line.to_owned());
+        });
         assert_eq!(seen, ["one", "\u{fffd}two", "end"]);
         assert!(error.expect_err("exit 4").to_string().contains('4'));
+    }
+
+    #[test]
+    fn what_hangs_is_ended_with_all_it_started_and_what_comes_next_still_runs() {
+        let mut seen = Vec::new();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo one; sh -c 'sleep 600; true'; echo two"]);
+        let error = run_watched(&mut command, Duration::from_millis(300), |line| {
+            seen.push(line.to_owned());
+        });
+        assert_eq!(seen, ["one", "two"]);
+        assert!(error.expect_err("it hung").to_string().contains("said nothing"));
     }
 
     #[test]

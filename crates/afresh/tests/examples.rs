@@ -5,7 +5,6 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
-use std::sync::mpsc;
 
 use afresh::Reference;
 use afresh::store::{FilePages, GuestBuild, SaveOptions, Store};
@@ -77,20 +76,42 @@ fn hand_over(stream: &UnixStream, memory: &Reservation, uffd: &Uffd) {
     sendmsg(stream, &[IoSlice::new(text.as_bytes())], &mut control, SendFlags::empty()).unwrap();
 }
 
+/// Where the monitor finds its pager.
+const SOCKET: &str = "AFRESH_TEST_MONITOR_SOCKET";
+const MONITOR_PAGES: usize = 64;
+
+/// The monitor: a process of its own, for the pager serves one until it exits.
+fn monitor(socket: &Path) {
+    let uffd = Uffd::open_for_pager().unwrap();
+    let memory = Reservation::new(MONITOR_PAGES).unwrap();
+    let all = PageRange::new(0, MONITOR_PAGES);
+    memory.map_anonymous(all, Protection::ReadWrite).unwrap();
+    uffd.register(memory.page_ptr(0), all.byte_len(), Interest::MISSING).unwrap();
+    let stream = UnixStream::connect(socket).unwrap();
+    hand_over(&stream, &memory, &uffd);
+    for page in (0..MONITOR_PAGES).rev() {
+        let mut seen = [0xff; PAGE_SIZE];
+        // SAFETY: the page lies in the reservation, which is readable and which only the kernel fills;
+        // the buffer has room for it.
+        unsafe { seen.as_mut_ptr().copy_from_nonoverlapping(memory.page_ptr(page), PAGE_SIZE) };
+        assert!(seen.iter().all(|byte| *byte == page as u8), "page {page}");
+    }
+}
+
 #[test]
 fn the_pager_serves_a_monitor() {
-    const PAGES: usize = 64;
-    let uffd = match Uffd::open_for_pager() {
-        Ok(uffd) => uffd,
-        Err(error) => {
-            println!("SKIPPED: {error}");
-            return;
-        }
-    };
+    if let Some(socket) = std::env::var_os(SOCKET) {
+        return monitor(Path::new(&socket));
+    }
+    if let Err(error) = Uffd::open_for_pager() {
+        println!("SKIPPED: {error}");
+        return;
+    }
     let dir = tempfile::tempdir().unwrap();
     let raw = dir.path().join("raw");
-    let expected: Vec<u8> = (0..PAGES).flat_map(|page| vec![page as u8; PAGE_SIZE]).collect();
-    std::fs::write(&raw, &expected).unwrap();
+    let content: Vec<u8> =
+        (0..MONITOR_PAGES).flat_map(|page| vec![page as u8; PAGE_SIZE]).collect();
+    std::fs::write(&raw, content).unwrap();
     let build = GuestBuild {
         kind: "raw".to_owned(),
         module: "none".to_owned(),
@@ -102,29 +123,13 @@ fn the_pager_serves_a_monitor() {
     store.save("base", &FilePages::open(&raw).unwrap(), &SaveOptions::new(build)).unwrap();
     let snapshot: Reference = format!("{}@base", path.display()).parse().unwrap();
     let socket = dir.path().join("socket");
-    let (ready, is_ready) = mpsc::channel();
-    std::thread::scope(|scope| {
-        let (snapshot, at) = (&snapshot, &socket);
-        let pager = scope.spawn(move || {
-            pager::serve_one(snapshot, at, || ready.send(()).unwrap()).map_err(|e| e.to_string())
-        });
-        is_ready.recv().unwrap();
-        let memory = Reservation::new(PAGES).unwrap();
-        let all = PageRange::new(0, PAGES);
-        memory.map_anonymous(all, Protection::ReadWrite).unwrap();
-        uffd.register(memory.page_ptr(0), all.byte_len(), Interest::MISSING).unwrap();
-        let stream = UnixStream::connect(&socket).unwrap();
-        hand_over(&stream, &memory, &uffd);
-        let mut seen = vec![0; PAGES * PAGE_SIZE];
-        for page in (0..PAGES).rev() {
-            let to = seen[page * PAGE_SIZE..][..PAGE_SIZE].as_mut_ptr();
-            // SAFETY: the page lies in the reservation, which is readable and which only the kernel fills;
-            // the buffer has room for it.
-            unsafe { to.copy_from_nonoverlapping(memory.page_ptr(page), PAGE_SIZE) };
-        }
-        assert!(seen == expected);
-        drop((stream, uffd, memory));
-        let served = pager.join().unwrap().unwrap().unwrap();
-        assert!(served.faults > 0, "{served:?}");
+    let mut child = None;
+    let served = pager::serve_one(&snapshot, &socket, || {
+        let mut monitor = std::process::Command::new(std::env::current_exe().unwrap());
+        monitor.args(["--exact", "the_pager_serves_a_monitor"]).env(SOCKET, &socket);
+        child = Some(monitor.spawn().unwrap());
     });
+    assert!(child.unwrap().wait().unwrap().success());
+    let served = served.unwrap().unwrap();
+    assert!(served.faults > 0, "{served:?}");
 }
