@@ -4,6 +4,7 @@ mod common;
 
 use std::time::Duration;
 
+use afresh_sys::planted::{self, Bug};
 use afresh_vm::{CallError, GuestError, Sandbox, Strategy, VerifyError};
 use common::{guest, kvm};
 
@@ -14,7 +15,8 @@ const ENDLESS: u8 = b'L';
 
 fn sandbox(strategy: Strategy) -> Option<Sandbox> {
     let builder = Sandbox::builder().memory(1 << 20).strategy(strategy);
-    match builder.timeout(Duration::from_millis(500)).build(&guest("taint")) {
+    // Long enough for whatever ends by itself, on a busy host too.
+    match builder.timeout(Duration::from_secs(2)).build(&guest("taint")) {
         Ok(sandbox) => Some(sandbox),
         Err(error) => {
             assert!(strategy != Strategy::Auto, "{error}");
@@ -154,4 +156,15 @@ fn a_sandbox_that_does_not_pass_its_verification_wants_a_reset() {
         sandbox.verify().unwrap();
     }
     sandbox.run(b" ").unwrap();
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    if !kvm() {
+        return;
+    }
+    planted::must_be_caught(
+        &[Bug::Register, Bug::Exit],
+        &["nothing_that_a_call_leaves_in_the_processor_is_found_by_the_next"],
+    );
 }
