@@ -20,6 +20,7 @@
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
 //! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
+//! * [`errno`]: names of the kernel's errors.
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
 //! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings `alone`, a
 //!   test in a process of its own.
@@ -29,6 +30,7 @@
 #[cfg(all(feature = "planted", not(miri)))]
 mod alone;
 mod cause;
+pub mod errno;
 mod error;
 mod features;
 mod inherited;
