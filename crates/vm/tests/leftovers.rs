@@ -26,10 +26,14 @@ fn sandbox(strategy: Strategy) -> Option<Sandbox> {
     }
 }
 
+/// Where XSAVE notes which components are in use. The content of each is stored and compared all the same;
+/// one that holds nothing may be noted either way, by whether a host switched tasks just then.
+const IN_USE: std::ops::Range<usize> = 256 + 512..256 + 520;
+
 /// What the guest finds at the start of a call, in words, with the first difference named.
 fn compare(found: &[u8], expected: &[u8], after: &str) {
     assert_eq!(found.len(), expected.len(), "after {after}");
-    let place = found.iter().zip(expected).position(|(a, b)| a != b);
+    let place = (0..found.len()).find(|at| !IN_USE.contains(at) && found[*at] != expected[*at]);
     if let Some(at) = place {
         let word = at / 8 * 8;
         panic!(
