@@ -1,8 +1,9 @@
-//! Medians, paired ratios, JSON lines.
+//! Medians and ratios that are taken within a round.
 
-use std::io::Write;
+use serde_json::{Value, json};
 
-use serde_json::{Map, Value, json};
+use crate::Row;
+use crate::row::{quantile, spread};
 
 /// What one run measured, in milliseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -27,12 +28,6 @@ pub(super) struct Delays {
     pub(super) max: f64,
 }
 
-pub(super) fn quantile(values: &mut [f64], q: f64) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let at = ((values.len().saturating_sub(1)) as f64 * q).round() as usize;
-    values.get(at).copied().unwrap_or(f64::NAN)
-}
-
 fn median(values: impl Iterator<Item = f64>) -> f64 {
     quantile(&mut values.collect::<Vec<_>>(), 0.5)
 }
@@ -43,7 +38,7 @@ fn round(value: f64) -> Value {
 
 /// One line of results.
 pub(super) struct Line<'a> {
-    pub(super) table: &'a str,
+    pub(super) table: &'static str,
     pub(super) case: &'a str,
     pub(super) strategy: &'a str,
     pub(super) samples: &'a [Sample],
@@ -51,40 +46,39 @@ pub(super) struct Line<'a> {
     pub(super) rival: &'a [Sample],
     pub(super) delays: Option<Delays>,
     /// More fields.
-    pub(super) extra: &'a [(&'a str, Value)],
+    pub(super) extra: Vec<(&'static str, Value)>,
 }
 
 impl Line<'_> {
-    /// Writes the line as JSON.
-    pub(super) fn write(&self, out: &mut dyn Write) -> std::io::Result<()> {
-        let Line { samples, rival, .. } = *self;
-        let mut totals: Vec<f64> = samples.iter().map(|s| s.total).collect();
+    pub(super) fn row(self) -> Row {
+        let Line { samples, rival, .. } = self;
         let ratio = |of: fn(&Sample) -> f64| {
             round(median(samples.iter().zip(rival).map(|(s, r)| of(s) / r.total)))
         };
-        let mut fields = Map::new();
-        let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
-        set("table", json!(self.table));
-        set("case", json!(self.case));
-        set("strategy", json!(self.strategy));
-        set("threads", json!(1));
-        set("median", round(quantile(&mut totals, 0.5)));
-        set("min", round(quantile(&mut totals, 0.0)));
-        set("p99", round(quantile(&mut totals, 0.99)));
-        set("unit", json!("ms"));
-        set("ratio", ratio(|s| s.total));
-        set("first_1000", round(median(samples.iter().map(|s| s.first_1000))));
-        set("release", round(median(samples.iter().map(|s| s.release))));
-        set("release_ratio", ratio(|s| s.release));
-        set("cpu", round(median(samples.iter().map(|s| s.cpu))));
-        set("faults", json!(samples.iter().map(|s| s.faults).max().unwrap_or(0)));
-        if let Some(delays) = self.delays {
-            set("touch_us", json!({"p50": delays.p50, "p99": delays.p99, "max": delays.max}));
+        let of = |part: fn(&Sample) -> f64| round(median(samples.iter().map(part)));
+        let mut more = vec![
+            ("ratio", ratio(|s| s.total)),
+            ("first_1000", of(|s| s.first_1000)),
+            ("release", of(|s| s.release)),
+            ("release_ratio", ratio(|s| s.release)),
+            ("cpu", of(|s| s.cpu)),
+            ("faults", json!(samples.iter().map(|s| s.faults).max().unwrap_or(0))),
+        ];
+        if let Some(Delays { p50, p99, max }) = self.delays {
+            more.push(("touch_us", json!({"p50": p50, "p99": p99, "max": max})));
         }
-        for (name, value) in self.extra {
-            set(name, value.clone());
+        more.extend(self.extra);
+        let [median, min, p99] = spread(samples.iter().map(|s| s.total).collect());
+        Row {
+            table: self.table,
+            case: self.case.to_owned(),
+            strategy: self.strategy.to_owned(),
+            threads: 1,
+            median,
+            min,
+            p99,
+            unit: "ms",
+            more,
         }
-        writeln!(out, "{}", Value::Object(fields))?;
-        out.flush()
     }
 }

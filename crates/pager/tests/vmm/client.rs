@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use afresh_pager::PageSource;
 use afresh_pager::vmm::{Served, VmmError, VmmOptions, serve};
-use afresh_sys::{Advice, Interest, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd};
+use afresh_sys::{Advice, Interest, PageRange, Protection, Reservation, SysError, Uffd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 
 /// Pages of the source.
