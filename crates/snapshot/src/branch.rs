@@ -1,9 +1,10 @@
-//! A live guest on a tree.
+//! A line of states on a tree, and the live guest at its end.
 //!
 //! Promises: `snapshot`, `restore` and `fork` move the guest and the tree together; a failure leaves
-//! the tree as it was. May break it: moving the guest behind the branch's back, by calling
-//! [`Guest::switch`] through `guest_mut`; the next snapshot then has the wrong parent, though the
-//! right content.
+//! the tree as it was. A guest is made when it is first needed, so a branch that nobody runs costs no
+//! more than its state. A guest that cannot be moved is replaced by a new one. May break it: moving the
+//! guest behind the branch's back, by calling [`Guest::switch`] through `guest_mut`; the next snapshot then
+//! has the wrong parent, though the right content.
 
 use crate::tree::{SnapshotId, Tree, TreeError};
 use crate::{Frozen, Guest};
@@ -22,10 +23,15 @@ pub enum BranchError<E: std::error::Error + 'static> {
 
 /// A guest and the state that it stands on.
 #[derive(Debug)]
-pub struct Branch<G> {
-    guest: G,
-    tree: Tree,
+pub struct Branch<G: Guest> {
+    /// None until it is needed: it is in the state `base` then.
+    guest: Option<G>,
+    home: G::Home,
+    tree: Tree<G::State>,
     at: SnapshotId,
+    base: Frozen<G::State>,
+    /// The guest was lent since it stood on `base`.
+    moved: bool,
 }
 
 impl<G: Guest> Branch<G> {
@@ -33,10 +39,16 @@ impl<G: Guest> Branch<G> {
     ///
     /// # Errors
     /// [`BranchError::Guest`].
-    pub fn plant(tree: &Tree, mut guest: G) -> Result<Self, BranchError<G::Error>> {
-        let frozen = guest.checkpoint().map_err(BranchError::Guest)?;
-        let at = tree.insert(frozen, None);
-        Ok(Self { guest, tree: tree.clone(), at })
+    pub fn plant(tree: &Tree<G::State>, mut guest: G) -> Result<Self, BranchError<G::Error>> {
+        let base = guest.checkpoint().map_err(BranchError::Guest)?;
+        let home = guest.home();
+        Ok(Self { guest: Some(guest), ..Self::sow(tree, home, base) })
+    }
+
+    /// Plants a state: it becomes a root of the tree, and the guest is made when it is first needed.
+    pub fn sow(tree: &Tree<G::State>, home: G::Home, base: Frozen<G::State>) -> Self {
+        let at = tree.insert(base.clone(), None);
+        Self { guest: None, home, tree: tree.clone(), at, base, moved: false }
     }
 
     /// Freezes the present state as a child of the one that the guest stands on. The guest then
@@ -45,15 +57,26 @@ impl<G: Guest> Branch<G> {
     /// # Errors
     /// [`BranchError`].
     pub fn snapshot(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
-        let mut frozen = self.guest.checkpoint().map_err(BranchError::Guest)?;
-        if self.tree.is_spread(&frozen.image) {
-            let image = frozen.image.compact().map_err(TreeError::from)?;
-            frozen = Frozen { image, ..frozen };
-            // The guest moves to the compacted storage too, so that its next snapshot shares it.
-            self.guest.switch(&frozen).map_err(BranchError::Guest)?;
+        if let Some(guest) = &mut self.guest {
+            let mut frozen = guest.checkpoint().map_err(BranchError::Guest)?;
+            if self.tree.is_spread(&frozen) {
+                frozen = self.tree.compacted(&frozen).map_err(TreeError::from)?;
+                // The guest moves to the compacted storage too, so that its next snapshot shares it.
+                guest.switch(&frozen).map_err(BranchError::Guest)?;
+            }
+            self.base = frozen;
         }
-        self.at = self.tree.insert(frozen, Some(self.at));
+        self.at = self.tree.insert(self.base.clone(), Some(self.at));
+        self.moved = false;
         Ok(self.at)
+    }
+
+    /// The state the guest is in: the one it stands on when it was not lent since, and a new one otherwise.
+    ///
+    /// # Errors
+    /// [`BranchError`].
+    pub fn here(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
+        if self.moved { self.snapshot() } else { Ok(self.at) }
     }
 
     /// Goes to any state of the tree: up, down or across. What was not frozen is lost.
@@ -62,19 +85,47 @@ impl<G: Guest> Branch<G> {
     /// [`BranchError`].
     pub fn restore(&mut self, id: SnapshotId) -> Result<(), BranchError<G::Error>> {
         let frozen = self.tree.get(id)?;
-        self.guest.switch(&frozen).map_err(BranchError::Guest)?;
+        if let Some(guest) = &mut self.guest
+            && guest.switch(&frozen).is_err()
+        {
+            // Whatever it is that it cannot undo, a new one has nothing to undo.
+            self.guest = None;
+            self.guest = Some(G::make(&self.home, &frozen).map_err(BranchError::Guest)?);
+        }
         self.at = id;
+        self.base = frozen;
+        self.moved = false;
         Ok(())
     }
 
-    /// A new guest that stands on any state of the tree.
+    /// Drops the guest: what was not frozen is lost, and a new one is made in the state it stood on when
+    /// it is next needed.
+    pub fn abandon(&mut self) {
+        self.guest = None;
+        self.moved = false;
+    }
+
+    /// Another branch that stands on any state of the tree.
     ///
     /// # Errors
-    /// [`BranchError`].
+    /// [`BranchError::Tree`].
     pub fn fork(&self, id: SnapshotId) -> Result<Self, BranchError<G::Error>> {
-        let frozen = self.tree.get(id)?;
-        let guest = self.guest.fork(&frozen).map_err(BranchError::Guest)?;
-        Ok(Self { guest, tree: self.tree.clone(), at: id })
+        let base = self.tree.get(id)?;
+        let (home, tree) = (self.home.clone(), self.tree.clone());
+        Ok(Self { guest: None, home, tree, at: id, base, moved: false })
+    }
+
+    /// As [`Tree::drop_snapshot`]. A guest that stands on the state goes on from the nearest ancestor that is
+    /// left.
+    ///
+    /// # Errors
+    /// [`BranchError::Tree`].
+    pub fn drop_snapshot(&mut self, id: SnapshotId) -> Result<(), BranchError<G::Error>> {
+        let parent = self.tree.drop_snapshot(id)?;
+        if self.at == id {
+            self.at = parent.unwrap_or(id);
+        }
+        Ok(())
     }
 
     /// The state the guest stands on. It may have been dropped since.
@@ -83,22 +134,25 @@ impl<G: Guest> Branch<G> {
     }
 
     /// The tree.
-    pub fn tree(&self) -> &Tree {
+    pub fn tree(&self) -> &Tree<G::State> {
         &self.tree
     }
 
-    /// The guest.
-    pub fn guest(&self) -> &G {
-        &self.guest
+    /// The guest, if it was needed before.
+    pub fn guest(&self) -> Option<&G> {
+        self.guest.as_ref()
     }
 
-    /// The guest, to run it.
-    pub fn guest_mut(&mut self) -> &mut G {
-        &mut self.guest
-    }
-
-    /// The guest, without its tree.
-    pub fn into_guest(self) -> G {
-        self.guest
+    /// The guest, to run it; made now if it was not needed before.
+    ///
+    /// # Errors
+    /// [`BranchError::Guest`] when it cannot be made; the next time it is tried again.
+    pub fn guest_mut(&mut self) -> Result<&mut G, BranchError<G::Error>> {
+        let guest = match self.guest.take() {
+            Some(guest) => guest,
+            None => G::make(&self.home, &self.base).map_err(BranchError::Guest)?,
+        };
+        self.moved = true;
+        Ok(self.guest.insert(guest))
     }
 }
