@@ -10,6 +10,7 @@ pub mod live;
 pub mod modules;
 pub mod rivals;
 pub mod row;
+pub mod session;
 pub mod start;
 pub mod steady;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

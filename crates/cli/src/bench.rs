@@ -1,10 +1,10 @@
 //! `afresh bench`: tables of figures, each beside its rivals in the same run.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use afresh_bench::{Options, Row, arena, grow, js, start, steady, wasm};
+use afresh_bench::{Options, Row, arena, grow, js, session, start, steady, wasm};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -96,6 +96,14 @@ enum Table {
         /// A remote to open them in, too: a URL.
         #[arg(long, value_name = "URL")]
         remote: Option<String>,
+    },
+    /// Checkpoints, rollbacks and forks of the live JavaScript guest, beside copying its whole heap.
+    Session {
+        #[command(flatten)]
+        common: Common,
+        /// The JavaScript guest.
+        #[arg(long, default_value = "target/guests/js.wasm")]
+        js: PathBuf,
     },
     /// Makes N calls of the small module and nothing else, for strace to look at.
     #[command(hide = true)]
@@ -221,6 +229,13 @@ fn steady_state(format: Format) -> anyhow::Result<()> {
     Ok(())
 }
 
+/// The JavaScript guest.
+fn javascript(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| {
+        format!("cannot read {}; `cargo xtask guests --only js` builds it", path.display())
+    })
+}
+
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let format = settings.output;
     let mut print = printer(format);
@@ -283,10 +298,11 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             }
             restore(&options, &mut Lines::new(format))?;
         }
+        Table::Session { common, js } => {
+            session::all(&javascript(js)?, &common.options(), &mut print)?;
+        }
         Table::Start { common, js, dir, remote } => {
-            let wasm = std::fs::read(js).with_context(|| {
-                format!("cannot read {}; `cargo xtask guests --only js` builds it", js.display())
-            })?;
+            let wasm = javascript(js)?;
             let scratch = Scratch::new(dir.as_deref())?;
             let (options, remote) = (common.options(), remote.as_deref());
             start::start(&wasm, js::REQUEST, scratch.path(), remote, &options, &mut print)?;

@@ -29,6 +29,9 @@ pub struct Branch<G: Guest> {
     home: G::Home,
     tree: Tree<G::State>,
     at: SnapshotId,
+    /// The nearest ancestor of `at` that is left, once `at` was dropped by this branch.
+    under: Option<SnapshotId>,
+    /// The state `at`, also after that was dropped.
     base: Frozen<G::State>,
     /// The guest was lent since it stood on `base`.
     moved: bool,
@@ -48,7 +51,16 @@ impl<G: Guest> Branch<G> {
     /// Plants a state: it becomes a root of the tree, and the guest is made when it is first needed.
     pub fn sow(tree: &Tree<G::State>, home: G::Home, base: Frozen<G::State>) -> Self {
         let at = tree.insert(base.clone(), None);
-        Self { guest: None, home, tree: tree.clone(), at, base, moved: false }
+        Self::stand(tree, home, at, base)
+    }
+
+    fn stand(
+        tree: &Tree<G::State>,
+        home: G::Home,
+        at: SnapshotId,
+        base: Frozen<G::State>,
+    ) -> Self {
+        Self { guest: None, home, tree: tree.clone(), at, under: None, base, moved: false }
     }
 
     /// Freezes the present state as a child of the one that the guest stands on. The guest then
@@ -66,17 +78,32 @@ impl<G: Guest> Branch<G> {
             }
             self.base = frozen;
         }
-        self.at = self.tree.insert(self.base.clone(), Some(self.at));
+        self.at = self.tree.insert(self.base.clone(), self.ground());
+        self.under = None;
         self.moved = false;
         Ok(self.at)
     }
 
-    /// The state the guest is in: the one it stands on when it was not lent since, and a new one otherwise.
+    /// The nearest state that is left, from the one that the guest stands on towards the root.
+    fn ground(&self) -> Option<SnapshotId> {
+        if self.tree.contains(self.at) { Some(self.at) } else { self.under }
+    }
+
+    /// The state that `name` means here: the nearest on the way to the root, or the only one elsewhere.
+    ///
+    /// # Errors
+    /// As [`Tree::find`].
+    pub fn find(&self, name: &str) -> Result<SnapshotId, TreeError> {
+        self.tree.find(name, self.ground().unwrap_or(self.at))
+    }
+
+    /// The state the guest is in: the one it stands on when it was not lent since and that was not dropped,
+    /// and a new one otherwise.
     ///
     /// # Errors
     /// [`BranchError`].
     pub fn here(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
-        if self.moved { self.snapshot() } else { Ok(self.at) }
+        if self.moved || !self.tree.contains(self.at) { self.snapshot() } else { Ok(self.at) }
     }
 
     /// Goes to any state of the tree: up, down or across. What was not frozen is lost.
@@ -93,6 +120,7 @@ impl<G: Guest> Branch<G> {
             self.guest = Some(G::make(&self.home, &frozen).map_err(BranchError::Guest)?);
         }
         self.at = id;
+        self.under = None;
         self.base = frozen;
         self.moved = false;
         Ok(())
@@ -111,19 +139,18 @@ impl<G: Guest> Branch<G> {
     /// [`BranchError::Tree`].
     pub fn fork(&self, id: SnapshotId) -> Result<Self, BranchError<G::Error>> {
         let base = self.tree.get(id)?;
-        let (home, tree) = (self.home.clone(), self.tree.clone());
-        Ok(Self { guest: None, home, tree, at: id, base, moved: false })
+        Ok(Self::stand(&self.tree, self.home.clone(), id, base))
     }
 
-    /// As [`Tree::drop_snapshot`]. A guest that stands on the state goes on from the nearest ancestor that is
-    /// left.
+    /// As [`Tree::drop_snapshot`]. A guest that stands on the state stays as it is; its next one becomes a child
+    /// of the nearest ancestor that is left.
     ///
     /// # Errors
     /// [`BranchError::Tree`].
     pub fn drop_snapshot(&mut self, id: SnapshotId) -> Result<(), BranchError<G::Error>> {
         let parent = self.tree.drop_snapshot(id)?;
-        if self.at == id {
-            self.at = parent.unwrap_or(id);
+        if self.at == id || self.under == Some(id) {
+            self.under = parent;
         }
         Ok(())
     }

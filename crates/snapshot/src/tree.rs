@@ -182,6 +182,12 @@ impl<S> Tree<S> {
         self.lock().nodes.get(&id).map(|node| node.frozen.clone()).ok_or(TreeError::Unknown(id))
     }
 
+    /// Whether the state is in the tree.
+    #[must_use]
+    pub fn contains(&self, id: SnapshotId) -> bool {
+        self.lock().nodes.contains_key(&id)
+    }
+
     /// The state that `name` means to whoever stands on `from`: the nearest on the way from there to the
     /// root, or the only one elsewhere.
     ///

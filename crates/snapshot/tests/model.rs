@@ -270,6 +270,21 @@ fn a_name_means_the_nearest_on_the_way_to_the_root() {
 }
 
 #[test]
+fn a_guest_whose_state_was_dropped_is_forked_as_it_is() {
+    let Some(slot) = slot(Reset::Auto, false) else { return };
+    let mut branch = Branch::plant(&Tree::new(), slot).unwrap();
+    let root = branch.at();
+    branch.guest_mut().unwrap().write(0, &[1]).unwrap();
+    let one = branch.snapshot().unwrap();
+    branch.drop_snapshot(one).unwrap();
+    let here = branch.here().unwrap();
+    let mut fork = branch.fork(here).unwrap();
+    assert_eq!(content(fork.guest_mut().unwrap())[0], 1);
+    let of_here = branch.tree().list().into_iter().find(|info| info.id == here).unwrap();
+    assert_eq!(of_here.parent, Some(root));
+}
+
+#[test]
 fn a_checkpoint_costs_what_changed_also_after_much_was_written() {
     const MANY: usize = 4000;
     let config = SlotConfig { strategy: Reset::WriteSet(None), ..SlotConfig::default() };
