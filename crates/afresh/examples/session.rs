@@ -31,7 +31,7 @@ pub(crate) fn search(target: u32) -> Result<Vec<&'static str>, Box<dyn std::erro
     let mut moves = Vec::new();
     loop {
         let tried = ["add", "double"];
-        let mut best = None;
+        let mut best: Option<(u32, &str, Session)> = None;
         for (name, mut fork) in tried.into_iter().zip(session.fork(tried.len())?) {
             // One that fails is merely no candidate: its relatives know nothing of it.
             if fork.ask(&call(name)).is_ok() {
