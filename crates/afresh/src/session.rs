@@ -105,6 +105,15 @@ impl std::fmt::Debug for Session {
     }
 }
 
+impl Drop for Session {
+    fn drop(&mut self) {
+        if matches!(self.state, State::Calling) {
+            // Of no use to its relatives either.
+            each!(&mut self.line, branch => branch.abandon());
+        }
+    }
+}
+
 /// What it means that a branch could not move.
 fn unmoved<E: std::error::Error + Send + Sync + 'static>(error: BranchError<E>) -> SessionError {
     match error {
@@ -250,7 +259,9 @@ impl Session {
             branch.restore(id).map_err(unmoved)
         });
         self.state = match &moved {
-            Err(error) => State::Failed(format!("it could not be rolled back: {}", describe(error))),
+            Err(error) => {
+                State::Failed(format!("it could not be rolled back: {}", describe(error)))
+            }
             Ok(()) => State::Ready,
         };
         moved.map(|()| id)

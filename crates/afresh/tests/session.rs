@@ -74,10 +74,9 @@ struct Live {
 fn val(session: &mut Session, name: &str, arguments: &[Val]) -> Result<i64, SessionError> {
     let results = session.with(|lease| {
         let module = lease.as_module().expect("it is a module");
-        module.call(name, arguments).map_err(|e| CallError::Guest {
-            function: name.to_owned(),
-            source: e.into(),
-        })
+        module
+            .call(name, arguments)
+            .map_err(|e| CallError::Guest { function: name.to_owned(), source: e.into() })
     })?;
     Ok(match results.first() {
         Some(Val::I32(value)) => i64::from(*value),
@@ -203,10 +202,7 @@ fn program(guest: &Guest, seed: u64, steps: usize) {
                     let at = random.below(now.bytes.len() - 5000);
                     assert!(val(session, "trap", &ints([at])).is_err());
                     assert!(session.failed().is_some());
-                    assert!(matches!(
-                        val(session, "size", &[]),
-                        Err(SessionError::Failed { .. })
-                    ));
+                    assert!(matches!(val(session, "size", &[]), Err(SessionError::Failed { .. })));
                     let to = states.contains_key(&id).then_some(id);
                     let to = to.unwrap_or_else(|| *states.keys().next().expect("one is left"));
                     session.rollback(to).unwrap();
@@ -249,8 +245,8 @@ fn program(guest: &Guest, seed: u64, steps: usize) {
                 let found = session.diff(one, two).unwrap();
                 assert_eq!(found.bytes, bytes);
                 let besides = |model: &Model| (model.global, model.table.clone(), model.dropped);
-                let same = first.bytes.len() == second.bytes.len()
-                    && besides(first) == besides(second);
+                let same =
+                    first.bytes.len() == second.bytes.len() && besides(first) == besides(second);
                 assert_eq!(found.state, !same);
             }
         }

@@ -248,9 +248,7 @@ fn fork(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<(
             })
         }),
         // Each is dropped before the next, or they would not fit into memory.
-        Contestant::new("copy", move || {
-            (0..FORKS).try_for_each(|_| plain.fork().map(drop))
-        }),
+        Contestant::new("copy", move || (0..FORKS).try_for_each(|_| plain.fork().map(drop))),
     ];
     let few = Options { rounds: options.rounds.min(7), ..options.clone() };
     contest(TABLE, &format!("js45/fork{FORKS}"), &few, field, sink)?;

@@ -2,9 +2,11 @@
 //!
 //! Promises: `snapshot`, `restore` and `fork` move the guest and the tree together; a failure leaves
 //! the tree as it was. A guest is made when it is first needed, so a branch that nobody runs costs no
-//! more than its state. A guest that cannot be moved is replaced by a new one. May break it: moving the
-//! guest behind the branch's back, by calling [`Guest::switch`] through `guest_mut`; the next snapshot then
-//! has the wrong parent, though the right content.
+//! more than its state; when a relative has ended, its guest is moved there instead. A guest that cannot be moved
+//! is replaced by a new one. May break it: moving the guest behind the branch's back, by calling
+//! [`Guest::switch`] through `guest_mut`; the next snapshot then has the wrong parent, though the right content.
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::tree::{SnapshotId, Tree, TreeError};
 use crate::{Frozen, Guest};
@@ -21,11 +23,16 @@ pub enum BranchError<E: std::error::Error + 'static> {
     Guest(#[source] E),
 }
 
+/// Guests of branches that have ended, kept for their relatives.
+const SPARES: usize = 8;
+
 /// A guest and the state that it stands on.
 #[derive(Debug)]
 pub struct Branch<G: Guest> {
     /// None until it is needed: it is in the state `base` then.
     guest: Option<G>,
+    /// Shared by all relatives; in whatever states their branches left them.
+    spares: Arc<Mutex<Vec<G>>>,
     home: G::Home,
     tree: Tree<G::State>,
     at: SnapshotId,
@@ -44,23 +51,16 @@ impl<G: Guest> Branch<G> {
     /// [`BranchError::Guest`].
     pub fn plant(tree: &Tree<G::State>, mut guest: G) -> Result<Self, BranchError<G::Error>> {
         let base = guest.checkpoint().map_err(BranchError::Guest)?;
-        let home = guest.home();
-        Ok(Self { guest: Some(guest), ..Self::sow(tree, home, base) })
+        let mut this = Self::sow(tree, guest.home(), base);
+        this.guest = Some(guest);
+        Ok(this)
     }
 
     /// Plants a state: it becomes a root of the tree, and the guest is made when it is first needed.
     pub fn sow(tree: &Tree<G::State>, home: G::Home, base: Frozen<G::State>) -> Self {
         let at = tree.insert(base.clone(), None);
-        Self::stand(tree, home, at, base)
-    }
-
-    fn stand(
-        tree: &Tree<G::State>,
-        home: G::Home,
-        at: SnapshotId,
-        base: Frozen<G::State>,
-    ) -> Self {
-        Self { guest: None, home, tree: tree.clone(), at, under: None, base, moved: false }
+        let (tree, spares) = (tree.clone(), Arc::default());
+        Self { guest: None, spares, home, tree, at, under: None, base, moved: false }
     }
 
     /// Freezes the present state as a child of the one that the guest stands on. The guest then
@@ -139,7 +139,16 @@ impl<G: Guest> Branch<G> {
     /// [`BranchError::Tree`].
     pub fn fork(&self, id: SnapshotId) -> Result<Self, BranchError<G::Error>> {
         let base = self.tree.get(id)?;
-        Ok(Self::stand(&self.tree, self.home.clone(), id, base))
+        Ok(Self {
+            guest: None,
+            spares: self.spares.clone(),
+            home: self.home.clone(),
+            tree: self.tree.clone(),
+            at: id,
+            under: None,
+            base,
+            moved: false,
+        })
     }
 
     /// As [`Tree::drop_snapshot`]. A guest that stands on the state stays as it is; its next one becomes a child
@@ -177,9 +186,36 @@ impl<G: Guest> Branch<G> {
     pub fn guest_mut(&mut self) -> Result<&mut G, BranchError<G::Error>> {
         let guest = match self.guest.take() {
             Some(guest) => guest,
-            None => G::make(&self.home, &self.base).map_err(BranchError::Guest)?,
+            None => self.make().map_err(BranchError::Guest)?,
         };
         self.moved = true;
         Ok(self.guest.insert(guest))
+    }
+
+    /// A guest in the state `base`.
+    fn make(&self) -> Result<G, G::Error> {
+        let spare = self.spares.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(mut guest) = spare
+            && guest.switch(&self.base).is_ok()
+        {
+            return Ok(guest);
+        }
+        G::make(&self.home, &self.base)
+    }
+}
+
+impl<G: Guest> Drop for Branch<G> {
+    fn drop(&mut self) {
+        // A guest whose user panics may be in the middle of something.
+        let sound = self.guest.take().filter(|_| !std::thread::panicking());
+        if let Some(guest) = sound {
+            let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+            if spares.len() < SPARES {
+                spares.push(guest);
+            } else {
+                drop(spares);
+                drop(guest);
+            }
+        }
     }
 }

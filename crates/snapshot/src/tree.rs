@@ -40,7 +40,9 @@ pub enum TreeError {
         names: String,
     },
     /// Several states on other branches have the name, and none on this one.
-    #[error("{name:?} names {ids} on other branches, and none on this one: go to one of them by its id")]
+    #[error(
+        "{name:?} names {ids} on other branches, and none on this one: go to one of them by its id"
+    )]
     Ambiguous {
         /// The name asked for.
         name: String,

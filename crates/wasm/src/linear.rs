@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use afresh_memory::{
-    HostAccess, Image, ImageError, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError, Strategy, ZeroStock,
-    page_align_up,
+    HostAccess, Image, ImageError, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError, Strategy,
+    ZeroStock, page_align_up,
 };
 use afresh_rewrite::Memory;
 use serde::{Deserialize, Serialize};

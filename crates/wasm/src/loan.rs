@@ -9,7 +9,16 @@ pub(crate) enum Loan<'a> {
     /// Brought back to the warm state when the lease ends.
     Pooled(afresh_pool::Lease<'a, ResetInstance>),
     /// Stays as the lease leaves it.
-    Own(&'a mut ResetInstance),
+    Own(Own<'a>),
+}
+
+/// A session's instance. Notes when its user panics, which may have been in the middle of a call.
+pub(crate) struct Own<'a>(pub(crate) &'a mut ResetInstance);
+
+impl Drop for Own<'_> {
+    fn drop(&mut self) {
+        self.0.unwound |= std::thread::panicking();
+    }
 }
 
 impl Loan<'_> {
@@ -29,7 +38,7 @@ impl Deref for Loan<'_> {
     fn deref(&self) -> &ResetInstance {
         match self {
             Self::Pooled(lease) => lease,
-            Self::Own(instance) => instance,
+            Self::Own(own) => own.0,
         }
     }
 }
@@ -39,7 +48,7 @@ impl DerefMut for Loan<'_> {
     fn deref_mut(&mut self) -> &mut ResetInstance {
         match self {
             Self::Pooled(lease) => lease,
-            Self::Own(instance) => instance,
+            Self::Own(own) => own.0,
         }
     }
 }

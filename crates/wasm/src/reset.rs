@@ -175,6 +175,8 @@ pub(crate) struct ResetInstance {
     warm_heap: usize,
     /// Bytes of the collected heap now; they stay when what was in it is collected.
     heap: usize,
+    /// Somebody who used it panicked.
+    pub(crate) unwound: bool,
     pub(crate) of: Arc<ResetState>,
 }
 
@@ -234,6 +236,7 @@ impl ResetInstance {
             typed: Vec::new(),
             warm_heap: heap,
             heap,
+            unwound: false,
             of: of.clone(),
         };
         // Instantiation may have written data that is not part of the warm image.

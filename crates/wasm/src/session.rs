@@ -22,7 +22,7 @@ use wasmtime::{AsContextMut, Global, Instance, RootScope, Table, Val, ValType};
 use crate::host::Host;
 use crate::lease::{Kind, Lease};
 use crate::linear::{GuestMemory, MemoryPolicy};
-use crate::loan::Loan;
+use crate::loan::{Loan, Own};
 use crate::reset::{INSTANCE_MAPPINGS, KEPT_HEAP, ResetInstance, ResetState};
 use crate::scope::forget_exception;
 use crate::state::{functions, missing, val, warm_value};
@@ -152,9 +152,8 @@ impl Places {
         instance: Instance,
         visible: &Visible,
     ) -> Result<Self, WarmError> {
-        let mut global = |name: String| {
-            instance.get_global(&mut *store, &name).ok_or_else(|| missing(&name))
-        };
+        let mut global =
+            |name: String| instance.get_global(&mut *store, &name).ok_or_else(|| missing(&name));
         let globals: Vec<Global> =
             visible.globals.iter().map(|i| global(names::global(*i))).collect::<Result<_, _>>()?;
         let data = visible.data.iter().map(|i| names::data_dropped(*i));
@@ -167,7 +166,8 @@ impl Places {
             let ty = ValType::Ref(table.ty(&*store).element().clone());
             tables.push((table, ty));
         }
-        let globals = globals.into_iter().map(|global| (global, global.ty(&*store).content().clone()));
+        let globals =
+            globals.into_iter().map(|global| (global, global.ty(&*store).content().clone()));
         Ok(Self {
             globals: globals.collect(),
             tables,
@@ -228,9 +228,8 @@ impl Places {
                 if now.get(at) == Some(element) {
                     continue;
                 }
-                let value = val(store, instance, ty, *element)
-                    .and_then(Val::ref_)
-                    .ok_or_else(foreign)?;
+                let value =
+                    val(store, instance, ty, *element).and_then(Val::ref_).ok_or_else(foreign)?;
                 if at as u64 >= table.size(&*store) {
                     let more = (elements.len() - at) as u64;
                     table.grow(&mut *store, more, value).map_err(failed)?;
@@ -292,7 +291,7 @@ impl Session {
 
     /// Gives the instance a generation and entropy that no other has.
     fn begin(&mut self) -> Result<(), WarmError> {
-        Lease::begin(&self.warm.inner, Kind::Reset(Loan::Own(&mut self.instance))).map(drop)
+        Lease::begin(&self.warm.inner, Kind::Reset(Loan::Own(Own(&mut self.instance)))).map(drop)
     }
 
     /// The instance as it is, for calls. What they leave stays when the lease ends; what a call gave that
@@ -303,7 +302,7 @@ impl Session {
             self.instance.store.renew(|_| ());
         }
         blueprint.stores.unlimit(&mut self.instance.store);
-        Lease { kind: Kind::Reset(Loan::Own(&mut self.instance)), warm: &self.warm.inner }
+        Lease { kind: Kind::Reset(Loan::Own(Own(&mut self.instance))), warm: &self.warm.inner }
     }
 
     /// The guest it is a session of.
@@ -326,9 +325,8 @@ impl Session {
         instance.store.data_mut().clear();
         forget_exception(&mut instance.store);
         let mut tables = self.places.tables.iter().zip(&values.tables);
-        if tables.any(|((table, _), elements)| {
-            table.size(&instance.store) > elements.len() as u64
-        }) {
+        if tables.any(|((table, _), elements)| table.size(&instance.store) > elements.len() as u64)
+        {
             return Ok(false);
         }
         let sized = to.memories.iter().zip(&values.bytes);
@@ -365,6 +363,9 @@ impl Guest for Session {
     }
 
     fn checkpoint(&mut self) -> Result<Frozen<SessionState>, SessionError> {
+        if self.instance.unwound {
+            return Err(SessionError::State("a call of it was ended by a panic".to_owned()));
+        }
         let stores = &self.instance.of.blueprint.stores;
         descriptors::check(stores, self.instance.store.data_mut())?;
         let values = self.read();
@@ -384,7 +385,7 @@ impl Guest for Session {
         if to.state.0.guest != self.warm.inner.id {
             return Err(SessionError::Foreign);
         }
-        if self.go(to)? {
+        if !self.instance.unwound && self.go(to)? {
             Ok(self.begin()?)
         } else {
             *self = Self::new(&self.warm, to)?;

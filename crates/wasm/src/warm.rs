@@ -421,7 +421,9 @@ impl Warm {
     pub fn lease(&self) -> Result<Lease<'_>, WarmError> {
         let inner = &*self.inner;
         let kind = match &inner.pools {
-            Pools::Reset { state, pool } => Kind::Reset(Loan::Pooled(pool.get(0, |_| state.make())?)),
+            Pools::Reset { state, pool } => {
+                Kind::Reset(Loan::Pooled(pool.get(0, |_| state.make())?))
+            }
             Pools::Fresh { state, pool } => {
                 let memories = pool.get(0, |_| state.make())?;
                 let (store, instance) = state.instantiate(&memories)?;
