@@ -6,6 +6,9 @@
 use std::io;
 use std::path::PathBuf;
 
+#[cfg(any(feature = "wasm", feature = "vm"))]
+use afresh_snapshot::TreeError;
+
 use crate::Place;
 
 /// An error of a crate below.
@@ -168,6 +171,32 @@ pub enum CallError {
         /// How.
         source: Cause,
     },
+}
+
+/// A session could not be made, called or moved. Unless it says that the session failed, the session is as it
+/// was before.
+#[cfg(any(feature = "wasm", feature = "vm"))]
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The call failed. When the guest had begun, the session has failed with it.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// An earlier call was cut short, so nobody knows what state the guest is in.
+    #[error("the session failed earlier ({why}): roll it back, to a checkpoint or to its root")]
+    Failed {
+        /// How.
+        why: String,
+    },
+    /// This kind of guest has no sessions.
+    #[error("this guest has no sessions: {0}")]
+    Guest(&'static str),
+    /// No such checkpoint.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// The present state cannot be kept, or another not be reached.
+    #[error("the session's state cannot be kept or changed")]
+    State(#[source] Cause),
 }
 
 /// A guest could not be saved; the name means what it meant before.

@@ -15,7 +15,10 @@ use afresh_store::Snapshot;
 use crate::call::{Callee, Function};
 #[cfg(feature = "vm")]
 use crate::machine::Machines;
-use crate::{Answer, Call, CallError, Cause, Lease, LeaseError, OpenError, Options, Reference};
+use crate::{
+    Answer, Call, CallError, Cause, Lease, LeaseError, OpenError, Options, Reference, Session,
+    SessionError,
+};
 
 /// What a guest is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -247,6 +250,15 @@ impl Guest {
     #[inline]
     pub fn lease(&self) -> Result<Lease<'_>, LeaseError> {
         Lease::begin(self)
+    }
+
+    /// A live guest of its own, whose calls go on from one another, beginning in the warm state. Its instance
+    /// is made by the first call.
+    ///
+    /// # Errors
+    /// [`SessionError::Guest`] for a component, [`SessionError::State`] for a module in fresh mode.
+    pub fn session(&self) -> Result<Session, SessionError> {
+        Session::begin(self)
     }
 
     /// Calls a handler that takes bytes and gives bytes, from the warm state, and forgets what the call did.

@@ -3,7 +3,7 @@
 use crate::call::{Callee, Given};
 use crate::guest::Ready;
 #[cfg(feature = "vm")]
-use crate::machine::Machine;
+use crate::machine::Loan;
 use crate::{Answer, Call, CallError, Guest, LeaseError, VerifyError};
 
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping it
@@ -20,7 +20,7 @@ pub(crate) enum Instance<'a> {
     #[cfg(feature = "wasm")]
     Component(afresh_wasm::ComponentLease<'a>),
     #[cfg(feature = "vm")]
-    Machine(afresh_pool::Lease<'a, Machine>),
+    Machine(Loan<'a>),
 }
 
 impl std::fmt::Debug for Lease<'_> {
@@ -104,7 +104,7 @@ impl<'a> Lease<'a> {
             }
             #[cfg(feature = "vm")]
             Instance::Machine(machine) => {
-                machine.0.call(input).map_err(|e| CallError::of_vm(callee.name(), e))
+                machine.call(input).map_err(|e| CallError::of_vm(callee.name(), e))
             }
         }
     }
@@ -150,7 +150,7 @@ impl<'a> Lease<'a> {
             }
             #[cfg(feature = "vm")]
             Instance::Machine(machine) => {
-                let answer = machine.0.call(texts.join(" ").as_bytes());
+                let answer = machine.call(texts.join(" ").as_bytes());
                 answer.map(Answer::Bytes).map_err(|e| CallError::of_vm(name, e))
             }
         }
@@ -175,7 +175,7 @@ impl<'a> Lease<'a> {
             #[cfg(feature = "vm")]
             Instance::Machine(machine) => {
                 use afresh_vm::{Difference, VerifyError as Found};
-                match machine.0.verify() {
+                match machine.verify() {
                     Ok(()) => Ok((0, 0)),
                     Err(Found::Differs(Difference::Memory { .. })) => Ok((1, 0)),
                     Err(Found::Differs(_)) => Ok((0, 1)),
@@ -213,7 +213,7 @@ impl<'a> Lease<'a> {
     #[must_use]
     pub fn as_machine(&mut self) -> Option<&mut afresh_vm::Sandbox> {
         match &mut self.instance {
-            Instance::Machine(machine) => Some(&mut machine.0),
+            Instance::Machine(machine) => Some(machine),
             #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }

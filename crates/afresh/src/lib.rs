@@ -34,6 +34,36 @@
 //! A warm guest becomes a snapshot with [`Guest::save`], and what calls made of it with [`Lease::save`];
 //! [`open`] takes either out again, on this machine or another, and fetches pages as they are touched.
 //!
+//! # Sessions
+//!
+//! A [`Session`] is a live guest whose calls go on from one another. It takes checkpoints, goes back to any of
+//! them, and forks, for the price of what changed:
+//!
+//! ```
+//! # #[cfg(feature = "wasm")]
+//! # fn main() -> Result<(), Box<dyn std::error::Error>> {
+//! # use afresh::{Call, Guest, Options};
+//! # let wasm = wat::parse_str(r#"(module (memory 1)
+//! #   (func (export "add") (param i32) (result i32)
+//! #     (i32.store (i32.const 0) (i32.add (i32.load (i32.const 0)) (local.get 0)))
+//! #     (i32.load (i32.const 0))))"#)?;
+//! # let guest = Guest::from_bytes("counter", &wasm, &Options::new())?;
+//! let add = |number: &str| Call::text("add", [number]);
+//! let mut session = guest.session()?;
+//! session.ask(&add("40"))?;
+//! session.checkpoint("forty")?;
+//! for fork in &mut session.fork(3)? {
+//!     assert_eq!(fork.ask(&add("2"))?.text(), "42");
+//! }
+//! session.ask(&add("1000"))?;
+//! session.rollback("forty")?;
+//! assert_eq!(session.ask(&add("1"))?.text(), "41");
+//! # Ok(())
+//! # }
+//! # #[cfg(not(feature = "wasm"))]
+//! # fn main() {}
+//! ```
+//!
 //! # Features
 //!
 //! | feature | what it brings | by default |
@@ -52,7 +82,8 @@
 //! # The crates below
 //!
 //! What this crate's signatures name is re-exported here. The crates below are modules: [`memory`] (images, slots,
-//! strategies), `wasm`, `vm`, `arena`, `frames`, `store`, `pager` and `pool`, as features bring them.
+//! strategies), `snapshot` (trees of states), `wasm`, `vm`, `arena`, `frames`, `store`, `pager` and `pool`, as
+//! features bring them.
 //! [`Guest::as_module`] and its like lead down to them.
 
 #![cfg_attr(not(feature = "wasm"), allow(rustdoc::broken_intra_doc_links))]
@@ -78,6 +109,8 @@ mod save;
 #[cfg(any(feature = "wasm", feature = "vm"))]
 mod scratch;
 #[cfg(any(feature = "wasm", feature = "vm"))]
+mod session;
+#[cfg(any(feature = "wasm", feature = "vm"))]
 mod verify;
 
 #[cfg(feature = "arena")]
@@ -89,6 +122,8 @@ pub use afresh_memory as memory;
 pub use afresh_pager as pager;
 #[cfg(any(feature = "wasm", feature = "vm"))]
 pub use afresh_pool as pool;
+#[cfg(any(feature = "wasm", feature = "vm"))]
+pub use afresh_snapshot as snapshot;
 #[cfg(feature = "snapshots")]
 pub use afresh_store as store;
 #[cfg(feature = "vm")]
@@ -103,7 +138,7 @@ pub use afresh_store::{Encoding, Sha256, Snapshot};
 #[cfg(any(feature = "wasm", feature = "vm"))]
 pub use call::{Answer, Call, Callee, Function};
 #[cfg(any(feature = "wasm", feature = "vm"))]
-pub use error::{CallError, LeaseError, SaveError, VerifyError};
+pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 #[cfg(feature = "snapshots")]
 pub use error::{Cause, OpenError, ReferenceError};
 #[cfg(any(feature = "wasm", feature = "vm"))]
@@ -116,5 +151,7 @@ pub use options::Options;
 pub use place::{LATEST, Place, Reference};
 #[cfg(any(feature = "wasm", feature = "vm"))]
 pub use save::{SaveOptions, Saved};
+#[cfg(any(feature = "wasm", feature = "vm"))]
+pub use session::{Checkpoint, Session};
 #[cfg(any(feature = "wasm", feature = "vm"))]
 pub use verify::{Clones, Verification};

@@ -1,5 +1,7 @@
 //! Micro-VMs behind the front door: a pool of sandboxes in one state.
 
+use std::ops::{Deref, DerefMut};
+
 use afresh_pool::{Lease, Pool, PoolError, PoolStats, Recycle};
 use afresh_vm::{BuildError, Sandbox, Snapshot};
 
@@ -12,7 +14,44 @@ pub(crate) struct Machines {
 }
 
 /// One of them.
-pub(crate) struct Machine(pub(crate) Sandbox);
+pub(crate) struct Machine(Sandbox);
+
+/// A sandbox on lease.
+pub(crate) enum Loan<'a> {
+    /// Reset when the lease ends.
+    Pooled(Lease<'a, Machine>),
+    /// A session's own, which stays as the lease leaves it.
+    Own(&'a mut Sandbox),
+}
+
+impl Loan<'_> {
+    /// Drops a pool's sandbox instead of resetting it.
+    pub(crate) fn discard(self) {
+        if let Self::Pooled(lease) = self {
+            lease.discard();
+        }
+    }
+}
+
+impl Deref for Loan<'_> {
+    type Target = Sandbox;
+
+    fn deref(&self) -> &Sandbox {
+        match self {
+            Self::Pooled(lease) => &lease.0,
+            Self::Own(sandbox) => sandbox,
+        }
+    }
+}
+
+impl DerefMut for Loan<'_> {
+    fn deref_mut(&mut self) -> &mut Sandbox {
+        match self {
+            Self::Pooled(lease) => &mut lease.0,
+            Self::Own(sandbox) => sandbox,
+        }
+    }
+}
 
 impl Recycle for Machine {
     type Error = afresh_vm::CallError;
@@ -43,8 +82,8 @@ impl Machines {
     }
 
     /// A sandbox in the pristine state.
-    pub(crate) fn lease(&self) -> Result<Lease<'_, Machine>, LeaseError> {
-        self.get(|| self.pristine.spawn())
+    pub(crate) fn lease(&self) -> Result<Loan<'_>, LeaseError> {
+        self.get(|| self.pristine.spawn()).map(Loan::Pooled)
     }
 
     fn get(

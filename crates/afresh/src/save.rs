@@ -362,7 +362,7 @@ impl Lease<'_> {
             Instance::Component(_) => return Err(NO_COMPONENT),
             #[cfg(feature = "vm")]
             Instance::Machine(machine) => {
-                let snapshot = machine.0.snapshot().map_err(|e| freeze(e.into()))?;
+                let snapshot = machine.snapshot().map_err(|e| freeze(e.into()))?;
                 Frozen::Machine(snapshot.freeze().map_err(|e| freeze(e.into()))?)
             }
         };

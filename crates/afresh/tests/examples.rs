@@ -19,6 +19,8 @@ mod micro_vm;
 mod pager;
 #[path = "../examples/per_request.rs"]
 mod per_request;
+#[path = "../examples/session.rs"]
+mod session;
 #[path = "../examples/snapshot.rs"]
 mod snapshot;
 
@@ -40,6 +42,15 @@ fn a_snapshot_goes_on_where_the_guest_was() {
     std::fs::copy(here.path().join("learnt.afresh"), &moved).unwrap();
     drop(here);
     assert_eq!(snapshot::open(&moved).unwrap(), "42");
+}
+
+#[test]
+fn a_session_searches_by_forks_and_goes_back() {
+    let moves = session::search(100).unwrap();
+    let (add, double) = ("add", "double");
+    assert_eq!(moves, [add, double, double, double, add, add, add, add, add]);
+    let (before, after) = session::try_and_go_back().unwrap();
+    assert_eq!((before, after), (607, 607));
 }
 
 #[test]

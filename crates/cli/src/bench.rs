@@ -1,12 +1,12 @@
 //! `afresh bench`: tables of figures, each beside its rivals in the same run.
 
 use std::io::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
 #[cfg(feature = "arena")]
 use afresh_bench::fault;
-use afresh_bench::{Options, Row, arena, grow, js, restore, start, steady, wasm};
+use afresh_bench::{Options, Row, arena, grow, js, restore, session, start, steady, wasm};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -107,6 +107,14 @@ enum Table {
         #[arg(long, value_name = "URL")]
         remote: Option<String>,
     },
+    /// Checkpoints, rollbacks and forks of the live JavaScript guest, beside copying its whole heap.
+    Session {
+        #[command(flatten)]
+        common: Common,
+        /// The JavaScript guest.
+        #[arg(long, default_value = "target/guests/js.wasm")]
+        js: PathBuf,
+    },
     /// Makes N calls of the small module and nothing else, for strace to look at.
     #[command(hide = true)]
     Steady {
@@ -168,6 +176,13 @@ fn steady_state(format: Format) -> anyhow::Result<()> {
         )?,
     }
     Ok(())
+}
+
+/// The JavaScript guest.
+fn javascript(path: &Path) -> anyhow::Result<Vec<u8>> {
+    std::fs::read(path).with_context(|| {
+        format!("cannot read {}; `cargo xtask guests --only js` builds it", path.display())
+    })
 }
 
 /// What the benchmarks of snapshot files are asked for.
@@ -236,10 +251,11 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             let options = restoring(common, dir.as_ref());
             restore::save(&options, &mut print)?;
         }
+        Table::Session { common, js } => {
+            session::all(&javascript(js)?, &common.options(), &mut print)?;
+        }
         Table::Start { common, js, dir, remote } => {
-            let wasm = std::fs::read(js).with_context(|| {
-                format!("cannot read {}; `cargo xtask guests --only js` builds it", js.display())
-            })?;
+            let wasm = javascript(js)?;
             let scratch = Scratch::new(dir.as_deref())?;
             let (options, remote) = (common.options(), remote.as_deref());
             start::start(&wasm, js::REQUEST, scratch.path(), remote, &options, &mut print)?;

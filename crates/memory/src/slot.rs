@@ -533,6 +533,11 @@ impl Slot {
     /// # Errors
     /// [`ImageError`]; a failure of the tracker quarantines the slot.
     pub fn freeze(&mut self) -> Result<Image, ImageError> {
+        Ok(self.capture()?.0)
+    }
+
+    /// The slot's content as an image, and the pages in which it differs from the present one.
+    fn capture(&mut self) -> Result<(Image, Vec<PageRange>), ImageError> {
         let broken = |e: String| ImageError::Read(std::io::Error::other(e));
         self.check().map_err(|e| broken(e.to_string()))?;
         let base = self.base();
@@ -543,8 +548,11 @@ impl Slot {
                     self.quarantine(error.to_string());
                     return Err(broken(error.to_string()));
                 }
-                self.stats.learned += self.write_set.learn(&self.written) as u64;
-                self.plan()?;
+                let learned = self.write_set.learn(&self.written);
+                if learned > 0 {
+                    self.stats.learned += learned as u64;
+                    self.plan()?;
+                }
                 let end = self.end;
                 let mut runs = self.write_set.runs();
                 runs.retain(|r| r.start < end);
@@ -559,8 +567,12 @@ impl Slot {
                 self.changed(&all)
             }
         };
+        if changed.is_empty() && self.end == self.image.pages() {
+            return Ok((self.image.clone(), changed));
+        }
         // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
-        unsafe { self.image.derive(self.end, &changed, base) }
+        let image = unsafe { self.image.derive(self.end, &changed, base)? };
+        Ok((image, changed))
     }
 
     /// Pages of the slot that are in memory now (by `mincore`, so clean pages of the image count when

@@ -20,12 +20,17 @@ const IDLE_SAMPLES: u8 = 3;
 /// as copying it, so a page that has idled for as many runs may go: with few doublings neither choice
 /// costs more than about twice the better one.
 const MAX_RETURNS: u8 = 1;
+/// Pages written once that a slot which moves between images keeps open. To look at so many costs a few
+/// microseconds at every move; each would cost about three when it is written and not open.
+const CROWD: usize = 64;
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
     page: usize,
     /// Samples in a row that found the page unchanged.
     idle: u8,
+    /// It came back after it was shed, or changed between two checkpoints more than once.
+    steady: bool,
 }
 
 /// One piece of the copy list.
@@ -110,7 +115,8 @@ impl WriteSet {
                 merged.push(entry);
             }
             let kept = old.next_if(|e| e.page == page);
-            merged.push(kept.unwrap_or(Entry { page, idle: 0 }));
+            let entry = || Entry { page, idle: 0, steady: self.returns.contains_key(&page) };
+            merged.push(kept.unwrap_or_else(entry));
         }
         merged.extend(old);
         self.entries = merged;
@@ -258,6 +264,56 @@ impl WriteSet {
             self.plan(image, base, initial_end);
         }
         found
+    }
+
+    /// A checkpoint found `changed` (sorted) written since the one before. Removes pages that have been idle
+    /// for long enough, and most of a crowd that was written only once; they equal the image now. The copy
+    /// list must be planned anew.
+    pub(crate) fn settle(&mut self, changed: &[PageRange]) -> Vec<PageRange> {
+        let mut changed = changed.iter().copied().peekable();
+        let mut written = |page: usize| {
+            while changed.next_if(|range| range.end() <= page).is_some() {}
+            changed.peek().is_some_and(|range| range.contains(page))
+        };
+        let crowded = self.passing() > CROWD;
+        let returns = &mut self.returns;
+        let mut shed = Vec::new();
+        self.entries.retain_mut(|entry| {
+            let returned = returns.get(&entry.page).copied().unwrap_or(0);
+            let stays = if written(entry.page) {
+                entry.idle = 0;
+                std::mem::replace(&mut entry.steady, true) || !crowded
+            } else {
+                entry.idle = entry.idle.saturating_add(1);
+                entry.idle < IDLE_SAMPLES << returned && (entry.steady || !crowded)
+            };
+            if !stays {
+                returns.insert(entry.page, (returned + 1).min(MAX_RETURNS));
+                push_run(&mut shed, PageRange::new(entry.page, 1));
+            }
+            stays
+        });
+        shed
+    }
+
+    /// Removes a crowd of pages that equal the image and were written once; as for [`WriteSet::settle`].
+    pub(crate) fn disperse(&mut self) -> Vec<PageRange> {
+        let mut shed = Vec::new();
+        if self.passing() > CROWD {
+            self.entries.retain(|entry| {
+                if !entry.steady {
+                    self.returns.entry(entry.page).or_insert(1);
+                    push_run(&mut shed, PageRange::new(entry.page, 1));
+                }
+                entry.steady
+            });
+        }
+        shed
+    }
+
+    /// Pages that need not come back.
+    fn passing(&self) -> usize {
+        self.entries.iter().filter(|entry| !entry.steady).count()
     }
 }
 

@@ -1,9 +1,12 @@
-//! A live guest on a tree.
+//! A line of states on a tree, and the live guest at its end.
 //!
 //! Promises: `snapshot`, `restore` and `fork` move the guest and the tree together; a failure leaves
-//! the tree as it was. May break it: moving the guest behind the branch's back, by calling
-//! [`Guest::switch`] through `guest_mut`; the next snapshot then has the wrong parent, though the
-//! right content.
+//! the tree as it was. A guest is made when it is first needed, so a branch that nobody runs costs no
+//! more than its state; when a relative has ended, its guest is moved there instead. A guest that cannot be moved
+//! is replaced by a new one. May break it: moving the guest behind the branch's back, by calling
+//! [`Guest::switch`] through `guest_mut`; the next snapshot then has the wrong parent, though the right content.
+
+use std::sync::{Arc, Mutex, PoisonError};
 
 use crate::tree::{SnapshotId, Tree, TreeError};
 use crate::{Frozen, Guest};
@@ -20,12 +23,25 @@ pub enum BranchError<E: std::error::Error + 'static> {
     Guest(#[source] E),
 }
 
+/// Guests of branches that have ended, kept for their relatives.
+const SPARES: usize = 8;
+
 /// A guest and the state that it stands on.
 #[derive(Debug)]
-pub struct Branch<G> {
-    guest: G,
-    tree: Tree,
+pub struct Branch<G: Guest> {
+    /// None until it is needed: it is in the state `base` then.
+    guest: Option<G>,
+    /// Shared by all relatives; in whatever states their branches left them.
+    spares: Arc<Mutex<Vec<G>>>,
+    home: G::Home,
+    tree: Tree<G::State>,
     at: SnapshotId,
+    /// The nearest ancestor of `at` that is left, once `at` was dropped by this branch.
+    under: Option<SnapshotId>,
+    /// The state `at`, also after that was dropped.
+    base: Frozen<G::State>,
+    /// The guest was lent since it stood on `base`.
+    moved: bool,
 }
 
 impl<G: Guest> Branch<G> {
@@ -33,10 +49,18 @@ impl<G: Guest> Branch<G> {
     ///
     /// # Errors
     /// [`BranchError::Guest`].
-    pub fn plant(tree: &Tree, mut guest: G) -> Result<Self, BranchError<G::Error>> {
-        let frozen = guest.checkpoint().map_err(BranchError::Guest)?;
-        let at = tree.insert(frozen, None);
-        Ok(Self { guest, tree: tree.clone(), at })
+    pub fn plant(tree: &Tree<G::State>, mut guest: G) -> Result<Self, BranchError<G::Error>> {
+        let base = guest.checkpoint().map_err(BranchError::Guest)?;
+        let mut this = Self::sow(tree, guest.home(), base);
+        this.guest = Some(guest);
+        Ok(this)
+    }
+
+    /// Plants a state: it becomes a root of the tree, and the guest is made when it is first needed.
+    pub fn sow(tree: &Tree<G::State>, home: G::Home, base: Frozen<G::State>) -> Self {
+        let at = tree.insert(base.clone(), None);
+        let (tree, spares) = (tree.clone(), Arc::default());
+        Self { guest: None, spares, home, tree, at, under: None, base, moved: false }
     }
 
     /// Freezes the present state as a child of the one that the guest stands on. The guest then
@@ -45,15 +69,41 @@ impl<G: Guest> Branch<G> {
     /// # Errors
     /// [`BranchError`].
     pub fn snapshot(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
-        let mut frozen = self.guest.checkpoint().map_err(BranchError::Guest)?;
-        if self.tree.is_spread(&frozen.image) {
-            let image = frozen.image.compact().map_err(TreeError::from)?;
-            frozen = Frozen { image, ..frozen };
-            // The guest moves to the compacted storage too, so that its next snapshot shares it.
-            self.guest.switch(&frozen).map_err(BranchError::Guest)?;
+        if let Some(guest) = &mut self.guest {
+            let mut frozen = guest.checkpoint().map_err(BranchError::Guest)?;
+            if self.tree.is_spread(&frozen) {
+                frozen = self.tree.compacted(&frozen).map_err(TreeError::from)?;
+                // The guest moves to the compacted storage too, so that its next snapshot shares it.
+                guest.switch(&frozen).map_err(BranchError::Guest)?;
+            }
+            self.base = frozen;
         }
-        self.at = self.tree.insert(frozen, Some(self.at));
+        self.at = self.tree.insert(self.base.clone(), self.ground());
+        self.under = None;
+        self.moved = false;
         Ok(self.at)
+    }
+
+    /// The nearest state that is left, from the one that the guest stands on towards the root.
+    fn ground(&self) -> Option<SnapshotId> {
+        if self.tree.contains(self.at) { Some(self.at) } else { self.under }
+    }
+
+    /// The state that `name` means here: the nearest on the way to the root, or the only one elsewhere.
+    ///
+    /// # Errors
+    /// As [`Tree::find`].
+    pub fn find(&self, name: &str) -> Result<SnapshotId, TreeError> {
+        self.tree.find(name, self.ground().unwrap_or(self.at))
+    }
+
+    /// The state the guest is in: the one it stands on when it was not lent since and that was not dropped,
+    /// and a new one otherwise.
+    ///
+    /// # Errors
+    /// [`BranchError`].
+    pub fn here(&mut self) -> Result<SnapshotId, BranchError<G::Error>> {
+        if self.moved || !self.tree.contains(self.at) { self.snapshot() } else { Ok(self.at) }
     }
 
     /// Goes to any state of the tree: up, down or across. What was not frozen is lost.
@@ -62,19 +112,56 @@ impl<G: Guest> Branch<G> {
     /// [`BranchError`].
     pub fn restore(&mut self, id: SnapshotId) -> Result<(), BranchError<G::Error>> {
         let frozen = self.tree.get(id)?;
-        self.guest.switch(&frozen).map_err(BranchError::Guest)?;
+        if let Some(guest) = &mut self.guest
+            && guest.switch(&frozen).is_err()
+        {
+            // Whatever it is that it cannot undo, a new one has nothing to undo.
+            self.guest = None;
+            self.guest = Some(G::make(&self.home, &frozen).map_err(BranchError::Guest)?);
+        }
         self.at = id;
+        self.under = None;
+        self.base = frozen;
+        self.moved = false;
         Ok(())
     }
 
-    /// A new guest that stands on any state of the tree.
+    /// Drops the guest: what was not frozen is lost, and a new one is made in the state it stood on when
+    /// it is next needed.
+    pub fn abandon(&mut self) {
+        self.guest = None;
+        self.moved = false;
+    }
+
+    /// Another branch that stands on any state of the tree.
     ///
     /// # Errors
-    /// [`BranchError`].
+    /// [`BranchError::Tree`].
     pub fn fork(&self, id: SnapshotId) -> Result<Self, BranchError<G::Error>> {
-        let frozen = self.tree.get(id)?;
-        let guest = self.guest.fork(&frozen).map_err(BranchError::Guest)?;
-        Ok(Self { guest, tree: self.tree.clone(), at: id })
+        let base = self.tree.get(id)?;
+        Ok(Self {
+            guest: None,
+            spares: self.spares.clone(),
+            home: self.home.clone(),
+            tree: self.tree.clone(),
+            at: id,
+            under: None,
+            base,
+            moved: false,
+        })
+    }
+
+    /// As [`Tree::drop_snapshot`]. A guest that stands on the state stays as it is; its next one becomes a child
+    /// of the nearest ancestor that is left.
+    ///
+    /// # Errors
+    /// [`BranchError::Tree`].
+    pub fn drop_snapshot(&mut self, id: SnapshotId) -> Result<(), BranchError<G::Error>> {
+        let parent = self.tree.drop_snapshot(id)?;
+        if self.at == id || self.under == Some(id) {
+            self.under = parent;
+        }
+        Ok(())
     }
 
     /// The state the guest stands on. It may have been dropped since.
@@ -83,22 +170,52 @@ impl<G: Guest> Branch<G> {
     }
 
     /// The tree.
-    pub fn tree(&self) -> &Tree {
+    pub fn tree(&self) -> &Tree<G::State> {
         &self.tree
     }
 
-    /// The guest.
-    pub fn guest(&self) -> &G {
-        &self.guest
+    /// The guest, if it was needed before.
+    pub fn guest(&self) -> Option<&G> {
+        self.guest.as_ref()
     }
 
-    /// The guest, to run it.
-    pub fn guest_mut(&mut self) -> &mut G {
-        &mut self.guest
+    /// The guest, to run it; made now if it was not needed before.
+    ///
+    /// # Errors
+    /// [`BranchError::Guest`] when it cannot be made; the next time it is tried again.
+    pub fn guest_mut(&mut self) -> Result<&mut G, BranchError<G::Error>> {
+        let guest = match self.guest.take() {
+            Some(guest) => guest,
+            None => self.make().map_err(BranchError::Guest)?,
+        };
+        self.moved = true;
+        Ok(self.guest.insert(guest))
     }
 
-    /// The guest, without its tree.
-    pub fn into_guest(self) -> G {
-        self.guest
+    /// A guest in the state `base`.
+    fn make(&self) -> Result<G, G::Error> {
+        let spare = self.spares.lock().unwrap_or_else(PoisonError::into_inner).pop();
+        if let Some(mut guest) = spare
+            && guest.switch(&self.base).is_ok()
+        {
+            return Ok(guest);
+        }
+        G::make(&self.home, &self.base)
+    }
+}
+
+impl<G: Guest> Drop for Branch<G> {
+    fn drop(&mut self) {
+        // A guest whose user panics may be in the middle of something.
+        let sound = self.guest.take().filter(|_| !std::thread::panicking());
+        if let Some(guest) = sound {
+            let mut spares = self.spares.lock().unwrap_or_else(PoisonError::into_inner);
+            if spares.len() < SPARES {
+                spares.push(guest);
+            } else {
+                drop(spares);
+                drop(guest);
+            }
+        }
     }
 }

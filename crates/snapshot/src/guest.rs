@@ -6,11 +6,19 @@ use afresh_memory::{Image, Slot, SlotConfig, SlotError};
 
 /// A frozen state. Cheap to clone; never changes.
 #[derive(Debug, Clone)]
-pub struct Frozen {
-    /// The memory.
-    pub image: Image,
+pub struct Frozen<S> {
+    /// The memories, in the guest's order.
+    pub memories: Arc<[Image]>,
     /// What the guest keeps besides memory: globals, tables, registers. Only the guest reads it.
-    pub state: Arc<[u8]>,
+    pub state: S,
+}
+
+impl<S> Frozen<S> {
+    /// Pages stored or shared; all others are zero.
+    #[must_use]
+    pub fn stored_pages(&self) -> usize {
+        self.memories.iter().map(Image::stored_pages).sum()
+    }
 }
 
 /// A live guest.
@@ -18,26 +26,33 @@ pub struct Frozen {
 /// After [`Guest::checkpoint`] or [`Guest::switch`] the guest equals the frozen state, and that is the
 /// state its resets return to.
 pub trait Guest: Sized {
+    /// What guests of the same kind are made from: a program, and how it is run.
+    type Home: Clone;
+    /// What it keeps besides memory.
+    type State: Clone + PartialEq;
     /// Why an operation failed. The guest then refuses further use or is as it was before.
     type Error: std::error::Error + Send + Sync + 'static;
 
-    /// Freezes the present state, at the cost of what changed since the state it stood on.
-    ///
-    /// # Errors
-    /// The guest's own.
-    fn checkpoint(&mut self) -> Result<Frozen, Self::Error>;
-
-    /// Goes to another state of the same guest, at the cost of what differs.
-    ///
-    /// # Errors
-    /// The guest's own.
-    fn switch(&mut self, to: &Frozen) -> Result<(), Self::Error>;
+    /// What it is made from.
+    fn home(&self) -> Self::Home;
 
     /// A new guest in that state, sharing every page it does not write.
     ///
     /// # Errors
     /// The guest's own.
-    fn fork(&self, from: &Frozen) -> Result<Self, Self::Error>;
+    fn make(home: &Self::Home, from: &Frozen<Self::State>) -> Result<Self, Self::Error>;
+
+    /// Freezes the present state, at the cost of what changed since the state it stood on.
+    ///
+    /// # Errors
+    /// The guest's own.
+    fn checkpoint(&mut self) -> Result<Frozen<Self::State>, Self::Error>;
+
+    /// Goes to another state of the same guest, at the cost of what differs.
+    ///
+    /// # Errors
+    /// The guest's own.
+    fn switch(&mut self, to: &Frozen<Self::State>) -> Result<(), Self::Error>;
 }
 
 /// Why plain memory could not be frozen or moved.
@@ -50,28 +65,49 @@ pub enum SlotGuestError {
     /// The state could not be stored.
     #[error(transparent)]
     Image(#[from] afresh_memory::ImageError),
+    /// The state is not of one memory.
+    #[error("the state has {0} memories, and a slot is one")]
+    Memories(usize),
+}
+
+/// The memory of a state of plain memory.
+fn only(frozen: &Frozen<()>) -> Result<&Image, SlotGuestError> {
+    match &frozen.memories[..] {
+        [image] => Ok(image),
+        other => Err(SlotGuestError::Memories(other.len())),
+    }
 }
 
 /// Plain memory is the simplest guest: it has no state besides.
 impl Guest for Slot {
+    /// How the slot is made. Of several regions that are said the last does not grow with the state.
+    type Home = SlotConfig;
+    type State = ();
     type Error = SlotGuestError;
 
-    fn checkpoint(&mut self) -> Result<Frozen, SlotGuestError> {
-        Ok(Frozen { image: Slot::checkpoint(self)?, state: Arc::from([]) })
-    }
-
-    fn switch(&mut self, to: &Frozen) -> Result<(), SlotGuestError> {
-        Slot::switch(self, &to.image)?;
-        Ok(())
-    }
-
-    fn fork(&self, from: &Frozen) -> Result<Self, SlotGuestError> {
-        let config = SlotConfig {
+    fn home(&self) -> SlotConfig {
+        SlotConfig {
             strategy: self.choice().strategy,
-            regions: self.regions().to_vec(),
+            regions: match self.regions() {
+                // As long as the image of each state.
+                [only] if only.start == 0 => Vec::new(),
+                several => several.to_vec(),
+            },
             capacity: Some(self.capacity()),
             ..SlotConfig::default()
-        };
-        Ok(Slot::new(&from.image, config)?)
+        }
+    }
+
+    fn make(home: &SlotConfig, from: &Frozen<()>) -> Result<Self, SlotGuestError> {
+        Ok(Slot::new(only(from)?, home.clone())?)
+    }
+
+    fn checkpoint(&mut self) -> Result<Frozen<()>, SlotGuestError> {
+        Ok(Frozen { memories: Arc::from([Slot::checkpoint(self)?]), state: () })
+    }
+
+    fn switch(&mut self, to: &Frozen<()>) -> Result<(), SlotGuestError> {
+        Slot::switch(self, only(to)?)?;
+        Ok(())
     }
 }

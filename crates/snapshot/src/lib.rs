@@ -1,7 +1,7 @@
 //! Trees of snapshots, common to all guests: freeze a guest, go to any frozen state, fork new guests
 //! from any of them.
 //!
-//! A [`Frozen`] state is an image and the guest's own bytes. Each image is complete: it lists where
+//! A [`Frozen`] state is an image of each memory and what the guest keeps besides. Each image is complete: it lists where
 //! every page is stored, and shares the storage of every page with the states that have the same
 //! page. So there is no chain to walk: reading a page costs the same at any depth, dropping a state in
 //! the middle of a branch leaves its descendants whole, and the difference of any two states is found
@@ -9,12 +9,15 @@
 //! state is compacted into storage of its own.
 //!
 //! [`Tree`] keeps states with their names and parents; [`Branch`] is a live guest that knows which
-//! state it stands on. A guest takes part by implementing [`Guest`].
+//! state it stands on; a [`Difference`] says in what two states differ. A guest takes part by implementing
+//! [`Guest`].
 
 mod branch;
+mod difference;
 mod guest;
 mod tree;
 
 pub use branch::{Branch, BranchError};
+pub use difference::Difference;
 pub use guest::{Frozen, Guest, SlotGuestError};
 pub use tree::{SnapshotId, SnapshotInfo, Tree, TreeError};

@@ -4,19 +4,23 @@
 //! children to its parent and leaves every other state as it was. May break it: nothing in safe code.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use afresh_memory::{Image, ImageError};
+use afresh_memory::{Image, ImageError, PAGE_SIZE, PageRange};
 
-use crate::Frozen;
+use crate::{Difference, Frozen};
 
 /// Names one state of one tree.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct SnapshotId(u64);
+pub struct SnapshotId {
+    tree: u64,
+    number: u64,
+}
 
 impl std::fmt::Display for SnapshotId {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "s{}", self.0)
+        write!(f, "s{}", self.number)
     }
 }
 
@@ -27,6 +31,24 @@ pub enum TreeError {
     /// The state was dropped, or belongs to another tree.
     #[error("snapshot {0} is not in this tree: it was dropped or belongs to another one")]
     Unknown(SnapshotId),
+    /// No state has the name.
+    #[error("no snapshot of this tree is named {name:?}; there are {names}")]
+    NoSuchName {
+        /// The name asked for.
+        name: String,
+        /// The names there are.
+        names: String,
+    },
+    /// Several states on other branches have the name, and none on this one.
+    #[error(
+        "{name:?} names {ids} on other branches, and none on this one: go to one of them by its id"
+    )]
+    Ambiguous {
+        /// The name asked for.
+        name: String,
+        /// The states.
+        ids: String,
+    },
     /// Compacting a state failed; it stays as it was.
     #[error(transparent)]
     Image(#[from] ImageError),
@@ -46,28 +68,32 @@ pub struct SnapshotInfo {
     pub name: Option<String>,
     /// Pages it stores or shares; all others are zero.
     pub stored_pages: usize,
-    /// Pages in which it differs from its parent.
+    /// Pages in which it differs from its parent, with content of their own.
     pub own_pages: usize,
+    /// Bytes that those pages store: what dropping the state gives back when it has no children.
+    pub own_bytes: usize,
 }
 
 #[derive(Debug)]
-struct Node {
-    frozen: Frozen,
+struct Node<S> {
+    frozen: Frozen<S>,
     parent: Option<SnapshotId>,
     children: Vec<SnapshotId>,
     name: Option<String>,
 }
 
-#[derive(Debug, Default)]
-struct Nodes {
-    nodes: HashMap<SnapshotId, Node>,
+#[derive(Debug)]
+struct Nodes<S> {
+    nodes: HashMap<SnapshotId, Node<S>>,
     next: u64,
 }
 
-/// A tree of snapshots; a clone is the same tree.
-#[derive(Debug, Clone)]
-pub struct Tree {
-    nodes: Arc<Mutex<Nodes>>,
+/// A tree of snapshots of guests that keep an `S` besides memory; a clone is the same tree.
+#[derive(Debug)]
+pub struct Tree<S> {
+    /// No two trees of a process have the same.
+    number: u64,
+    nodes: Arc<Mutex<Nodes<S>>>,
     /// Pieces of storage a state may be spread over before it is compacted.
     budget: usize,
 }
@@ -76,13 +102,19 @@ pub struct Tree {
 /// a millisecond.
 const BUDGET: usize = 1024;
 
-impl Default for Tree {
+impl<S> Clone for Tree<S> {
+    fn clone(&self) -> Self {
+        Self { number: self.number, nodes: self.nodes.clone(), budget: self.budget }
+    }
+}
+
+impl<S> Default for Tree<S> {
     fn default() -> Self {
         Self::with_budget(BUDGET)
     }
 }
 
-impl Tree {
+impl<S> Tree<S> {
     /// An empty tree.
     #[must_use]
     pub fn new() -> Self {
@@ -93,23 +125,45 @@ impl Tree {
     /// budget makes forks and restores of long histories cheaper, and sharing less.
     #[must_use]
     pub fn with_budget(budget: usize) -> Self {
-        Self { nodes: Arc::default(), budget: budget.max(1) }
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let nodes = Nodes { nodes: HashMap::new(), next: 0 };
+        Self { number, nodes: Arc::new(Mutex::new(nodes)), budget: budget.max(1) }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Nodes> {
+    fn lock(&self) -> MutexGuard<'_, Nodes<S>> {
         // Nothing under the lock panics half-way through a change.
         self.nodes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Whether `image` is over the budget.
-    pub(crate) fn is_spread(&self, image: &Image) -> bool {
-        image.fragments() > self.budget
+    fn is_image_spread(&self, image: &Image) -> bool {
+        // There are at most as many pieces as runs, which are faster to count.
+        image.stored().nth(self.budget).is_some() && image.fragments() > self.budget
+    }
+
+    /// Whether a memory of `frozen` is over the budget.
+    pub(crate) fn is_spread(&self, frozen: &Frozen<S>) -> bool {
+        frozen.memories.iter().any(|image| self.is_image_spread(image))
+    }
+
+    /// The same state, with no memory over the budget.
+    pub(crate) fn compacted(&self, frozen: &Frozen<S>) -> Result<Frozen<S>, ImageError>
+    where
+        S: Clone,
+    {
+        let compact = |image: &Image| match self.is_image_spread(image) {
+            true => image.compact(),
+            false => Ok(image.clone()),
+        };
+        let memories = frozen.memories.iter().map(compact).collect::<Result<_, _>>()?;
+        Ok(Frozen { memories, state: frozen.state.clone() })
     }
 
     /// Adds a state. A parent that was dropped meanwhile leaves it without one.
-    pub fn insert(&self, frozen: Frozen, parent: Option<SnapshotId>) -> SnapshotId {
+    pub fn insert(&self, frozen: Frozen<S>, parent: Option<SnapshotId>) -> SnapshotId {
         let mut tree = self.lock();
-        let id = SnapshotId(tree.next);
+        let id = SnapshotId { tree: self.number, number: tree.next };
         tree.next += 1;
         let parent = parent.filter(|parent| tree.nodes.contains_key(parent));
         if let Some(node) = parent.and_then(|parent| tree.nodes.get_mut(&parent)) {
@@ -123,8 +177,63 @@ impl Tree {
     ///
     /// # Errors
     /// [`TreeError::Unknown`].
-    pub fn get(&self, id: SnapshotId) -> Result<Frozen, TreeError> {
+    pub fn get(&self, id: SnapshotId) -> Result<Frozen<S>, TreeError>
+    where
+        S: Clone,
+    {
         self.lock().nodes.get(&id).map(|node| node.frozen.clone()).ok_or(TreeError::Unknown(id))
+    }
+
+    /// Whether the state is in the tree.
+    #[must_use]
+    pub fn contains(&self, id: SnapshotId) -> bool {
+        self.lock().nodes.contains_key(&id)
+    }
+
+    /// The state that `name` means to whoever stands on `from`: the nearest on the way from there to the
+    /// root, or the only one elsewhere.
+    ///
+    /// # Errors
+    /// [`TreeError::NoSuchName`], [`TreeError::Ambiguous`].
+    pub fn find(&self, name: &str, from: SnapshotId) -> Result<SnapshotId, TreeError> {
+        let tree = self.lock();
+        let named = |node: &Node<S>| node.name.as_deref() == Some(name);
+        let mut at = Some(from);
+        while let Some((id, node)) = at.and_then(|id| Some((id, tree.nodes.get(&id)?))) {
+            if named(node) {
+                return Ok(id);
+            }
+            at = node.parent;
+        }
+        let mut ids: Vec<SnapshotId> =
+            tree.nodes.iter().filter(|(_, node)| named(node)).map(|(id, _)| *id).collect();
+        ids.sort_unstable();
+        match &ids[..] {
+            [only] => Ok(*only),
+            [] => {
+                let mut names: Vec<String> =
+                    tree.nodes.values().filter_map(|node| node.name.clone()).collect();
+                names.sort_unstable();
+                names.dedup();
+                let names = if names.is_empty() { "no names".to_owned() } else { names.join(", ") };
+                Err(TreeError::NoSuchName { name: name.to_owned(), names })
+            }
+            several => {
+                let ids: Vec<String> = several.iter().map(ToString::to_string).collect();
+                Err(TreeError::Ambiguous { name: name.to_owned(), ids: ids.join(", ") })
+            }
+        }
+    }
+
+    /// In what two states differ. Costs reading the pages that are not stored in the same place.
+    ///
+    /// # Errors
+    /// [`TreeError::Unknown`]; [`TreeError::Image`] when pages that are not there yet will never be.
+    pub fn diff(&self, one: SnapshotId, two: SnapshotId) -> Result<Difference, TreeError>
+    where
+        S: Clone + PartialEq,
+    {
+        Ok(Difference::between(&self.get(one)?, &self.get(two)?)?)
     }
 
     /// Gives a state a name, replacing an earlier one. Names need not be unique.
@@ -138,11 +247,11 @@ impl Tree {
         Ok(())
     }
 
-    /// Drops a state: its children become its parent's. What only it stored is freed.
+    /// Drops a state: its children become its parent's, which is returned. What only it stored is freed.
     ///
     /// # Errors
     /// [`TreeError::Unknown`].
-    pub fn drop_snapshot(&self, id: SnapshotId) -> Result<(), TreeError> {
+    pub fn drop_snapshot(&self, id: SnapshotId) -> Result<Option<SnapshotId>, TreeError> {
         let mut tree = self.lock();
         let node = tree.nodes.remove(&id).ok_or(TreeError::Unknown(id))?;
         for child in &node.children {
@@ -154,7 +263,11 @@ impl Tree {
             parent.children.retain(|child| *child != id);
             parent.children.extend(&node.children);
         }
-        Ok(())
+        let parent = node.parent;
+        // Freeing its pages takes a while, and others need not wait.
+        drop(tree);
+        drop(node);
+        Ok(parent)
     }
 
     /// What is known about every state, oldest first.
@@ -165,22 +278,19 @@ impl Tree {
             .nodes
             .iter()
             .map(|(id, node)| {
-                let image = &node.frozen.image;
                 let parent = node.parent.and_then(|parent| tree.nodes.get(&parent));
                 let own_pages = match parent {
-                    None => image.stored_pages(),
-                    Some(parent) => {
-                        let differing = parent.frozen.image.differing(image);
-                        differing.iter().map(|range| range.len).sum()
-                    }
+                    None => node.frozen.stored_pages(),
+                    Some(parent) => own_pages(&parent.frozen, &node.frozen),
                 };
                 SnapshotInfo {
                     id: *id,
                     parent: node.parent,
                     children: node.children.clone(),
                     name: node.name.clone(),
-                    stored_pages: image.stored_pages(),
+                    stored_pages: node.frozen.stored_pages(),
                     own_pages,
+                    own_bytes: own_pages * PAGE_SIZE,
                 }
             })
             .collect();
@@ -205,18 +315,36 @@ impl Tree {
     ///
     /// # Errors
     /// [`TreeError::Image`] when memory ran out; states compacted before stay so.
-    pub fn compact(&self) -> Result<usize, TreeError> {
-        let spread: Vec<(SnapshotId, Image)> = {
+    pub fn compact(&self) -> Result<usize, TreeError>
+    where
+        S: Clone,
+    {
+        let spread: Vec<(SnapshotId, Frozen<S>)> = {
             let tree = self.lock();
-            let images = tree.nodes.iter().map(|(id, node)| (*id, node.frozen.image.clone()));
-            images.filter(|(_, image)| self.is_spread(image)).collect()
+            let states = tree.nodes.iter().map(|(id, node)| (*id, node.frozen.clone()));
+            states.filter(|(_, frozen)| self.is_spread(frozen)).collect()
         };
-        for (id, image) in &spread {
-            let compacted = image.compact()?;
+        for (id, frozen) in &spread {
+            let compacted = self.compacted(frozen)?;
             if let Some(node) = self.lock().nodes.get_mut(id) {
-                node.frozen.image = compacted;
+                node.frozen = compacted;
             }
         }
         Ok(spread.len())
     }
+}
+
+/// Pages that `child` stores otherwise than `parent`; a page that became zero takes nothing.
+fn own_pages<S>(parent: &Frozen<S>, child: &Frozen<S>) -> usize {
+    let own = |(index, image): (usize, &Image)| {
+        let Some(before) = parent.memories.get(index) else { return image.stored_pages() };
+        let stored: Vec<PageRange> = image.stored().collect();
+        let inside = |range: &PageRange| -> usize {
+            let first = stored.partition_point(|run| run.end() <= range.start);
+            let parts = stored[first..].iter().map_while(|run| run.intersect(*range));
+            parts.map(|part| part.len).sum()
+        };
+        before.differing(image).iter().map(inside).sum()
+    };
+    child.memories.iter().enumerate().map(own).sum()
 }

@@ -60,7 +60,7 @@ pub use layout::{LayoutError, RegionKind, Span};
 pub use memory::AccessError;
 pub use sandbox::Sandbox;
 pub use shared::SharedMemory;
-pub use snapshot::{Snapshot, SnapshotError};
+pub use snapshot::{GuestState, Snapshot, SnapshotError};
 pub use strategy::{Abilities, Strategy};
 pub use verify::{Difference, VerifyError};
 pub use watch::StopHandle;

@@ -129,41 +129,55 @@ pub enum SnapshotError {
 }
 
 impl Guest for Sandbox {
+    /// Any state of the guest: what is not memory is the same in all.
+    type Home = Snapshot;
+    type State = GuestState;
     type Error = SnapshotError;
 
-    fn checkpoint(&mut self) -> Result<Frozen, SnapshotError> {
-        let snapshot = Sandbox::checkpoint(self)?;
-        Ok(Frozen { state: snapshot.state(), image: snapshot.image })
+    fn home(&self) -> Snapshot {
+        self.pristine()
     }
 
-    fn switch(&mut self, to: &Frozen) -> Result<(), SnapshotError> {
-        let snapshot = self.thaw(to)?;
+    fn make(home: &Snapshot, from: &Frozen<GuestState>) -> Result<Self, SnapshotError> {
+        Ok(home.sibling(from)?.spawn()?)
+    }
+
+    fn checkpoint(&mut self) -> Result<Frozen<GuestState>, SnapshotError> {
+        Ok(Sandbox::checkpoint(self)?.state())
+    }
+
+    fn switch(&mut self, to: &Frozen<GuestState>) -> Result<(), SnapshotError> {
+        let snapshot = self.pristine().sibling(to)?;
         Ok(self.restore(&snapshot)?)
     }
+}
 
-    fn fork(&self, from: &Frozen) -> Result<Self, SnapshotError> {
-        Ok(self.thaw(from)?.spawn()?)
-    }
+/// What a tree keeps besides memory: which guest it is, and where its calls start.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct GuestState {
+    template: u64,
+    entry: u64,
 }
 
 impl Snapshot {
-    /// What a tree keeps besides the image: which guest it is, and where calls start.
-    fn state(&self) -> Arc<[u8]> {
-        [self.template.id, self.entry].iter().flat_map(|word| word.to_le_bytes()).collect()
+    /// The state, for a tree.
+    #[must_use]
+    pub fn state(&self) -> Frozen<GuestState> {
+        Frozen {
+            memories: Arc::from([self.image.clone()]),
+            state: GuestState { template: self.template.id, entry: self.entry },
+        }
     }
-}
 
-impl Sandbox {
     /// The snapshot behind a state of a tree, if it is of this guest.
-    fn thaw(&self, frozen: &Frozen) -> Result<Snapshot, CallError> {
-        let word = |at: usize| {
-            let bytes = frozen.state.get(at..at + 8)?;
-            Some(u64::from_le_bytes(bytes.try_into().ok()?))
-        };
-        match (word(0), word(8)) {
-            (Some(id), Some(entry)) if id == self.template.id => {
-                Ok(Snapshot { entry, ..self.snapshot_of(frozen.image.clone()) })
-            }
+    fn sibling(&self, frozen: &Frozen<GuestState>) -> Result<Snapshot, CallError> {
+        match &frozen.memories[..] {
+            [image] if frozen.state.template == self.template.id => Ok(Snapshot {
+                image: image.clone(),
+                entry: frozen.state.entry,
+                template: Arc::clone(&self.template),
+                config: self.config.clone(),
+            }),
             _ => Err(CallError::ForeignSnapshot),
         }
     }

@@ -15,6 +15,7 @@ use crate::compare::Comparison;
 use crate::error::without_backtrace;
 use crate::fresh::FreshMemories;
 use crate::host::Host;
+use crate::loan::Loan;
 use crate::reset::{ResetInstance, WarmMemory};
 use crate::scope::forget_exception;
 use crate::stores::CallLimits;
@@ -56,7 +57,7 @@ impl<P, R> std::fmt::Debug for Entry<P, R> {
 
 #[allow(clippy::large_enum_variant)]
 pub(crate) enum Kind<'a> {
-    Reset(afresh_pool::Lease<'a, ResetInstance>),
+    Reset(Loan<'a>),
     Fresh {
         /// Dropped before the memories come back to their pool.
         store: Store<Host>,
@@ -68,7 +69,7 @@ pub(crate) enum Kind<'a> {
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping it
 /// undoes them all.
 pub struct Lease<'a> {
-    kind: Kind<'a>,
+    pub(crate) kind: Kind<'a>,
     pub(crate) warm: &'a Inner,
 }
 

@@ -13,6 +13,9 @@
 //! * [`Mode::Fresh`]: a new `Store` and instance for every call, over memory that already holds the warm
 //!   image. Works for every Wasm feature that wasmtime has, and for components.
 //!
+//! A [`Session`] is a live instance whose calls do not start from the warm state but go on from one another,
+//! and that goes to any state of a tree.
+//!
 //! ```
 //! use afresh_wasm::{Engine, EngineConfig, Guest, Val, WarmUp};
 //!
@@ -46,11 +49,13 @@ mod guest;
 mod host;
 mod lease;
 mod linear;
+mod loan;
 mod nested;
 mod plan;
 mod planted;
 mod reset;
 mod scope;
+mod session;
 mod state;
 mod stores;
 mod thaw;
@@ -68,6 +73,7 @@ pub use frozen::Frozen;
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};
 pub use host::{Host, Output, Wasi};
 pub use lease::{BytesEntry, Entry, Lease};
+pub use session::{Session, SessionError, SessionState};
 pub use values::{ArgumentError, parse_arguments, show_value};
 pub use warm::{Warm, WarmReport};
 pub use wasmtime::{self, Val};

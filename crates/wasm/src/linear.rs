@@ -18,8 +18,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use afresh_memory::{
-    HostAccess, Image, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError, Strategy, ZeroStock,
-    page_align_up,
+    HostAccess, Image, ImageError, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError, Strategy,
+    ZeroStock, page_align_up,
 };
 use afresh_rewrite::Memory;
 use serde::{Deserialize, Serialize};
@@ -178,6 +178,20 @@ impl GuestMemory {
         self.slot().set_image(image, &[])?;
         self.initial.store(self.bytes(), Ordering::Relaxed);
         Ok(())
+    }
+
+    /// Makes the present content and size the state that resets return to, and returns the content.
+    pub(crate) fn checkpoint(&self) -> Result<Image, ImageError> {
+        let image = self.slot().checkpoint()?;
+        self.initial.store(self.bytes(), Ordering::Relaxed);
+        Ok(image)
+    }
+
+    /// Goes to `image`, `bytes` long; `true` when the size is another now, and wasmtime must look again.
+    pub(crate) fn switch(&self, image: &Image, bytes: usize) -> Result<bool, SlotError> {
+        self.slot().switch(image)?;
+        self.initial.store(bytes, Ordering::Relaxed);
+        Ok(self.bytes.swap(bytes, Ordering::Relaxed) != bytes)
     }
 
     /// Bytes of private memory kept between calls, roughly.

@@ -148,8 +148,8 @@ impl ResetState {
         self.make_over(memories)
     }
 
-    /// An instance in the warm state, over memories that are in it already.
-    fn make_over(
+    /// An instance in the warm state, over memories that stay as they are.
+    pub(crate) fn make_over(
         self: &Arc<Self>,
         memories: Vec<Arc<GuestMemory>>,
     ) -> Result<ResetInstance, WarmError> {
@@ -175,11 +175,13 @@ pub(crate) struct ResetInstance {
     warm_heap: usize,
     /// Bytes of the collected heap now; they stay when what was in it is collected.
     heap: usize,
-    of: Arc<ResetState>,
+    /// Somebody who used it panicked.
+    pub(crate) unwound: bool,
+    pub(crate) of: Arc<ResetState>,
 }
 
 /// Mappings of an instance beside its memories: tables and, where it has one, the collected heap.
-const INSTANCE_MAPPINGS: usize = 1;
+pub(crate) const INSTANCE_MAPPINGS: usize = 1;
 
 /// Mappings of a compiled guest, in use or not.
 pub(crate) const CODE_MAPPINGS: usize = 4;
@@ -234,6 +236,7 @@ impl ResetInstance {
             typed: Vec::new(),
             warm_heap: heap,
             heap,
+            unwound: false,
             of: of.clone(),
         };
         // Instantiation may have written data that is not part of the warm image.

@@ -10,12 +10,12 @@ use wasmtime::{AnyRef, AsContextMut, I31, Instance, Val};
 use crate::WarmError;
 use crate::host::Host;
 
-fn missing(what: &str) -> WarmError {
+pub(crate) fn missing(what: &str) -> WarmError {
     WarmError::State(format!("the prepared module lacks its export {what}"))
 }
 
 /// The module's functions by the address of their reference in this instance.
-fn functions(
+pub(crate) fn functions(
     store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
     visible: &Visible,
@@ -29,7 +29,8 @@ fn functions(
     Ok(map)
 }
 
-fn warm_value(
+/// What a value is to every instance of the module.
+pub(crate) fn warm_value(
     store: &mut impl AsContextMut<Data = Host>,
     functions: &HashMap<usize, u32>,
     value: &Val,
@@ -156,7 +157,8 @@ fn opaque(name: &str) -> WarmError {
     ))
 }
 
-fn val(
+/// What a value is in this instance; none for one that no other can hold.
+pub(crate) fn val(
     store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
     ty: &wasmtime::ValType,

@@ -22,6 +22,7 @@ use crate::guest::{Arguments, Guest, GuestOptions, Mode, WarmUp};
 use crate::host::{Clock, Host};
 use crate::lease::{self, BytesEntry, Entry, Kind, Lease};
 use crate::linear::{GuestMemory, Shape, Whose, size_in_bytes, with_memories};
+use crate::loan::Loan;
 use crate::plan::Plan;
 use crate::reset::{Blueprint, KEPT_HEAP, ResetInstance, ResetState, WarmMemory};
 use crate::stores::CallLimits;
@@ -113,7 +114,7 @@ pub(crate) struct Inner {
     pub(crate) limits: CallLimits,
     pub(crate) reseed: Option<Entry<(i64, i64), ()>>,
     entries: Mutex<HashMap<(String, TypeId), usize>>,
-    report: WarmReport,
+    pub(crate) report: WarmReport,
     pub(crate) program: Program,
     /// What the guest's clock read when its warm state was taken.
     pub(crate) read: u64,
@@ -420,7 +421,9 @@ impl Warm {
     pub fn lease(&self) -> Result<Lease<'_>, WarmError> {
         let inner = &*self.inner;
         let kind = match &inner.pools {
-            Pools::Reset { state, pool } => Kind::Reset(pool.get(0, |_| state.make())?),
+            Pools::Reset { state, pool } => {
+                Kind::Reset(Loan::Pooled(pool.get(0, |_| state.make())?))
+            }
             Pools::Fresh { state, pool } => {
                 let memories = pool.get(0, |_| state.make())?;
                 let (store, instance) = state.instantiate(&memories)?;
@@ -438,7 +441,7 @@ impl Warm {
     pub fn lease_new(&self) -> Result<Lease<'_>, WarmError> {
         let inner = &*self.inner;
         let kind = match &inner.pools {
-            Pools::Reset { state, pool } => Kind::Reset(pool.spare(|| state.make())?),
+            Pools::Reset { state, pool } => Kind::Reset(Loan::Pooled(pool.spare(|| state.make())?)),
             Pools::Fresh { state, pool } => {
                 let memories = pool.spare(|| state.make())?;
                 let (store, instance) = state.instantiate(&memories)?;

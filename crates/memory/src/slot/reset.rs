@@ -187,7 +187,8 @@ impl Slot {
     fn release_growth(&mut self) -> Result<(), ResetError> {
         let from = self.initial_end();
         let unused = self.high_water > from && self.end == from;
-        if !unused || !self.adapt.growth_idle(self.stats.resets) {
+        // Under a slot that moved between images there may be one that reached further.
+        if !unused || self.stale || !self.adapt.growth_idle(self.stats.resets) {
             return Ok(());
         }
         let grown = PageRange::new(from, self.high_water - from);

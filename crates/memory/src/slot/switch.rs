@@ -6,17 +6,17 @@
 //! uncover: as long as that is so the slot is `stale`, and whoever would discard private pages maps
 //! the new image afresh instead.
 
-use afresh_sys::PAGE_SIZE;
 use afresh_sys::planted::{self, Bug};
+use afresh_sys::{PAGE_SIZE, PageRange, Protection};
 
 use super::{Method, Slot};
-use crate::{Image, ImageError, ResetError, SlotError};
+use crate::{Image, ImageError, ResetError, SlotError, TrackError};
 
 impl Slot {
-    /// Puts a related image into the slot: like [`Slot::set_image`] with the same regions, at the cost
-    /// of the pages that differ between the images and of those that were written since the last
-    /// reset. Returns how many pages were copied; where copying is not possible or not worthwhile the
-    /// image is mapped anew, and the answer is 0.
+    /// Puts a related image into the slot: like [`Slot::set_image`], at the cost of the pages that differ
+    /// between the images and of those that were written since the last reset. A slot of one region gets
+    /// the length of the image; several regions stay as they are. Returns how many pages were looked at;
+    /// where copying is not possible or not worthwhile the image is mapped anew, and the answer is 0.
     ///
     /// No guest may run until it returns.
     ///
@@ -24,69 +24,146 @@ impl Slot {
     /// [`SlotError`]; the slot is quarantined unless the image just did not fit.
     pub fn switch(&mut self, image: &Image) -> Result<usize, SlotError> {
         self.check()?;
-        let regions = self.regions.clone();
+        let regions = self.regions_for(image);
         self.checked_regions(image, &regions)?;
         let differing = self.image.differing(image);
         let pages: usize = differing.iter().map(|range| range.len).sum();
-        let tracked = matches!(self.method, Method::WriteSet(_)) && !self.adapt.discarding();
         let fits = pages <= self.config.write_set_limit && pages <= image.pages() / 4 + 1024;
-        if !tracked
-            || !fits
-            || image.pages() != self.image.pages()
-            || self.end != self.initial_end()
-        {
+        if !self.learns() || !fits {
             self.set_image(image, &regions)?;
             return Ok(0);
         }
-        let result = (|| {
-            let inside: Vec<_> = differing
-                .iter()
-                .flat_map(|range| regions.iter().filter_map(|region| region.intersect(*range)))
-                .collect();
-            // They are copied over the mapping, which may have to show its own content first.
-            inside.iter().try_for_each(|range| self.image.resolve(*range))?;
-            if let Method::WriteSet(tracker) = &mut self.method {
-                self.written.clear();
-                tracker.drain(&mut self.written)?;
-                tracker.open(&inside)?;
-            }
-            self.write_set.learn(&self.written);
-            self.write_set.learn(planted::but_last(Bug::Switch, &inside));
-            self.image = image.clone();
-            self.stale = true;
-            self.plan()?;
-            // SAFETY: every page of the set is accessible and was opened for writing when it was
-            // learned; the caller promises that no guest runs.
-            unsafe { self.write_set.copy_back() };
-            Ok(self.write_set.len())
-        })();
+        let result = self.copy_over(image, regions, &differing);
         if let Err(error) = &result {
-            let error: &SlotError = error;
             self.quarantine(error.to_string());
         }
         result
     }
 
-    /// Makes the present content the image that the slot returns to, and returns it. Stores the pages
-    /// that changed since the image before, which it shares the rest with; copies nothing back.
+    /// Whether what is written is noticed page by page, now.
+    fn learns(&self) -> bool {
+        matches!(self.method, Method::WriteSet(_)) && !self.adapt.discarding()
+    }
+
+    /// The regions when the slot holds `image`.
+    fn regions_for(&self, image: &Image) -> Vec<PageRange> {
+        let mut regions = self.regions.clone();
+        if let [only] = &mut regions[..]
+            && only.start == 0
+            && image.pages() != self.image.pages()
+        {
+            only.len = image.pages();
+        }
+        regions
+    }
+
+    /// Makes the slot equal to `image`, which differs from its own in `differing`.
+    fn copy_over(
+        &mut self,
+        image: &Image,
+        regions: Vec<PageRange>,
+        differing: &[PageRange],
+    ) -> Result<usize, SlotError> {
+        let target = regions.last().map_or(0, |region| region.end());
+        if target > self.end {
+            self.expose(PageRange::new(self.end, target - self.end))?;
+            self.end = target;
+            self.high_water = self.high_water.max(target);
+        }
+        let inside: Vec<_> = differing
+            .iter()
+            .flat_map(|range| self.accessible().filter_map(|region| region.intersect(*range)))
+            .collect();
+        // They are copied over the mapping, which may have to show its own content first.
+        inside.iter().try_for_each(|range| self.image.resolve(*range))?;
+        if let Method::WriteSet(tracker) = &mut self.method {
+            self.written.clear();
+            tracker.drain(&mut self.written)?;
+            tracker.open(&inside)?;
+        }
+        self.write_set.learn(&self.written);
+        self.write_set.learn(planted::but_last(Bug::Switch, &inside));
+        self.regions = regions;
+        self.image = image.clone();
+        self.stale = true;
+        let looked_at = self.write_set.len();
+        if !self.image.is_complete() {
+            self.write_set.runs().into_iter().try_for_each(|run| self.image.resolve(run))?;
+        }
+        let (base, end) = (self.base(), self.end);
+        // SAFETY: every page of the set below `end` is accessible and was opened for writing when it was
+        // learned; the caller promises that no guest runs.
+        let found = unsafe { self.write_set.sample(&self.image, base, target, end) };
+        let crowd = self.write_set.disperse();
+        for shed in [&found.shed, &crowd] {
+            self.watch_again(shed)?;
+        }
+        self.plan()?;
+        if self.end > target {
+            self.hide_from(target)?;
+        }
+        Ok(looked_at)
+    }
+
+    /// Protects pages that left the write set; they equal the image. While the mappings show another image
+    /// than the slot's, they must not be thrown away.
+    fn watch_again(&mut self, shed: &[PageRange]) -> Result<(), TrackError> {
+        self.stats.shed += shed.iter().map(|range| range.len as u64).sum::<u64>();
+        match &mut self.method {
+            Method::WriteSet(tracker) => tracker.arm(planted::but_last(Bug::Rearm, shed)),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes the pages from `target` on away. They are zero already, in so far as they stay.
+    fn hide_from(&mut self, target: usize) -> Result<(), SlotError> {
+        let gone = PageRange::new(target, self.end - target);
+        match &mut self.method {
+            Method::WriteSet(tracker) if !tracker.survives_hiding() => {
+                tracker.hide(gone);
+                self.write_set.forget(gone);
+                self.plan()?;
+                // Not discarded, which could uncover an image that was placed here.
+                self.memory.map_anonymous(self.absolute(gone), Protection::None)?;
+            }
+            _ => self.memory.protect(self.absolute(gone), Protection::None)?,
+        }
+        self.end = target;
+        Ok(())
+    }
+
+    /// Makes the present content the image that the slot returns to, its present size included, and
+    /// returns it. Stores the pages that changed since the image before, which it shares the rest with;
+    /// copies nothing back. Pages that have not been written for some checkpoints are watched again, so
+    /// that the next costs what changes until then.
     ///
     /// # Errors
     /// As [`Slot::freeze`]; the slot keeps its image then.
     pub fn checkpoint(&mut self) -> Result<Image, ImageError> {
-        let image = self.freeze()?;
-        let tracked = matches!(self.method, Method::WriteSet(_)) && !self.adapt.discarding();
-        if tracked && self.end == self.initial_end() {
+        let (image, changed) = self.capture()?;
+        let learns = self.learns();
+        let mut regions = self.regions.clone();
+        if let Some(last) = regions.last_mut() {
+            last.len = self.end - last.start;
+        }
+        let moved = if learns {
+            self.regions = regions;
             self.image = image.clone();
             self.stale = true;
-            self.plan()?;
+            let shed = self.write_set.settle(&changed);
+            let watched = self.watch_again(&shed).map_err(SlotError::from);
+            watched.and_then(|()| Ok(self.plan()?))
         } else {
-            let regions = self.regions.clone();
-            self.set_image(&image, &regions).map_err(|error| match error {
+            self.set_image(&image, &regions)
+        };
+        moved.map_err(|error| {
+            self.quarantine(error.to_string());
+            match error {
                 SlotError::System(error) => ImageError::System(error),
                 SlotError::Image(error) => error,
                 other => ImageError::Read(std::io::Error::other(other.to_string())),
-            })?;
-        }
+            }
+        })?;
         Ok(image)
     }
 
@@ -105,14 +182,14 @@ impl Slot {
     }
 
     /// Those of `runs` whose bytes differ from the image.
-    pub(super) fn changed(&self, runs: &[afresh_sys::PageRange]) -> Vec<afresh_sys::PageRange> {
+    pub(super) fn changed(&self, runs: &[PageRange]) -> Vec<PageRange> {
         let mut changed = Vec::new();
         for page in runs.iter().flat_map(|range| range.start..range.end()) {
             // SAFETY: callers pass accessible pages while no guest runs.
             let live =
                 unsafe { std::slice::from_raw_parts(self.base().add(page * PAGE_SIZE), PAGE_SIZE) };
             if !self.image.page_is(page, live) {
-                crate::tracker::push_run(&mut changed, afresh_sys::PageRange::new(page, 1));
+                crate::tracker::push_run(&mut changed, PageRange::new(page, 1));
             }
         }
         planted::but_last(Bug::Freeze, &changed).to_vec()

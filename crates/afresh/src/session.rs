@@ -1,0 +1,360 @@
+//! Sessions: a live guest whose calls go on from one another, on a tree of states.
+//!
+//! What it promises: in each state memory and everything else of the guest are, bit for bit, what they were
+//! when it was frozen. A checkpoint, a rollback and a fork cost what changed, however large the guest and
+//! however long the tree's history is; relatives share every page that they have in common. A call that was
+//! cut short (a trap, a time limit, a panic of a host function) leaves a session that refuses calls until it is
+//! rolled back. No two forks, and no two tries after a rollback, draw the same random numbers, where the guest
+//! takes entropy as leases give it.
+//!
+//! What may break it: state that lies outside of the guest, in host functions, files and sockets. WASI's
+//! streams start anew in each state that is gone to.
+
+use afresh_snapshot::{Branch, BranchError, Difference, SnapshotId, SnapshotInfo, Tree};
+
+use crate::call::Callee;
+use crate::error::describe;
+use crate::guest::Ready;
+use crate::lease::Instance;
+#[cfg(feature = "vm")]
+use crate::machine::Loan;
+use crate::{
+    Answer, Call, CallError, Cause, Guest, Lease, LeaseError, Reference, SaveError, SaveOptions,
+    Saved, SessionError,
+};
+
+/// A state of a session's tree: by its id, or by the name that was given to it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Checkpoint<'a> {
+    /// By id.
+    Id(SnapshotId),
+    /// By name: the nearest on the way from where the session stands to the root, or the only one elsewhere.
+    Name(&'a str),
+}
+
+impl From<SnapshotId> for Checkpoint<'_> {
+    fn from(id: SnapshotId) -> Self {
+        Self::Id(id)
+    }
+}
+
+impl<'a> From<&'a str> for Checkpoint<'a> {
+    fn from(name: &'a str) -> Self {
+        Self::Name(name)
+    }
+}
+
+/// The live guest, and where it stands.
+enum Line {
+    #[cfg(feature = "wasm")]
+    Module(Box<Branch<afresh_wasm::Session>>),
+    #[cfg(feature = "vm")]
+    Machine(Box<Branch<afresh_vm::Sandbox>>),
+}
+
+/// Does the same with the branch of either kind.
+macro_rules! each {
+    ($line:expr, $branch:ident => $body:expr) => {
+        match $line {
+            #[cfg(feature = "wasm")]
+            Line::Module($branch) => $body,
+            #[cfg(feature = "vm")]
+            Line::Machine($branch) => $body,
+        }
+    };
+}
+
+/// Whether calls may be made.
+enum State {
+    Ready,
+    /// A call is under way; when nobody is making one, the last was ended by a panic.
+    Calling,
+    Failed(String),
+}
+
+/// A live guest whose calls see one another's effects, and that goes to any state it was in.
+///
+/// Every method that runs or moves the guest takes `&mut self`, so two calls at the same time on one session do
+/// not compile. Relatives are sessions of their own: each can run in a thread of its own.
+///
+/// ```compile_fail
+/// # fn two(session: &mut afresh::Session) {
+/// std::thread::scope(|scope| {
+///     scope.spawn(|| session.call("one", b""));
+///     scope.spawn(|| session.call("two", b""));
+/// });
+/// # }
+/// ```
+///
+/// What host functions keep, and files and sockets outside of the guest, is no part of a state. WASI's streams
+/// and descriptors are the live session's: they start anew in each state that is gone to, and a guest that has
+/// files open cannot be checkpointed.
+pub struct Session {
+    guest: Guest,
+    line: Line,
+    state: State,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session")
+            .field("guest", &self.guest)
+            .field("at", &self.at())
+            .finish_non_exhaustive()
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        if matches!(self.state, State::Calling) {
+            // Of no use to its relatives either.
+            each!(&mut self.line, branch => branch.abandon());
+        }
+    }
+}
+
+/// What it means that a branch could not move.
+fn unmoved<E: std::error::Error + Send + Sync + 'static>(error: BranchError<E>) -> SessionError {
+    match error {
+        BranchError::Tree(error) => SessionError::Tree(error),
+        other => SessionError::State(other.into()),
+    }
+}
+
+/// The session's own instance on lease, made now if there was none.
+fn lend<'a>(guest: &'a Guest, line: &'a mut Line) -> Result<Lease<'a>, LeaseError> {
+    let instance = match line {
+        #[cfg(feature = "wasm")]
+        Line::Module(branch) => {
+            let session = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
+            Instance::Module(session.lease())
+        }
+        #[cfg(feature = "vm")]
+        Line::Machine(branch) => {
+            let sandbox = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
+            Instance::Machine(Loan::Own(sandbox))
+        }
+    };
+    Ok(Lease { guest, instance })
+}
+
+impl Session {
+    pub(crate) fn begin(guest: &Guest) -> Result<Self, SessionError> {
+        let line = match &guest.inner().ready {
+            #[cfg(feature = "wasm")]
+            Ready::Module(warm) => {
+                let root = warm.root().map_err(|e| SessionError::State(e.into()))?;
+                Line::Module(Box::new(Branch::sow(&Tree::new(), warm.clone(), root)))
+            }
+            #[cfg(feature = "wasm")]
+            Ready::Component(_) => {
+                return Err(SessionError::Guest(
+                    "a component runs every call in a new instance; a core module or a micro-VM has them",
+                ));
+            }
+            #[cfg(feature = "vm")]
+            Ready::Machine(machines) => {
+                let (home, root) = (machines.pristine.clone(), machines.pristine.state());
+                Line::Machine(Box::new(Branch::sow(&Tree::new(), home, root)))
+            }
+        };
+        Ok(Self { guest: guest.clone(), line, state: State::Ready })
+    }
+
+    fn check(&self) -> Result<(), SessionError> {
+        let why = match &self.state {
+            State::Ready => return Ok(()),
+            State::Calling => "a call of it was ended by a panic".to_owned(),
+            State::Failed(why) => why.clone(),
+        };
+        Err(SessionError::Failed { why })
+    }
+
+    /// Why the session refuses calls, if it does: its last call was cut short. It can be rolled back.
+    #[must_use]
+    pub fn failed(&self) -> Option<String> {
+        match self.check() {
+            Err(SessionError::Failed { why }) => Some(why),
+            _ => None,
+        }
+    }
+
+    /// Uses the instance through a lease, for typed calls, memory and host state. What is done stays; when
+    /// `run` returns an error of a call that had begun, the session has failed.
+    ///
+    /// # Errors
+    /// [`SessionError::Call`] as `run` returns, [`SessionError::Failed`].
+    pub fn with<R>(
+        &mut self,
+        run: impl FnOnce(&mut Lease<'_>) -> Result<R, CallError>,
+    ) -> Result<R, SessionError> {
+        self.check()?;
+        let mut lease = lend(&self.guest, &mut self.line).map_err(CallError::from)?;
+        // Stays when `run` unwinds.
+        self.state = State::Calling;
+        let result = run(&mut lease);
+        drop(lease);
+        self.state = match &result {
+            Ok(_) | Err(CallError::Request { .. }) => State::Ready,
+            Err(error) => State::Failed(describe(error)),
+        };
+        Ok(result?)
+    }
+
+    /// Calls a handler that takes bytes and gives bytes.
+    ///
+    /// # Errors
+    /// [`SessionError::Call`], [`SessionError::Failed`].
+    pub fn call<'f>(
+        &mut self,
+        function: impl Into<Callee<'f>>,
+        input: &[u8],
+    ) -> Result<Vec<u8>, SessionError> {
+        let callee = function.into();
+        self.with(|lease| lease.call(callee, input))
+    }
+
+    /// Makes any call.
+    ///
+    /// # Errors
+    /// As [`Session::call`].
+    pub fn ask(&mut self, call: &Call) -> Result<Answer, SessionError> {
+        self.with(|lease| lease.ask(call))
+    }
+
+    /// Freezes the present state, as a child of the one that the session stands on, and stands on it from then
+    /// on. Costs what was written since that one. Names need not be unique.
+    ///
+    /// # Errors
+    /// [`SessionError::State`] when the state cannot be kept: the guest has files open, or holds references to
+    /// objects of the host. [`SessionError::Failed`].
+    pub fn checkpoint(&mut self, name: impl Into<String>) -> Result<SnapshotId, SessionError> {
+        self.check()?;
+        each!(&mut self.line, branch => {
+            let id = branch.snapshot().map_err(unmoved)?;
+            branch.tree().name(id, name)?;
+            Ok(id)
+        })
+    }
+
+    /// Goes to any state of the tree: back, forward or across, also after the session failed. What was not
+    /// frozen is lost. Costs what differs, and what was written. An instance that cannot be relied on, or
+    /// not be brought there in place, is replaced by a new one.
+    ///
+    /// # Errors
+    /// [`SessionError::Tree`], with nothing changed. [`SessionError::State`] when a new instance cannot be
+    /// made; the session has failed then, and can be rolled back once there is room.
+    pub fn rollback<'c>(
+        &mut self,
+        to: impl Into<Checkpoint<'c>>,
+    ) -> Result<SnapshotId, SessionError> {
+        let id = self.find(to.into())?;
+        let unwound = matches!(self.state, State::Calling);
+        let moved = each!(&mut self.line, branch => {
+            branch.tree().get(id)?;
+            if unwound {
+                branch.abandon();
+            }
+            branch.restore(id).map_err(unmoved)
+        });
+        self.state = match &moved {
+            Err(error) => {
+                State::Failed(format!("it could not be rolled back: {}", describe(error)))
+            }
+            Ok(()) => State::Ready,
+        };
+        moved.map(|()| id)
+    }
+
+    /// `count` sessions that start from the present state, on the same tree. If the session was called since
+    /// its last checkpoint, that state becomes one, without a name. A fork's instance is made by its first
+    /// call, so one that is never called costs next to nothing.
+    ///
+    /// # Errors
+    /// As [`Session::checkpoint`].
+    pub fn fork(&mut self, count: usize) -> Result<Vec<Session>, SessionError> {
+        self.check()?;
+        let fork = |line| Session { guest: self.guest.clone(), line, state: State::Ready };
+        match &mut self.line {
+            #[cfg(feature = "wasm")]
+            Line::Module(branch) => {
+                let id = branch.here().map_err(unmoved)?;
+                let forks = (0..count).map(|_| branch.fork(id).map(Box::new).map(Line::Module));
+                forks.map(|line| line.map(fork).map_err(unmoved)).collect()
+            }
+            #[cfg(feature = "vm")]
+            Line::Machine(branch) => {
+                let id = branch.here().map_err(unmoved)?;
+                let forks = (0..count).map(|_| branch.fork(id).map(Box::new).map(Line::Machine));
+                forks.map(|line| line.map(fork).map_err(unmoved)).collect()
+            }
+        }
+    }
+
+    /// In what two states differ: which pages, how many bytes, and whether anything besides does.
+    ///
+    /// # Errors
+    /// [`SessionError::Tree`].
+    pub fn diff<'c>(
+        &self,
+        one: impl Into<Checkpoint<'c>>,
+        two: impl Into<Checkpoint<'c>>,
+    ) -> Result<Difference, SessionError> {
+        let (one, two) = (self.find(one.into())?, self.find(two.into())?);
+        each!(&self.line, branch => Ok(branch.tree().diff(one, two)?))
+    }
+
+    /// Drops a checkpoint: its children become its parent's, and pages that only it stored are freed. Sessions
+    /// that stand on it are not disturbed.
+    ///
+    /// # Errors
+    /// [`SessionError::Tree`].
+    pub fn drop_checkpoint<'c>(
+        &mut self,
+        checkpoint: impl Into<Checkpoint<'c>>,
+    ) -> Result<(), SessionError> {
+        let id = self.find(checkpoint.into())?;
+        each!(&mut self.line, branch => branch.drop_snapshot(id).map_err(unmoved))
+    }
+
+    /// Every state of the tree that this session and its relatives share, oldest first; the first is the
+    /// guest's warm state, unless it was dropped.
+    #[must_use]
+    pub fn tree(&self) -> Vec<SnapshotInfo> {
+        each!(&self.line, branch => branch.tree().list())
+    }
+
+    /// The state that the session stands on: its last checkpoint, or what it was rolled back to or forked from.
+    #[must_use]
+    pub fn at(&self) -> SnapshotId {
+        each!(&self.line, branch => branch.at())
+    }
+
+    /// The guest it is a session of.
+    #[must_use]
+    pub fn guest(&self) -> &Guest {
+        &self.guest
+    }
+
+    fn find(&self, checkpoint: Checkpoint<'_>) -> Result<SnapshotId, SessionError> {
+        match checkpoint {
+            Checkpoint::Id(id) => Ok(id),
+            Checkpoint::Name(name) => {
+                each!(&self.line, branch => Ok(branch.find(name)?))
+            }
+        }
+    }
+
+    /// Saves the present state as a snapshot, which [`open`](crate::open) takes out again. In the directory of
+    /// the snapshot that the guest came out of, only what changed is stored.
+    ///
+    /// # Errors
+    /// As [`Lease::save`], and [`SaveError::Freeze`] for a session that failed.
+    pub fn save(&mut self, to: &Reference, options: &SaveOptions) -> Result<Saved, SaveError> {
+        let freeze = |cause: Cause| SaveError::Freeze(cause);
+        self.check().map_err(|error| freeze(error.into()))?;
+        let mut lease = lend(&self.guest, &mut self.line).map_err(|error| freeze(error.into()))?;
+        lease.save(to, options)
+    }
+}

@@ -1,0 +1,395 @@
+//! Sessions: a live instance that goes from state to state of a tree.
+//!
+//! What it promises: in each state memories, globals, tables, dropped segments and sizes are, bit for bit,
+//! what they were when it was frozen. A checkpoint stores the pages written since the last; going to
+//! another state copies those that differ. Globals and writable tables are read whole at each, a few
+//! nanoseconds an entry. What cannot be undone in place (a table that grew, a large heap of collected
+//! objects) makes the instance be replaced. Every state that is gone to gets a generation of its own and
+//! fresh entropy, as a lease does.
+//!
+//! What may break it: state that host functions keep. WASI's streams and descriptors are the live
+//! session's: none of a state, new in each that is gone to; a guest that has files open cannot be frozen.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use afresh_memory::{Features, ImageError, SlotError, Strategy};
+use afresh_pool::{Budget, Held};
+use afresh_rewrite::{Visible, WarmState, WarmValue, names};
+use afresh_snapshot::{Frozen, Guest};
+use wasmtime::{AsContextMut, Global, Instance, RootScope, Table, Val, ValType};
+
+use crate::host::Host;
+use crate::lease::{Kind, Lease};
+use crate::linear::{GuestMemory, MemoryPolicy};
+use crate::loan::{Loan, Own};
+use crate::reset::{INSTANCE_MAPPINGS, KEPT_HEAP, ResetInstance, ResetState};
+use crate::scope::forget_exception;
+use crate::state::{functions, missing, val, warm_value};
+use crate::warm::{Inner, Pools};
+use crate::{Warm, WarmError, descriptors};
+
+/// A session could not be made, frozen or moved.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SessionError {
+    /// The guest runs in fresh mode, in which its globals cannot be read.
+    #[error("a guest in fresh mode has no sessions, for its globals cannot be read: {0}")]
+    Fresh(String),
+    /// The present state cannot be kept.
+    #[error("the session cannot be frozen: {0}")]
+    State(String),
+    /// The state is another guest's.
+    #[error("the state belongs to another guest")]
+    Foreign,
+    /// An instance could not be made or read.
+    #[error(transparent)]
+    Warm(#[from] WarmError),
+    /// A memory could not be moved.
+    #[error(transparent)]
+    Slot(#[from] SlotError),
+    /// A memory could not be stored.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+}
+
+/// What a state of a session holds beside memory: globals, tables, dropped segments, sizes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SessionState(Arc<Values>);
+
+#[derive(Debug, PartialEq, Eq)]
+struct Values {
+    /// The guest it belongs to.
+    guest: u64,
+    /// The size of each memory.
+    bytes: Vec<usize>,
+    globals: Vec<WarmValue>,
+    tables: Vec<Vec<WarmValue>>,
+    /// Flags of the segments that can be dropped: data, then elements.
+    dropped: Vec<bool>,
+}
+
+/// Where an instance keeps what is no memory, looked up once.
+struct Places {
+    globals: Vec<(Global, ValType)>,
+    tables: Vec<(Table, ValType)>,
+    dropped: Vec<Global>,
+    /// The module's functions by the address of their reference.
+    functions: HashMap<usize, u32>,
+}
+
+/// A live instance that goes from state to state. It takes part in trees of `afresh_snapshot` as a
+/// [`Guest`], and is called through [`Session::lease`].
+pub struct Session {
+    warm: Warm,
+    instance: ResetInstance,
+    places: Places,
+    /// What it takes of the process's budget.
+    _mappings: Held,
+}
+
+impl std::fmt::Debug for Session {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Session").field("warm", &self.warm).finish_non_exhaustive()
+    }
+}
+
+/// The warm state of a guest that can have sessions.
+fn resettable(inner: &Inner) -> Result<&Arc<ResetState>, SessionError> {
+    match &inner.pools {
+        Pools::Reset { state, .. } => Ok(state),
+        Pools::Fresh { .. } => {
+            let why = inner.report.why_fresh.clone();
+            Err(SessionError::Fresh(why.unwrap_or_else(|| "it was asked for".to_owned())))
+        }
+    }
+}
+
+impl Warm {
+    /// The warm state as a state of sessions, for a tree: they are made from it, and from states that others
+    /// of them left.
+    ///
+    /// # Errors
+    /// [`SessionError::Fresh`].
+    pub fn root(&self) -> Result<Frozen<SessionState>, SessionError> {
+        let state = resettable(&self.inner)?;
+        let memories = state.memories.iter().map(|memory| memory.image.clone()).collect();
+        let bytes = state.memories.iter().map(|memory| memory.bytes).collect();
+        let values = Values::of(self.inner.id, bytes, &state.state, &state.blueprint.visible);
+        Ok(Frozen { memories, state: SessionState(Arc::new(values)) })
+    }
+}
+
+impl Values {
+    fn of(guest: u64, bytes: Vec<usize>, state: &WarmState, visible: &Visible) -> Self {
+        let global = |index| state.globals.get(index).copied().unwrap_or(WarmValue::Null);
+        let table = |index| state.tables.get(index).cloned().unwrap_or_default();
+        let data = visible.data.iter().map(|index| state.dropped_data.contains(index));
+        let elements = visible.elements.iter().map(|index| state.dropped_elements.contains(index));
+        Self {
+            guest,
+            bytes,
+            globals: visible.globals.iter().map(global).collect(),
+            tables: visible.tables.iter().map(table).collect(),
+            dropped: data.chain(elements).collect(),
+        }
+    }
+
+    /// What of it no other instance can hold.
+    fn opaque(&self) -> Option<&'static str> {
+        let opaque = |values: &[WarmValue]| values.contains(&WarmValue::Opaque);
+        if opaque(&self.globals) {
+            Some("a global holds")
+        } else {
+            self.tables.iter().any(|table| opaque(table)).then_some("a table holds")
+        }
+    }
+}
+
+impl Places {
+    fn find(
+        store: &mut impl AsContextMut<Data = Host>,
+        instance: Instance,
+        visible: &Visible,
+    ) -> Result<Self, WarmError> {
+        let mut global =
+            |name: String| instance.get_global(&mut *store, &name).ok_or_else(|| missing(&name));
+        let globals: Vec<Global> =
+            visible.globals.iter().map(|i| global(names::global(*i))).collect::<Result<_, _>>()?;
+        let data = visible.data.iter().map(|i| names::data_dropped(*i));
+        let elements = visible.elements.iter().map(|i| names::elem_dropped(*i));
+        let dropped = data.chain(elements).map(&mut global).collect::<Result<_, _>>()?;
+        let mut tables = Vec::new();
+        for index in &visible.tables {
+            let name = names::table(*index);
+            let table = instance.get_table(&mut *store, &name).ok_or_else(|| missing(&name))?;
+            let ty = ValType::Ref(table.ty(&*store).element().clone());
+            tables.push((table, ty));
+        }
+        let globals =
+            globals.into_iter().map(|global| (global, global.ty(&*store).content().clone()));
+        Ok(Self {
+            globals: globals.collect(),
+            tables,
+            dropped,
+            functions: functions(store, instance, visible)?,
+        })
+    }
+
+    /// Reads what is there.
+    fn read(
+        &self,
+        store: &mut impl AsContextMut<Data = Host>,
+        guest: u64,
+        bytes: Vec<usize>,
+    ) -> Values {
+        let mut globals = Vec::with_capacity(self.globals.len());
+        for (global, _) in &self.globals {
+            let value = global.get(&mut *store);
+            globals.push(warm_value(store, &self.functions, &value));
+        }
+        let tables = self.tables.iter().map(|(table, _)| self.read_table(store, *table)).collect();
+        let dropped =
+            self.dropped.iter().map(|flag| flag.get(&mut *store).i32() != Some(0)).collect();
+        Values { guest, bytes, globals, tables, dropped }
+    }
+
+    fn read_table(
+        &self,
+        store: &mut impl AsContextMut<Data = Host>,
+        table: Table,
+    ) -> Vec<WarmValue> {
+        let size = table.size(&*store);
+        let element = |at| match table.get(&mut *store, at) {
+            Some(element) => warm_value(store, &self.functions, &Val::from(element)),
+            None => WarmValue::Opaque,
+        };
+        (0..size).map(element).collect()
+    }
+
+    /// Writes what differs from `to`.
+    fn write(
+        &self,
+        store: &mut impl AsContextMut<Data = Host>,
+        instance: Instance,
+        to: &Values,
+    ) -> Result<(), WarmError> {
+        let failed = |error: wasmtime::Error| {
+            WarmError::State(format!("a state cannot be put into an instance: {error:#}"))
+        };
+        let foreign = || WarmError::State("a state holds a reference of another instance".into());
+        for ((global, ty), value) in self.globals.iter().zip(&to.globals) {
+            let value = val(store, instance, ty, *value).ok_or_else(foreign)?;
+            global.set(&mut *store, value).map_err(failed)?;
+        }
+        for ((table, ty), elements) in self.tables.iter().zip(&to.tables) {
+            let now = self.read_table(store, *table);
+            for (at, element) in elements.iter().enumerate() {
+                if now.get(at) == Some(element) {
+                    continue;
+                }
+                let value =
+                    val(store, instance, ty, *element).and_then(Val::ref_).ok_or_else(foreign)?;
+                if at as u64 >= table.size(&*store) {
+                    let more = (elements.len() - at) as u64;
+                    table.grow(&mut *store, more, value).map_err(failed)?;
+                } else {
+                    table.set(&mut *store, at as u64, value).map_err(failed)?;
+                }
+            }
+        }
+        for (flag, dropped) in self.dropped.iter().zip(&to.dropped) {
+            // Every bit, as the instruction that drops the segment sets them: the guards rely on it.
+            flag.set(&mut *store, Val::I32(-i32::from(*dropped))).map_err(failed)?;
+        }
+        Ok(())
+    }
+}
+
+/// How a session's memories are kept: it pays to notice what is written, whatever that costs once.
+fn policy(state: &ResetState) -> MemoryPolicy {
+    let mut policy = state.blueprint.policy.clone();
+    let learning = Strategy::WriteSet(None);
+    if policy.strategy == Strategy::Auto
+        && learning.choose(Features::host(), policy.host_access).is_ok()
+    {
+        policy.strategy = learning;
+    }
+    // What a growth brings is part of the next state, page by page.
+    policy.stock = None;
+    policy
+}
+
+impl Session {
+    /// An instance in a state of this guest.
+    fn new(warm: &Warm, from: &Frozen<SessionState>) -> Result<Self, SessionError> {
+        let inner = &*warm.inner;
+        let state = resettable(inner)?;
+        let values = &*from.state.0;
+        if values.guest != inner.id || from.memories.len() != state.memories.len() {
+            return Err(SessionError::Foreign);
+        }
+        let policy = policy(state);
+        let sized = from.memories.iter().zip(&values.bytes);
+        let memories = state
+            .memories
+            .iter()
+            .zip(sized)
+            .map(|(warm, (image, bytes))| GuestMemory::new(warm.shape, image, *bytes, &policy))
+            .collect::<Result<Vec<_>, _>>()?;
+        let mappings = memories.iter().map(|memory| memory.mappings()).sum::<usize>();
+        let mut instance = state.make_over(memories)?;
+        let mut scope = RootScope::new(&mut instance.store);
+        let places = Places::find(&mut scope, instance.instance, &state.blueprint.visible)?;
+        places.write(&mut scope, instance.instance, values)?;
+        drop(scope);
+        let held = Budget::process().hold(mappings + INSTANCE_MAPPINGS);
+        let mut this = Self { warm: warm.clone(), instance, places, _mappings: held };
+        this.begin()?;
+        Ok(this)
+    }
+
+    /// Gives the instance a generation and entropy that no other has.
+    fn begin(&mut self) -> Result<(), WarmError> {
+        Lease::begin(&self.warm.inner, Kind::Reset(Loan::Own(Own(&mut self.instance)))).map(drop)
+    }
+
+    /// The instance as it is, for calls. What they leave stays when the lease ends; what a call gave that
+    /// lives on the store's collected heap can be used until the next lease.
+    pub fn lease(&mut self) -> Lease<'_> {
+        let blueprint = &self.instance.of.blueprint;
+        if blueprint.collects {
+            self.instance.store.renew(|_| ());
+        }
+        blueprint.stores.unlimit(&mut self.instance.store);
+        Lease { kind: Kind::Reset(Loan::Own(Own(&mut self.instance))), warm: &self.warm.inner }
+    }
+
+    /// The guest it is a session of.
+    #[must_use]
+    pub fn warm(&self) -> &Warm {
+        &self.warm
+    }
+
+    /// Everything but the content of the memories.
+    fn read(&mut self) -> Values {
+        let bytes = self.instance.memories.iter().map(|(memory, _)| memory.bytes()).collect();
+        let mut scope = RootScope::new(&mut self.instance.store);
+        self.places.read(&mut scope, self.warm.inner.id, bytes)
+    }
+
+    /// Goes to another state in place; `false` when that takes a new instance.
+    fn go(&mut self, to: &Frozen<SessionState>) -> Result<bool, SessionError> {
+        let values = &*to.state.0;
+        let instance = &mut self.instance;
+        instance.store.data_mut().clear();
+        forget_exception(&mut instance.store);
+        let mut tables = self.places.tables.iter().zip(&values.tables);
+        if tables.any(|((table, _), elements)| table.size(&instance.store) > elements.len() as u64)
+        {
+            return Ok(false);
+        }
+        let sized = to.memories.iter().zip(&values.bytes);
+        for ((memory, handle), (image, bytes)) in instance.memories.iter().zip(sized) {
+            if memory.switch(image, *bytes)? {
+                handle.grow(&mut instance.store, 0).map_err(WarmError::Instantiate)?;
+            }
+        }
+        let mut scope = RootScope::new(&mut instance.store);
+        self.places.write(&mut scope, instance.instance, values)?;
+        drop(scope);
+        if instance.of.blueprint.collects {
+            let collected = instance.store.renew(|store| match store.gc_heap_capacity() {
+                0 => Ok(0),
+                _ => store.gc(None).map(|()| store.gc_heap_capacity()),
+            });
+            return Ok(collected.map_err(WarmError::Instantiate)? <= KEPT_HEAP);
+        }
+        Ok(true)
+    }
+}
+
+impl Guest for Session {
+    type Home = Warm;
+    type State = SessionState;
+    type Error = SessionError;
+
+    fn home(&self) -> Warm {
+        self.warm.clone()
+    }
+
+    fn make(home: &Warm, from: &Frozen<SessionState>) -> Result<Self, SessionError> {
+        Self::new(home, from)
+    }
+
+    fn checkpoint(&mut self) -> Result<Frozen<SessionState>, SessionError> {
+        if self.instance.unwound {
+            return Err(SessionError::State("a call of it was ended by a panic".to_owned()));
+        }
+        let stores = &self.instance.of.blueprint.stores;
+        descriptors::check(stores, self.instance.store.data_mut())?;
+        let values = self.read();
+        if let Some(what) = values.opaque() {
+            return Err(SessionError::State(format!(
+                "{what} a reference to a host or GC object, which no state can hold; clear it before"
+            )));
+        }
+        let mut memories = Vec::with_capacity(self.instance.memories.len());
+        for (memory, _) in &self.instance.memories {
+            memories.push(memory.checkpoint()?);
+        }
+        Ok(Frozen { memories: memories.into(), state: SessionState(Arc::new(values)) })
+    }
+
+    fn switch(&mut self, to: &Frozen<SessionState>) -> Result<(), SessionError> {
+        if to.state.0.guest != self.warm.inner.id {
+            return Err(SessionError::Foreign);
+        }
+        if !self.instance.unwound && self.go(to)? {
+            Ok(self.begin()?)
+        } else {
+            *self = Self::new(&self.warm, to)?;
+            Ok(())
+        }
+    }
+}
