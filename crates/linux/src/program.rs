@@ -99,6 +99,7 @@ impl Program {
     }
 
     /// Has the program answer `bytes` before it counts as warm, so that what it does once is done. Answers are dropped.
+    /// Empty bytes are the end of the input.
     #[must_use]
     pub fn request(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.requests.push(bytes.into());
@@ -209,6 +210,10 @@ impl Program {
                     let Some(request) = requests.next() else {
                         return Warm::freeze(guest, call, self.time);
                     };
+                    if request.is_empty() {
+                        guest.process.answer(&call, 0)?;
+                        continue;
+                    }
                     guest.person.streams.input.clone_from(request);
                     guest.person.streams.taken = 0;
                     guest.serve(&call, deadline)?;

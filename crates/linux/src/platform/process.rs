@@ -508,10 +508,12 @@ impl Process {
             .map_err(|e| PlatformError::kernel("reading the list of mappings", e))?;
         let mut list = Vec::new();
         for line in text.lines() {
-            let mut fields = line.split(['-', ' ']);
-            let mut address =
-                || fields.next().and_then(|field| u64::from_str_radix(field, 16).ok());
-            let (Some(start), Some(end)) = (address(), address()) else { continue };
+            let mut fields = line.split(' ');
+            let range = fields.next().and_then(|range| range.split_once('-'));
+            let address = |text| u64::from_str_radix(text, 16).ok();
+            let Some((start, end)) = range.and_then(|(s, e)| address(s).zip(address(e))) else {
+                continue;
+            };
             let modes = fields.next().unwrap_or_default().as_bytes();
             let own =
                 [stub::CODE, stub::CONTROL, stub::IMAGE].contains(&start) || start >= stub::TOP;

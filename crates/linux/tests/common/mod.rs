@@ -3,28 +3,25 @@
 #![allow(dead_code, reason = "each test program uses a part")]
 
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::process::Command;
 
 use afresh_linux::{PlatformError, Program, Warm, WarmError};
 
 /// Compiles `name`, or says why that cannot be.
-pub fn compiled(name: &str, flags: &[&str]) -> Option<PathBuf> {
+pub(crate) fn compiled(name: &str, flags: &[&str]) -> Option<PathBuf> {
     let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/guests").join(name);
     let mut out = PathBuf::from(env!("CARGO_TARGET_TMPDIR"));
     // Tests run side by side: each has a file of its own.
     let thread = std::thread::current().name().unwrap_or("main").replace("::", "-");
     out.push(format!("{name}-{thread}-{}", std::process::id()));
-    let status = Command::new("cc")
-        .args(["-O1", "-w"])
-        .args(flags)
-        .arg("-o")
-        .args([&out, &source])
-        .stdout(Stdio::null())
-        .status();
-    match status {
-        Ok(status) if status.success() => Some(out),
-        Ok(status) => {
-            println!("SKIPPED: cc {flags:?} {name}: {status}");
+    let made =
+        Command::new("cc").args(["-O1", "-w"]).args(flags).arg("-o").args([&out, &source]).output();
+    match made {
+        Ok(made) if made.status.success() => Some(out),
+        Ok(made) => {
+            let said = String::from_utf8_lossy(&made.stderr);
+            assert!(said.contains("cannot find -l"), "cc {flags:?} {name}: {said}");
+            println!("SKIPPED: no static C library: cc {flags:?} {name}");
             None
         }
         Err(error) => {
@@ -35,7 +32,7 @@ pub fn compiled(name: &str, flags: &[&str]) -> Option<PathBuf> {
 }
 
 /// The value, or `None` with a line that says what this host lacks.
-pub fn here<T>(result: Result<T, WarmError>) -> Option<T> {
+pub(crate) fn here<T>(result: Result<T, WarmError>) -> Option<T> {
     match result {
         Ok(value) => Some(value),
         Err(WarmError::Platform(error @ PlatformError::Missing { .. })) => {
@@ -47,13 +44,13 @@ pub fn here<T>(result: Result<T, WarmError>) -> Option<T> {
 }
 
 /// A static C program, warmed.
-pub fn warm(name: &str, shape: impl Fn(Program) -> Program) -> Option<Warm> {
+pub(crate) fn warm(name: &str, shape: impl Fn(Program) -> Program) -> Option<Warm> {
     let path = compiled(name, &["-static"])?;
     here(shape(Program::new(path)).warm())
 }
 
 /// CPython, with what of the host it needs granted.
-pub fn python() -> Option<Program> {
+pub(crate) fn python() -> Option<Program> {
     let ask = "import sys; print(sys.executable); print(sys.base_prefix); print(sys.prefix)";
     let out = match Command::new("python3").args(["-c", ask]).output() {
         Ok(out) if out.status.success() => String::from_utf8_lossy(&out.stdout).into_owned(),
