@@ -153,9 +153,13 @@ impl Program {
         let real = self.path.canonicalize().map_err(|_| WarmError::NotFound(self.path.clone()))?;
         let mut granted: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
         granted.extend(self.granted.iter().cloned());
-        // The program itself, by the name it was given and by its own.
-        granted.extend([self.path.clone(), real.clone()]);
+        granted.push(self.path.clone());
         granted.retain(|path| path.is_absolute());
+        // What a grant leads to through links is granted by its own name, too.
+        let meant: Vec<_> = granted.iter().filter_map(|path| path.canonicalize().ok()).collect();
+        granted.extend(meant);
+        granted.sort();
+        granted.dedup();
         let mut tree = Tree::new(granted, self.storage);
         tree.plant(Path::new("/proc/self/exe"), Kind::Link(real), 0o777);
         for (path, bytes) in &self.files {

@@ -163,7 +163,7 @@ impl Warm {
             self.map_back(guest, &disturbed)?;
         }
         let written = guest.process.written().map_or(0, Ranges::bytes);
-        if written > LARGEST_SET || self.stats.calls % RELEARN == 0 {
+        if written > LARGEST_SET || self.stats.calls.is_multiple_of(RELEARN) {
             Self::discard(guest)?;
         }
         let mut copies = Vec::new();
@@ -193,7 +193,7 @@ impl Warm {
         guest.process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
         for range in disturbed.iter() {
             for part in self.image.within(range) {
-                if part.protection & libc::PROT_WRITE as u64 != 0 {
+                if part.is_writable() {
                     guest.process.watch(part.range())?;
                 }
             }

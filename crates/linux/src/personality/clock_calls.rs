@@ -109,7 +109,7 @@ impl Person {
         match operation & 0x7f {
             WAKE | WAKE_BITSET => Ok(DONE),
             kind @ (WAIT | WAIT_BITSET) => {
-                if word % 4 != 0 {
+                if !word.is_multiple_of(4) {
                     return Err(Errno::INVAL.into());
                 }
                 if copy_in(process, word, 4)? != (value as u32).to_le_bytes() {

@@ -74,7 +74,7 @@ pub(crate) fn protect_order(start: u64, len: u64, protection: u64) -> Order {
 fn pages(start: u64, len: u64) -> Result<Range<u64>, Errno> {
     let len = len.checked_next_multiple_of(PAGE).ok_or(Errno::INVAL)?;
     let end = start.checked_add(len).ok_or(Errno::INVAL)?;
-    if start % PAGE != 0 || len == 0 {
+    if !start.is_multiple_of(PAGE) || len == 0 {
         return Err(Errno::INVAL);
     }
     if start < GUEST.start || end > GUEST.end {

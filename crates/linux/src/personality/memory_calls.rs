@@ -46,7 +46,7 @@ impl Person {
 
     /// The bytes that a mapping of a file begins with.
     fn file_content(&self, descriptor: u64, offset: u64, len: u64) -> Served<Option<Vec<u8>>> {
-        if offset % super::PAGE != 0 {
+        if !offset.is_multiple_of(super::PAGE) {
             return Err(Errno::INVAL.into());
         }
         let description = self.state.table.get(descriptor)?;

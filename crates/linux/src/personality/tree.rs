@@ -19,6 +19,8 @@ use rustix::io::Errno;
 const LINKS: usize = 40;
 /// Files that the layer may hold.
 const INODES: usize = 1 << 16;
+/// Bytes that a name takes beside its letters.
+const NAME_COST: usize = 256;
 /// Numbers of the layer's files start here, above those that hosts use.
 const FIRST_INODE: u64 = 1 << 48;
 
@@ -151,6 +153,10 @@ impl Tree {
             Some(Some(inode)) => return Found::Layer(*inode),
             Some(None) => return Found::Missing,
             None => {}
+        }
+        // There the host tells of itself and of this process, which no grant can mean.
+        if ["/proc", "/sys", "/dev"].iter().any(|own| path.starts_with(own)) {
+            return Found::Missing;
         }
         let granted = self.granted.iter().any(|grant| path.starts_with(grant));
         if !granted && !self.granted.iter().any(|grant| grant.starts_with(path)) {
@@ -293,9 +299,21 @@ impl Tree {
         if self.inodes.len() >= INODES {
             return Err(Errno::NOSPC);
         }
+        let target = if let Kind::Link(target) = &kind { target.as_os_str().len() } else { 0 };
+        self.charge(path.as_os_str().len() + target)?;
         let inode = self.put(path, kind, mode & 0o7777);
-        self.inodes.get_mut(&inode).ok_or(Errno::IO)?.modified = now;
+        self.inode_mut(inode)?.modified = now;
         Ok(inode)
+    }
+
+    /// Takes the room of a name out of the budget; it does not come back before the call ends.
+    fn charge(&mut self, len: usize) -> Result<(), Errno> {
+        let cost = (len + NAME_COST) as u64;
+        if cost > self.limit.saturating_sub(self.bytes) {
+            return Err(Errno::NOSPC);
+        }
+        self.bytes += cost;
+        Ok(())
     }
 
     /// The layer's file at `path`; a file of the host's is copied into the layer first.
@@ -311,7 +329,7 @@ impl Tree {
             Found::Host(attributes, _) if attributes.is(libc::S_IFREG) => {
                 let mut bytes = Vec::new();
                 if keep {
-                    if attributes.size > self.limit - self.bytes {
+                    if attributes.size > self.limit.saturating_sub(self.bytes) {
                         return Err(Errno::NOSPC);
                     }
                     let file = Self::open_host(path)?;
@@ -374,10 +392,14 @@ impl Tree {
     }
 
     fn hide(&mut self, path: &Path) -> Result<(), Errno> {
-        if self.names.len() >= 2 * INODES {
-            return Err(Errno::NOSPC);
-        }
+        self.charge(path.as_os_str().len())?;
         self.names.insert(path.to_path_buf(), None);
+        Ok(())
+    }
+
+    fn name(&mut self, path: PathBuf, inode: u64) -> Result<(), Errno> {
+        self.charge(path.as_os_str().len())?;
+        self.names.insert(path, Some(inode));
         Ok(())
     }
 
@@ -414,13 +436,12 @@ impl Tree {
                 let new =
                     if rest.as_os_str().is_empty() { to.to_path_buf() } else { to.join(rest) };
                 self.hide(&path)?;
-                self.names.insert(new, Some(inode));
+                self.name(new, inode)?;
             }
             return Ok(());
         }
         self.hide(from)?;
-        self.names.insert(to.to_path_buf(), Some(inode));
-        Ok(())
+        self.name(to.to_path_buf(), inode)
     }
 
     /// The names in the directory at `path`, sorted.

@@ -26,6 +26,10 @@ impl Segment {
         self.start..self.start + self.len
     }
 
+    pub(crate) fn is_writable(&self) -> bool {
+        self.protection & libc::PROT_WRITE as u64 != 0
+    }
+
     /// The call that maps it, in a process whose descriptor 1 is the file.
     pub(crate) fn order(&self) -> [u64; 7] {
         let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;

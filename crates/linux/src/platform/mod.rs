@@ -6,14 +6,19 @@
 
 mod control;
 mod filter;
+mod frame;
 mod image;
+mod listener;
 mod memory;
+mod orders;
 mod process;
 mod stub;
 mod track;
 
+pub(crate) use frame::Registers;
 pub(crate) use image::Image;
-pub(crate) use process::{Call, Event, INPUT_LEN, Orders, Place, Process, Registers, Then};
+pub(crate) use orders::{INPUT_LEN, Orders, Then};
+pub(crate) use process::{Call, Event, Place, Process};
 pub(crate) use stub::{GUEST, IMAGE};
 
 use std::io;
@@ -52,11 +57,6 @@ pub enum PlatformError {
 }
 
 impl PlatformError {
-    /// An error of `what` with the calling thread's errno.
-    fn last(what: &'static str) -> Self {
-        Self::Kernel { what, error: io::Error::last_os_error() }
-    }
-
     pub(crate) fn kernel(what: &'static str, error: impl Into<io::Error>) -> Self {
         Self::Kernel { what, error: error.into() }
     }

@@ -7,42 +7,21 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use afresh_sys::Memfd;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
 
 use super::control::Control;
+use super::frame::{self, Bases, Register, Registers};
 use super::image::{Image, Segment};
+use super::listener::{Answer, Listener, Notice};
+use super::orders::{self, BOOT_SEGMENTS, Orders, Then};
 use super::track::Track;
-use super::{PlatformError, filter, memory, stub};
+use super::{PlatformError, memory, stub};
 use crate::ranges::Ranges;
-
-// `_IOWR('!', 0, struct seccomp_notif)` and its kin.
-const NOTIF_RECV: libc::c_ulong = 0xc050_2100;
-const NOTIF_SEND: libc::c_ulong = 0xc018_2101;
-const NOTIF_SET_FLAGS: libc::c_ulong = 0x4008_2104;
-/// Sentry and guest take turns on one processor.
-const SYNC_WAKE_UP: u64 = 1;
-const CONTINUE: u32 = 1;
 
 /// How long the stub may take for its orders, and a new process to start.
 const PATIENCE: Duration = Duration::from_secs(20);
-
-// The frame of a signal: offsets from its start, which is where `rt_sigreturn` finds it.
-const FRAME_CONTEXT: usize = 8;
-const REGISTERS: usize = FRAME_CONTEXT + 40;
-const FRAME_LEN: usize = REGISTERS + 32 * 8 + 8;
-// Indices of registers in it, as in `ucontext.h`.
-const RDI: usize = 8;
-const RSI: usize = 9;
-const RDX: usize = 12;
-const RAX: usize = 13;
-const RSP: usize = 15;
-const RIP: usize = 16;
-const EFLAGS: usize = 17;
-const SELECTORS: usize = 18;
-const R8: usize = 0;
-const R9: usize = 1;
-const R10: usize = 2;
 
 /// A system call of the guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,61 +49,13 @@ pub(crate) enum Event {
     Late,
 }
 
-/// What the stub is to do: first the calls, then the copies, then the inputs.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Orders {
-    /// System calls: number and arguments.
-    pub(crate) calls: Vec<[u64; 7]>,
-    /// Copies within the guest: to, from, length.
-    pub(crate) copies: Vec<[u64; 3]>,
-    /// Bytes for an address.
-    pub(crate) input: Option<(u64, Vec<u8>)>,
-    /// Whether all room for orders is wiped, not only these: the guest can write there.
-    pub(crate) wipe: bool,
-}
-
-/// Longest input that orders may carry.
-pub(crate) const INPUT_LEN: usize = 32 << 10;
-/// Calls and copies that fit beside an input.
-const CALLS_AT_ONCE: usize = 200;
-const COPIES_AT_ONCE: usize = 800;
-const _: () = assert!(
-    stub::FIRST + 64 * CALLS_AT_ONCE + 24 * (COPIES_AT_ONCE + 1) + INPUT_LEN <= stub::ORDERS_LEN
-);
-/// Mappings of the image that a process makes while it boots, before each call is looked at.
-const BOOT_SEGMENTS: usize = 800;
-
-/// What the stub does after its orders.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Then {
-    /// Ask for more.
-    Ask,
-    /// Go back to the guest.
-    Resume,
-}
-
-/// The registers that a signal frame does not hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Bases {
-    pub(crate) fs: u64,
-    pub(crate) gs: u64,
-}
-
-/// Registers, as the signal stack holds them, and the bases.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Registers {
-    stack: Vec<u8>,
-    frame: usize,
-    pub(crate) bases: Bases,
-}
-
 /// The process.
 #[derive(Debug)]
 pub(crate) struct Process {
     child: Child,
     pid: Pid,
     pidfd: OwnedFd,
-    listener: OwnedFd,
+    listener: Listener,
     control: Control,
     track: Option<Track>,
     /// The question that waits, if the stub asked.
@@ -151,7 +82,7 @@ impl Process {
                 PlatformError::kernel("writing the stub", io::Error::from_raw_os_error(e.errno))
             })?;
         let mut control = Control::new()?;
-        boot_orders(&mut control, image);
+        orders::boot(&mut control, image);
         let duplicate = |fd: std::os::fd::BorrowedFd<'_>| {
             fd.try_clone_to_owned()
                 .map_err(|e| PlatformError::kernel("duplicating a descriptor", e))
@@ -173,132 +104,66 @@ impl Process {
                 "vm.memfd_noexec must be 0, and the limit of processes not reached",
             )
         })?;
-        match Self::attach(&child, image.is_some()) {
-            Ok((pid, pidfd, listener, track)) => {
-                let mut process = Self {
-                    child,
-                    pid,
-                    pidfd,
-                    listener,
-                    control,
-                    track,
-                    asked: None,
-                    frame: None,
-                    bases: Bases::default(),
-                    core: None,
-                };
-                process.question(Instant::now() + PATIENCE)?;
-                if let Some(image) = image {
-                    let late = image.segments().iter().skip(BOOT_SEGMENTS);
-                    let calls = late.map(Segment::order).collect();
-                    process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
-                    for segment in image.segments() {
-                        if segment.protection & libc::PROT_WRITE as u64 != 0 {
-                            process.watch(segment.range())?;
-                        }
-                    }
-                }
-                Ok(process)
-            }
+        let attached = match Attached::fetch(&child, image.is_some()) {
+            Ok(attached) => attached,
             Err(error) => {
                 let _ = child.kill();
                 let _ = child.wait();
-                Err(error)
+                return Err(error);
+            }
+        };
+        let mut process = Self {
+            pid: Pid::from_child(&child),
+            child,
+            pidfd: attached.pidfd,
+            listener: attached.listener,
+            control,
+            track: attached.track,
+            asked: None,
+            frame: None,
+            bases: Bases::default(),
+            core: None,
+        };
+        process.question(Instant::now() + PATIENCE).map_err(|error| match error {
+            PlatformError::Kernel { error, .. } => PlatformError::missing(
+                "preparing the guest's process",
+                error,
+                "its mappings must not be sealed (CONFIG_MSEAL_SYSTEM_MAPPINGS), and the seccomp profile must allow memory calls",
+            ),
+            error => error,
+        })?;
+        if let Some(image) = image {
+            let calls = image.segments().iter().skip(BOOT_SEGMENTS).map(Segment::order).collect();
+            process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
+            for segment in image.segments().iter().filter(|s| s.is_writable()) {
+                process.watch(segment.range())?;
             }
         }
-    }
-
-    /// Fetches the descriptors that the process makes for us while it boots.
-    #[allow(clippy::type_complexity)]
-    fn attach(
-        child: &Child,
-        tracked: bool,
-    ) -> Result<(Pid, OwnedFd, OwnedFd, Option<Track>), PlatformError> {
-        let pid = Pid::from_child(child);
-        let pidfd = pidfd_open(pid, PidfdFlags::empty())
-            .map_err(|e| PlatformError::missing("pidfd_open", e, "it needs Linux 5.3 or newer"))?;
-        let deadline = Instant::now() + PATIENCE;
-        // The listener is the last that the process opens.
-        let (first, last) = if tracked { (3, 4) } else { (-1, 3) };
-        let listener = loop {
-            match pidfd_getfd(&pidfd, last, PidfdGetfdFlags::empty()) {
-                Ok(fd) => break fd,
-                Err(rustix::io::Errno::BADF) if Instant::now() < deadline => {
-                    let link = std::fs::read_link(format!("/proc/{}/fd/3", child.id()));
-                    if tracked && link.is_ok_and(|link| link.to_string_lossy().contains("seccomp"))
-                    {
-                        return Err(PlatformError::missing(
-                            "userfaultfd in the guest's process",
-                            io::Error::from_raw_os_error(libc::EPERM),
-                            "the kernel must have it, and the seccomp profile allow it",
-                        ));
-                    }
-                }
-                Err(rustix::io::Errno::BADF) => return Err(PlatformError::Late),
-                Err(rustix::io::Errno::SRCH) => {
-                    return Err(PlatformError::missing(
-                        "seccomp user notification and userfaultfd in the guest's process",
-                        io::Error::from_raw_os_error(libc::EPERM),
-                        "Linux 6.6 or newer is needed, whose maps are not sealed, and a seccomp profile that allows both",
-                    ));
-                }
-                Err(error) => {
-                    return Err(PlatformError::missing(
-                        "pidfd_getfd",
-                        error,
-                        "let this process reach its children's descriptors: Yama's ptrace_scope and the seccomp profile must allow it",
-                    ));
-                }
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        };
-        let flags = SYNC_WAKE_UP;
-        // SAFETY: the request takes its flags by value.
-        if unsafe { libc::ioctl(listener.as_raw_fd(), NOTIF_SET_FLAGS, flags) } != 0 {
-            return Err(PlatformError::missing(
-                "waking guest and sentry on one processor",
-                io::Error::last_os_error(),
-                "it needs Linux 6.6 or newer",
-            ));
-        }
-        let track = if tracked {
-            let uffd = pidfd_getfd(&pidfd, first, PidfdGetfdFlags::empty())
-                .map_err(|e| PlatformError::kernel("fetching the userfaultfd", e))?;
-            Some(Track::new(uffd)?)
-        } else {
-            None
-        };
-        Ok((pid, pidfd, listener, track))
+        Ok(process)
     }
 
     /// Waits until the guest calls, or until `deadline`.
     pub(crate) fn next(&mut self, deadline: Instant) -> Result<Event, PlatformError> {
-        let Some(notice) = self.receive(Some(deadline))? else { return Ok(Event::Late) };
-        let data = notice.data;
-        if data.instruction_pointer & !0xfff != stub::CODE {
-            let call = Call {
-                number: i64::from(data.nr),
-                args: data.args,
-                place: Place::Kernel(notice.id),
-            };
-            return Ok(Event::Call(call));
+        let Some(notice) = self.receive(deadline)? else { return Ok(Event::Late) };
+        if !stub::holds(notice.pointer) {
+            let place = Place::Kernel(notice.id);
+            return Ok(Event::Call(Call { number: notice.number, args: notice.args, place }));
         }
         self.take_question(&notice)?;
-        let frame = data.args[2];
+        let [fs, gs, frame, ..] = notice.args;
         // Where the kernel put the frame of the first signal is where it puts all, the stack being the same.
         let offset = frame.wrapping_sub(stub::CONTROL) as usize;
-        if frame < stub::SIGNAL_STACK || offset > stub::CONTROL_LEN - FRAME_LEN || frame % 8 != 0 {
+        let last = (stub::CONTROL_LEN - frame::FRAME_LEN) as u64;
+        let inside = (stub::SIGNAL_STACK..=stub::CONTROL + last).contains(&frame);
+        if !inside || !frame.is_multiple_of(8) || self.frame.is_some_and(|known| known != offset) {
             return Err(self.forged("its frame is elsewhere"));
         }
-        if self.frame.is_some_and(|known| known != offset) {
-            return Err(self.forged("its frame moved"));
-        }
         self.frame = Some(offset);
-        self.bases = Bases { fs: data.args[0], gs: data.args[1] };
-        let register = |index| self.control.read_word(offset + REGISTERS + 8 * index);
+        self.bases = Bases { fs, gs };
+        let register = |register: Register| self.control.read_word(offset + register.offset());
         Ok(Event::Call(Call {
-            number: i64::from(register(RAX) as u32),
-            args: [RDI, RSI, RDX, R10, R8, R9].map(register),
+            number: i64::from(register(Register::Rax) as u32),
+            args: Register::ARGUMENTS.map(register),
             place: Place::Stub,
         }))
     }
@@ -306,11 +171,7 @@ impl Process {
     /// Answers a call with `value`, which is a negative error number or a result.
     pub(crate) fn answer(&mut self, call: &Call, value: i64) -> Result<(), PlatformError> {
         match call.place {
-            Place::Kernel(id) => {
-                let (error, value) =
-                    if (-4095..0).contains(&value) { (value as i32, 0) } else { (0, value) };
-                self.send(id, value, error, 0)
-            }
+            Place::Kernel(id) => self.send(id, Answer::Value(value)),
             Place::Stub => {
                 self.set_result(value);
                 self.carry_out(&Orders::default(), Then::Resume)
@@ -321,105 +182,40 @@ impl Process {
     /// Sets what the call that waits in the stub returns.
     pub(crate) fn set_result(&mut self, value: i64) {
         let frame = self.frame.expect("a call waits in the stub");
-        self.control.write_word(frame + REGISTERS + 8 * RAX, value as u64);
+        self.control.write_word(frame + Register::Rax.offset(), value as u64);
     }
 
     /// Has the stub carry out `orders`, each of whose calls is checked when it is made.
     pub(crate) fn carry_out(&mut self, orders: &Orders, then: Then) -> Result<(), PlatformError> {
         let deadline = Instant::now() + PATIENCE;
-        let (mut calls, mut copies) = (&orders.calls[..], &orders.copies[..]);
-        loop {
-            let now = calls.split_at(calls.len().min(CALLS_AT_ONCE));
-            calls = now.1;
-            // Copies come after all calls, for they may go into what the calls map.
-            let fit = if calls.is_empty() { copies.len().min(COPIES_AT_ONCE) } else { 0 };
-            let copied = copies.split_at(fit);
-            copies = copied.1;
-            let last = calls.is_empty() && copies.is_empty();
-            let input = orders.input.as_ref().filter(|_| last);
-            let then = if last { then } else { Then::Ask };
-            self.write_orders(now.0, copied.0, input, then, orders.wipe);
-            let id = self.asked.take().expect("the stub waits for orders");
-            self.send(id, 0, 0, 0)?;
-            for expected in now.0 {
-                let notice = self.receive(Some(deadline))?.ok_or(PlatformError::Late)?;
-                let data = notice.data;
-                let made = data.instruction_pointer & !0xfff == stub::CODE
-                    && u64::from(data.nr as u32) == expected[0]
-                    && data.args == expected[1..];
+        let pieces = orders.pieces();
+        for (index, piece) in pieces.iter().enumerate() {
+            let then = if index + 1 == pieces.len() { then } else { Then::Ask };
+            let frame = self.frame.unwrap_or(stub::ORDERS_LEN);
+            self.control.write(0, &piece.encode(then, self.bases, frame));
+            let id = self.asked.take().ok_or_else(|| self.forged("it takes no orders now"))?;
+            self.send(id, Answer::Value(0))?;
+            for expected in &piece.calls {
+                let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
+                let made = stub::holds(notice.pointer)
+                    && notice.number as u64 == expected[0]
+                    && notice.args == expected[1..];
                 if !made {
                     return Err(self.forged("a call that was not ordered"));
                 }
-                self.send(notice.id, 0, 0, CONTINUE)?;
+                self.send(notice.id, Answer::Made)?;
             }
             if then == Then::Ask {
                 self.question(deadline)?;
             }
-            if last {
-                return Ok(());
-            }
         }
-    }
-
-    fn write_orders(
-        &mut self,
-        calls: &[[u64; 7]],
-        copies: &[[u64; 3]],
-        input: Option<&(u64, Vec<u8>)>,
-        then: Then,
-        wipe: bool,
-    ) {
-        let data =
-            stub::FIRST + 64 * calls.len() + 24 * (copies.len() + usize::from(input.is_some()));
-        let end = data + input.map_or(0, |(_, bytes)| bytes.len());
-        let mut bytes = vec![0; end];
-        let mut put = |offset: usize, word: u64| {
-            bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes())
-        };
-        put(stub::CALLS, calls.len() as u64);
-        put(stub::COPIES, (copies.len() + usize::from(input.is_some())) as u64);
-        put(stub::AGAIN, u64::from(then == Then::Ask));
-        put(stub::FS_BASE, self.bases.fs);
-        put(stub::GS_BASE, self.bases.gs);
-        put(stub::WIPE, if wipe { stub::ORDERS_LEN } else { end } as u64);
-        put(stub::FRAME, stub::CONTROL + self.frame.unwrap_or(stub::ORDERS_LEN) as u64);
-        let mut at = stub::FIRST;
-        for call in calls {
-            for (index, word) in call.iter().enumerate() {
-                put(at + 8 * index, *word);
-            }
-            at += 64;
-        }
-        let input_copy =
-            input.map(|(to, bytes)| [*to, stub::CONTROL + data as u64, bytes.len() as u64]);
-        for copy in copies.iter().chain(&input_copy) {
-            for (index, word) in copy.iter().enumerate() {
-                put(at + 8 * index, *word);
-            }
-            at += 24;
-        }
-        if let Some((_, input)) = input {
-            bytes[data..].copy_from_slice(input);
-        }
-        self.control.write(0, &bytes);
+        Ok(())
     }
 
     /// Prepares the registers of a program that starts.
     pub(crate) fn set_start(&mut self, entry: u64, stack: u64) {
-        let frame = stub::CONTROL_LEN - 2048;
-        let mut bytes = vec![0; FRAME_LEN];
-        let mut put = |offset: usize, word: u64| {
-            bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes())
-        };
-        put(FRAME_CONTEXT, 6); // selectors are in the frame, and meant
-        put(FRAME_CONTEXT + 16, stub::SIGNAL_STACK);
-        put(FRAME_CONTEXT + 32, stub::SIGNAL_STACK_LEN as u64);
-        put(REGISTERS + 8 * RIP, entry);
-        put(REGISTERS + 8 * RSP, stack);
-        put(REGISTERS + 8 * EFLAGS, 0x202);
-        put(REGISTERS + 8 * SELECTORS, 0x33 | 0x2b << 48);
-        self.control.write(frame, &bytes);
-        self.frame = Some(frame);
+        self.control.write(frame::START, &frame::start(entry, stack));
+        self.frame = Some(frame::START);
     }
 
     /// Forgets where the frame of a start was: the kernel chooses where those of signals are.
@@ -529,31 +325,27 @@ impl Process {
 
     /// Waits for `length`, or less if the process ends.
     pub(crate) fn pause(&self, length: Duration) {
-        let timeout = rustix::time::Timespec::try_from(length).unwrap_or_default();
+        let timeout = Timespec::try_from(length).unwrap_or_default();
         let _ = poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&timeout));
     }
 
     /// Waits for the stub's question, which must come without an error.
     fn question(&mut self, deadline: Instant) -> Result<(), PlatformError> {
-        let notice = self.receive(Some(deadline))?.ok_or(PlatformError::Late)?;
-        if notice.data.instruction_pointer & !0xfff != stub::CODE {
-            return Err(self.forged("a call in place of a question"));
-        }
+        let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
         self.take_question(&notice)?;
         // What the stub has just loaded.
-        if notice.data.args[..2] != [self.bases.fs, self.bases.gs] {
+        if notice.args[..2] != [self.bases.fs, self.bases.gs] {
             return Err(self.forged("its bases are not those it was given"));
         }
         Ok(())
     }
 
-    fn take_question(&mut self, notice: &libc::seccomp_notif) -> Result<(), PlatformError> {
-        let data = notice.data;
-        if data.instruction_pointer != stub::asked_at() || i64::from(data.nr) != stub::ASK {
+    fn take_question(&mut self, notice: &Notice) -> Result<(), PlatformError> {
+        if notice.pointer != stub::asked_at() || notice.number != stub::ASK {
             return Err(self.forged("a call that was not ordered"));
         }
         self.asked = Some(notice.id);
-        match data.args[3] as i64 {
+        match notice.args[3] as i64 {
             0 => Ok(()),
             error => Err(PlatformError::kernel(
                 "an order to the stub",
@@ -563,15 +355,10 @@ impl Process {
     }
 
     /// The next notice; serves page faults meanwhile. `None` when `deadline` passed.
-    fn receive(
-        &mut self,
-        deadline: Option<Instant>,
-    ) -> Result<Option<libc::seccomp_notif>, PlatformError> {
+    fn receive(&mut self, deadline: Instant) -> Result<Option<Notice>, PlatformError> {
         loop {
-            let timeout = deadline.map(|d| {
-                rustix::time::Timespec::try_from(d.saturating_duration_since(Instant::now()))
-                    .unwrap_or_default()
-            });
+            let left = deadline.saturating_duration_since(Instant::now());
+            let timeout = Timespec::try_from(left).unwrap_or_default();
             let (called, faulted, ended);
             {
                 let mut wait = [
@@ -583,10 +370,10 @@ impl Process {
                         None => PollFd::new(&self.pidfd, PollFlags::IN),
                     },
                 ];
-                match poll(&mut wait, timeout.as_ref()) {
+                match poll(&mut wait, Some(&timeout)) {
                     Ok(0) => return Ok(None),
                     Ok(_) => {}
-                    Err(rustix::io::Errno::INTR) => continue,
+                    Err(Errno::INTR) => continue,
                     Err(error) => {
                         return Err(PlatformError::kernel("waiting for the guest", error));
                     }
@@ -605,39 +392,22 @@ impl Process {
             if faulted && let Some(track) = &mut self.track {
                 track.serve()?;
             }
-            if called {
-                // SAFETY: it is plain data, for which zeros are a value; the kernel demands them.
-                let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
-                // SAFETY: the request fills one such structure, which lives through the call.
-                let rc =
-                    unsafe { libc::ioctl(self.listener.as_raw_fd(), NOTIF_RECV, &raw mut notice) };
-                if rc == 0 {
-                    return Ok(Some(notice));
-                }
-                let error = io::Error::last_os_error();
-                // It was interrupted, or the process died since.
-                if !matches!(error.raw_os_error(), Some(libc::ENOENT | libc::EINTR)) {
-                    return Err(PlatformError::kernel("receiving a call", error));
-                }
+            if called && let Some(notice) = self.listener.receive()? {
+                return Ok(Some(notice));
             }
         }
     }
 
-    fn send(&mut self, id: u64, value: i64, error: i32, flags: u32) -> Result<(), PlatformError> {
-        let mut answer = libc::seccomp_notif_resp { id, val: value, error, flags };
-        // SAFETY: the request reads one such structure, which lives through the call.
-        let rc = unsafe { libc::ioctl(self.listener.as_raw_fd(), NOTIF_SEND, &raw mut answer) };
-        if rc == 0 {
+    fn send(&mut self, id: u64, answer: Answer) -> Result<(), PlatformError> {
+        if self.listener.answer(id, answer)? {
             return Ok(());
         }
-        let error = io::Error::last_os_error();
-        if error.raw_os_error() == Some(libc::ENOENT) {
-            // Nobody waits for it any more: the process was killed.
-            if let Ok(status) = self.child.wait() {
-                return Err(PlatformError::Ended(status));
-            }
-        }
-        Err(PlatformError::kernel("answering a call", error))
+        // Nobody waits for it any more: the process was killed.
+        let status = self.child.wait();
+        Err(status.map_or_else(
+            |error| PlatformError::kernel("waiting for the process", error),
+            PlatformError::Ended,
+        ))
     }
 
     /// Kills the process for what it did.
@@ -652,6 +422,63 @@ impl Drop for Process {
         // It runs nobody's code but the guest's; nothing of it is waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// What a process has made for us while it booted.
+struct Attached {
+    pidfd: OwnedFd,
+    listener: Listener,
+    track: Option<Track>,
+}
+
+impl Attached {
+    fn fetch(child: &Child, tracked: bool) -> Result<Self, PlatformError> {
+        let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
+            .map_err(|e| PlatformError::missing("pidfd_open", e, "it needs Linux 5.3 or newer"))?;
+        let deadline = Instant::now() + PATIENCE;
+        // The process opens the userfaultfd, if any, and then the listener.
+        let (uffd, listener) = if tracked { (3, 4) } else { (-1, 3) };
+        let listener = loop {
+            match pidfd_getfd(&pidfd, listener, PidfdGetfdFlags::empty()) {
+                Ok(descriptor) => break Listener::new(descriptor)?,
+                Err(Errno::BADF) if Instant::now() >= deadline => return Err(PlatformError::Late),
+                Err(Errno::BADF) => {
+                    let link = std::fs::read_link(format!("/proc/{}/fd/3", child.id()));
+                    if tracked && link.is_ok_and(|link| link.to_string_lossy().contains("seccomp"))
+                    {
+                        return Err(PlatformError::missing(
+                            "userfaultfd in the guest's process",
+                            io::Error::from_raw_os_error(libc::EPERM),
+                            "the kernel must have it, and the seccomp profile allow it",
+                        ));
+                    }
+                }
+                Err(Errno::SRCH) => {
+                    return Err(PlatformError::missing(
+                        "seccomp user notification in the guest's process",
+                        io::Error::from_raw_os_error(libc::EPERM),
+                        "Linux 6.6 or newer is needed, and a seccomp profile that allows it",
+                    ));
+                }
+                Err(error) => {
+                    return Err(PlatformError::missing(
+                        "pidfd_getfd",
+                        error,
+                        "this process must be allowed its children's descriptors: see Yama's ptrace_scope and the seccomp profile",
+                    ));
+                }
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        };
+        let track = if tracked {
+            let uffd = pidfd_getfd(&pidfd, uffd, PidfdGetfdFlags::empty())
+                .map_err(|e| PlatformError::kernel("fetching the userfaultfd", e))?;
+            Some(Track::new(uffd)?)
+        } else {
+            None
+        };
+        Ok(Self { pidfd, listener, track })
     }
 }
 
@@ -675,77 +502,4 @@ fn require_bases() -> Result<(), PlatformError> {
         ));
     }
     Ok(())
-}
-
-/// The orders that a new process starts with. Until the filter is there its calls are its own.
-fn boot_orders(control: &mut Control, image: Option<&Image>) {
-    // Structures that the calls point to lie at the end of the signal stack, which nothing uses yet.
-    let data = stub::CONTROL_LEN - 4096;
-    let at = |offset: usize| stub::CONTROL + (data + offset) as u64;
-    let mut words = |offset: usize, words: &[u64]| {
-        for (index, word) in words.iter().enumerate() {
-            control.write_word(data + offset + 8 * index, *word);
-        }
-    };
-    words(0, &[stub::SIGNAL_STACK, 0, stub::SIGNAL_STACK_LEN as u64]);
-    // SA_SIGINFO, SA_RESTORER, SA_ONSTACK; all other signals wait.
-    words(32, &[stub::CODE, 0x0c00_0004, stub::CODE, u64::MAX]);
-    words(64, &[0, 0]);
-    let program = filter::program();
-    words(80, &[program.len() as u64, at(128)]);
-    let mut filter = Vec::new();
-    for step in &program {
-        filter.extend(step.code.to_le_bytes());
-        filter.extend([step.jt, step.jf]);
-        filter.extend(step.k.to_le_bytes());
-    }
-    control.write(data + 128, &filter);
-
-    let private = libc::MAP_PRIVATE as u64;
-    let fixed = libc::MAP_FIXED as u64;
-    let lazy = libc::MAP_NORESERVE as u64;
-    let read = libc::PROT_READ as u64;
-    let call = |number: libc::c_long, args: [u64; 6]| {
-        let mut call = [number as u64; 7];
-        call[1..].copy_from_slice(&args);
-        call
-    };
-    let behind = stub::CONTROL + stub::CONTROL_LEN as u64;
-    let image_len = image.map_or(0, |image| image.len());
-    let mut calls = vec![
-        call(libc::SYS_close_range, [3, u64::from(u32::MAX), 0, 0, 0, 0]),
-        call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as u64, 1, 0, 0, 0, 0]),
-        call(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0]),
-        call(libc::SYS_prlimit64, [0, u64::from(libc::RLIMIT_CORE), at(64), 0, 0, 0]),
-        // Nothing of what the kernel mapped remains: no stack, no vDSO.
-        call(libc::SYS_munmap, [0, stub::CODE, 0, 0, 0, 0]),
-        call(libc::SYS_munmap, [behind, stub::TOP - behind, 0, 0, 0, 0]),
-        call(libc::SYS_sigaltstack, [at(0), 0, 0, 0, 0, 0]),
-        call(libc::SYS_rt_sigaction, [libc::SIGSYS as u64, at(32), 0, 8, 0, 0]),
-    ];
-    if let Some(image) = image {
-        calls.push(call(
-            libc::SYS_mmap,
-            [stub::IMAGE, image_len, read, private | fixed | lazy, 1, 0],
-        ));
-        calls.extend(image.segments().iter().take(BOOT_SEGMENTS).map(Segment::order));
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | 1; // faults of user code only: no privilege needed
-        calls.push(call(libc::SYS_userfaultfd, [flags as u64, 0, 0, 0, 0, 0]));
-    }
-    let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    calls.push(call(
-        libc::SYS_seccomp,
-        [u64::from(libc::SECCOMP_SET_MODE_FILTER), listen, at(80), 0, 0, 0],
-    ));
-    let mut offset = stub::FIRST;
-    for call in &calls {
-        for (index, word) in call.iter().enumerate() {
-            control.write_word(offset + 8 * index, *word);
-        }
-        offset += 64;
-    }
-    control.write_word(stub::CALLS, calls.len() as u64);
-    control.write_word(stub::AGAIN, 1);
-    control.write_word(stub::WIPE, offset as u64);
-    control.write_word(stub::FRAME, stub::SIGNAL_STACK);
 }

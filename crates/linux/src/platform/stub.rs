@@ -161,6 +161,11 @@ fn offset_of(label: *const u8) -> usize {
     label.addr() - (&raw const afresh_linux_stub).addr()
 }
 
+/// Whether `pointer` is in the stub's page.
+pub(crate) fn holds(pointer: u64) -> bool {
+    pointer & !0xfff == CODE
+}
+
 /// The instruction after the one that asks: a question comes from there and from nowhere else.
 pub(crate) fn asked_at() -> u64 {
     CODE + offset_of(&raw const afresh_linux_stub_asked) as u64

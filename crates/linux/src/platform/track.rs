@@ -103,7 +103,7 @@ impl Track {
         for watched in self.watched.within(pages) {
             let mut from = watched.start;
             let known = self.set.within(watched.clone());
-            for known in known.into_iter().chain([watched.end..watched.end]) {
+            for known in known.into_iter().chain(std::iter::once(watched.end..watched.end)) {
                 if from < known.start {
                     self.open(from..known.start)?;
                 }
