@@ -39,6 +39,9 @@ impl Ranges {
     }
 
     pub(crate) fn remove(&mut self, range: Range<u64>) {
+        if range.is_empty() {
+            return;
+        }
         while let Some((&start, &end)) = self.map.range(..range.end).next_back() {
             if end <= range.start {
                 break;
@@ -61,6 +64,7 @@ impl Ranges {
             .rev()
             .take_while(|(_, end)| **end > range.start)
             .map(|(&start, &end)| start.max(range.start)..end.min(range.end))
+            .filter(|part| !part.is_empty())
             .collect();
         parts.reverse();
         parts
