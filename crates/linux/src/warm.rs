@@ -88,6 +88,14 @@ impl Warm {
         Ok(warm)
     }
 
+    /// The guest there is, or a new one. One that was made before a fork is the parent's, who goes on with it.
+    fn take(&mut self) -> Result<Guest, PlatformError> {
+        match self.guest.take().filter(|guest| guest.process.is_ours()) {
+            Some(guest) => Ok(guest),
+            None => self.thaw(),
+        }
+    }
+
     /// A new process with the image mapped.
     fn thaw(&mut self) -> Result<Guest, PlatformError> {
         let process = Process::new(Some(&self.image))?;
@@ -142,10 +150,7 @@ impl Warm {
 
     /// A guest that was brought back and runs with `request`.
     fn started(&mut self, request: &[u8]) -> Result<Guest, PlatformError> {
-        let mut guest = match self.guest.take() {
-            Some(guest) => guest,
-            None => self.thaw()?,
-        };
+        let mut guest = self.take()?;
         guest.process.follow();
         let taken = request.len().min(INPUT_LEN).min(self.wanted as usize);
         let mut orders = self.reset(&mut guest)?;
@@ -190,7 +195,6 @@ impl Warm {
             if guest.person.state.layout.touches(&range) {
                 calls.push(unmap_order(range.start, range.end - range.start));
             }
-            guest.process.forget(range.clone());
             calls.extend(self.image.within(range).map(|part| part.order()));
         }
         guest.process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
@@ -222,10 +226,7 @@ impl Warm {
     /// # Errors
     /// The first difference. The process is then killed, and the next call has a new one.
     pub fn verify(&mut self) -> Result<u64, VerifyError> {
-        let mut guest = match self.guest.take() {
-            Some(guest) => guest,
-            None => self.thaw()?,
-        };
+        let mut guest = self.take()?;
         let orders = self.reset(&mut guest)?;
         guest.process.carry_out(&orders, Then::Ask)?;
         let compared = self.compare(&guest)?;

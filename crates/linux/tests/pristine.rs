@@ -28,6 +28,7 @@ fn a_canary_of_each_kind_is_gone_after_the_call() {
         clean.starts_with("calls 1 data 42 zero 0 local 5 heap clean map 11 stack 0"),
         "{clean}"
     );
+    assert!(clean.contains(" gs 42000 es 0 "), "{clean}");
     assert!(clean.contains("env clean cwd /tmp/clean file clean at 5 made 0"), "{clean}");
     for round in 0..20 {
         assert_eq!(warm.call(b"dirty\n").unwrap(), b"done\n");
@@ -35,7 +36,9 @@ fn a_canary_of_each_kind_is_gone_after_the_call() {
         assert!(compared > 8 << 20, "{compared}");
         assert_eq!(look(&mut warm), clean, "round {round}");
         assert_eq!(warm.call(b"dirty\n").unwrap(), b"done\n");
+        assert_eq!(warm.call(b"poke\n").unwrap(), b"done\n");
         assert_eq!(look(&mut warm), clean, "round {round}");
+        assert_eq!(warm.call(b"poke\n").unwrap(), b"done\n");
         warm.verify().unwrap();
     }
     assert_eq!(warm.stats().processes, 1, "all of it was brought back within one process");

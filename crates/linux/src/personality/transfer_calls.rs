@@ -6,7 +6,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::table::{Description, Open};
 use super::tree::{Device, Kind};
 use super::{DONE, End, Outcome, Person, Served, Stop, copy_in, copy_out};
-use crate::platform::{Call, INPUT_LEN, PlatformError, Process};
+use crate::platform::{Call, PlatformError, Process};
 
 /// Most bytes that one call moves.
 const AT_ONCE: u64 = 1 << 20;
@@ -70,7 +70,7 @@ impl Person {
         if rest.is_empty() {
             return Ok(Outcome::Idle);
         }
-        let now = rest.len().min(len as usize).min(INPUT_LEN);
+        let now = rest.len().min(len as usize);
         copy_out(process, to, &rest[..now])?;
         self.streams.taken += now;
         Ok(Outcome::Value(now as u64))

@@ -28,15 +28,15 @@ pub(crate) enum Then {
 }
 
 /// Longest input that orders may carry.
-pub(crate) const INPUT_LEN: usize = 32 << 10;
+pub(crate) const INPUT_LEN: usize = 12 << 10;
 /// Calls and copies that fit beside an input.
-const CALLS_AT_ONCE: usize = 200;
-const COPIES_AT_ONCE: usize = 800;
+const CALLS_AT_ONCE: usize = 100;
+const COPIES_AT_ONCE: usize = 500;
 const _: () = assert!(
     stub::FIRST + 64 * CALLS_AT_ONCE + 24 * (COPIES_AT_ONCE + 1) + INPUT_LEN <= stub::ORDERS_LEN
 );
 /// Mappings of the image that a process makes while it boots, before each call is looked at.
-pub(crate) const BOOT_SEGMENTS: usize = 800;
+pub(crate) const BOOT_SEGMENTS: usize = 400;
 
 impl Orders {
     /// The same orders in pieces that fit.
@@ -173,7 +173,7 @@ mod tests {
     #[test]
     fn pieces_are_all_of_it_in_order_and_fit() {
         for (calls, copies, input) in
-            [(0, 0, 0), (1, 1, 1), (200, 800, INPUT_LEN), (201, 801, 5), (1000, 3000, INPUT_LEN)]
+            [(0, 0, 0), (1, 1, 1), (100, 500, INPUT_LEN), (101, 501, 5), (1000, 3000, INPUT_LEN)]
         {
             let orders = Orders {
                 calls: (0..calls).map(|i| [i; 7]).collect(),

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use afresh_sys::Memfd;
+use afresh_sys::{Memfd, fork};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -64,6 +64,8 @@ pub(crate) struct Process {
     frame: Option<usize>,
     pub(crate) bases: Bases,
     core: Option<usize>,
+    /// Of the process that made this one. A child forked from that must leave it alone.
+    generation: u32,
 }
 
 impl Process {
@@ -123,6 +125,7 @@ impl Process {
             frame: None,
             bases: Bases::default(),
             core: None,
+            generation: fork::generation(),
         };
         process.question(Instant::now() + PATIENCE).map_err(|error| match error {
             PlatformError::Kernel { error, .. } => PlatformError::missing(
@@ -292,6 +295,11 @@ impl Process {
         }
     }
 
+    /// Whether this process made it, not one that this was forked from.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
     pub(crate) fn id(&self) -> u32 {
         self.child.id()
     }
@@ -419,6 +427,9 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
+        if !self.is_ours() {
+            return;
+        }
         // It runs nobody's code but the guest's; nothing of it is waited for.
         let _ = self.child.kill();
         let _ = self.child.wait();

@@ -24,7 +24,7 @@ pub(crate) const CODE: u64 = 0x7000_0000_0000;
 /// The control area.
 pub(crate) const CONTROL: u64 = CODE + 0x1_0000;
 /// Bytes for orders at the start of the control area. A reset wipes them all, so they are few.
-pub(crate) const ORDERS_LEN: usize = 64 << 10;
+pub(crate) const ORDERS_LEN: usize = 32 << 10;
 /// The stack on which SIGSYS is handled, at the end of the control area.
 pub(crate) const SIGNAL_STACK: u64 = CONTROL + ORDERS_LEN as u64;
 /// Its length; the processor's whole state must fit.

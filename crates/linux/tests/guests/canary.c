@@ -81,7 +81,7 @@ static void dirty(char *stack) {
     memset(deep, 8, sizeof deep);
     __asm__ volatile("" ::"r"(deep) : "memory");
     memset((char *)0x700000010000UL, 0xee, 4096);
-    memset((char *)0x70000001f000UL, 0xee, 4096);
+    memset((char *)0x700000017000UL, 0xee, 8192);
 }
 
 int main(void) {
@@ -94,12 +94,18 @@ int main(void) {
     setenv("CANARY", "clean", 1);
     mkdir("/tmp/clean", 0700), chdir("/tmp/clean");
     file = open("/tmp/file", O_CREAT | O_RDWR, 0600), write(file, "clean", 5);
+    __asm__ volatile("wrgsbase %0" ::"r"(0x42000UL));
     for (;;) {
         long n = read(0, in, sizeof in - 1);
         if (n <= 0) return 0;
         in[n] = 0;
         if (!strncmp(in, "dirty", 5)) {
             dirty(stack);
+            write(1, "done\n", 5);
+        } else if (!strncmp(in, "poke", 4)) {
+            /* Only writes, also where an earlier call changed the map. */
+            for (int i = 0; i < SIZE; i += 512) map[i] = 99;
+            memset(stack, 98, sizeof stack), data = 97, heap[0] = 'D';
             write(1, "done\n", 5);
         } else if (!strncmp(in, "exit", 4)) {
             dirty(stack);

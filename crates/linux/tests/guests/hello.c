@@ -27,6 +27,9 @@ int main(int argc, char **argv) {
     map[5000] = 7;
     if (madvise(map, 1 << 16, MADV_DONTNEED) || map[5000]) return fail("madvise");
     if (mprotect(map, 4096, PROT_READ) || munmap(map, 1 << 16)) return fail("mprotect");
+    char *top = sbrk(8192);
+    top[5000] = 1;
+    if (sbrk(-8192) == (void *)-1 || sbrk(8192) != top || top[5000]) return fail("the break");
     free(heap);
     free(large);
     /* Files: its own, and none of the host's that was not granted. */
