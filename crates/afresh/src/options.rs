@@ -1,6 +1,6 @@
 //! How something is opened. The defaults suit a guest that is trusted with time and memory.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 #[cfg(any(feature = "wasm", feature = "vm"))]
 use std::time::Duration;
 

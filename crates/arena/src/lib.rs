@@ -4,7 +4,6 @@
 //! * [`Region`]: allocates Rust values in an arena and frees them all at once; collections too, with the
 //!   feature `allocator-api2`.
 //! * [`ZeroedAlloc`]: a global allocator whose large zeroed blocks come from the pool.
-//! * [`mod@bench`]: the measurements of `docs/fault-path.md`.
 //!
 //! ```
 //! use afresh_arena::{Arena, ArenaOptions};
@@ -25,8 +24,6 @@ mod alloc;
 #[cfg(feature = "allocator-api2")]
 mod allocator;
 mod arena;
-#[cfg(not(miri))]
-pub mod bench;
 mod chunk;
 mod density;
 mod error;

@@ -4,10 +4,13 @@
 //! and what is reported is the median over rounds, with the smallest and the 99th percentile.
 
 pub mod arena;
+#[cfg(feature = "arena")]
+pub mod fault;
 pub mod grow;
 pub mod js;
 pub mod live;
 pub mod modules;
+pub mod restore;
 pub mod rivals;
 pub mod row;
 pub mod start;

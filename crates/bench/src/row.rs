@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 /// One result.
 #[derive(Clone, Debug)]
@@ -23,6 +23,8 @@ pub struct Row {
     pub p99: f64,
     /// Of the three figures; lower is better.
     pub unit: &'static str,
+    /// What else the table tells, by name.
+    pub more: Vec<(&'static str, Value)>,
 }
 
 impl Row {
@@ -30,12 +32,15 @@ impl Row {
     #[must_use]
     pub fn json(&self) -> String {
         let round = |v: f64| (v * 10_000.0).round() / 10_000.0;
-        json!({
+        let mut row = json!({
             "table": self.table, "case": self.case, "strategy": self.strategy,
             "threads": self.threads, "median": round(self.median), "min": round(self.min),
             "p99": round(self.p99), "unit": self.unit,
-        })
-        .to_string()
+        });
+        for (name, value) in &self.more {
+            row[*name] = value.clone();
+        }
+        row.to_string()
     }
 }
 
@@ -167,28 +172,34 @@ pub fn summarise(
     case: &str,
     strategy: String,
     threads: usize,
-    mut times: Vec<f64>,
+    times: Vec<f64>,
 ) -> Row {
-    times.sort_by(f64::total_cmp);
-    let at = |q: f64| {
-        let index = (q * (times.len().saturating_sub(1)) as f64).round() as usize;
-        times.get(index).copied().unwrap_or(f64::NAN)
-    };
-    Row {
-        table,
-        case: case.to_owned(),
-        strategy,
-        threads,
-        median: at(0.5),
-        min: at(0.0),
-        p99: at(0.99),
-        unit: "us",
-    }
+    let [median, min, p99] = spread(times);
+    let case = case.to_owned();
+    Row { table, case, strategy, threads, median, min, p99, unit: "us", more: Vec::new() }
+}
+
+/// Median, least and 99th percentile; nothing of no values.
+pub(crate) fn spread(mut values: Vec<f64>) -> [f64; 3] {
+    [0.5, 0.0, 0.99].map(|q| quantile(&mut values, q))
+}
+
+/// The value that a share `q` of the values does not exceed; sorts them.
+pub(crate) fn quantile(values: &mut [f64], q: f64) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let at = (values.len().saturating_sub(1) as f64 * q).round() as usize;
+    values.get(at).copied().unwrap_or(f64::NAN)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_spread_of_a_hundred_and_one_values_is_exact() {
+        assert_eq!(spread((0..=100).rev().map(f64::from).collect()), [50.0, 0.0, 99.0]);
+        assert!(spread(Vec::new())[0].is_nan());
+    }
 
     #[test]
     fn a_contest_reports_every_contestant_once_with_its_own_time() {

@@ -320,6 +320,7 @@ impl Bench<'_, '_> {
             min: min as f64,
             p99: p99 as f64,
             unit: "KiB",
+            more: Vec::new(),
         });
         Ok(())
     }

@@ -4,7 +4,9 @@ use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use afresh_bench::{Options, Row, arena, grow, js, start, steady, wasm};
+#[cfg(feature = "arena")]
+use afresh_bench::fault;
+use afresh_bench::{Options, Row, arena, grow, js, restore, start, steady, wasm};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -83,6 +85,14 @@ enum Table {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+    /// Writing snapshots of 512 MiB, beside writing as many bytes to a file.
+    Save {
+        #[command(flatten)]
+        common: Common,
+        /// Where the files of the benchmark are made.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
     /// From a snapshot to the first answer of the JavaScript guest, beside fetching it whole and warming it.
     Start {
         #[command(flatten)]
@@ -109,28 +119,21 @@ enum Table {
 }
 
 /// One row as text: a heading when the case changes, and columns.
-fn print_text(out: &mut dyn Write, last: &mut String, row: &Columns<'_>) -> std::io::Result<()> {
-    if last != row.case {
-        row.case.clone_into(last);
+fn print_text(out: &mut dyn Write, last: &mut String, row: &Row) -> std::io::Result<()> {
+    if *last != row.case {
+        last.clone_from(&row.case);
         writeln!(
             out,
             "\n{:<18} {:<28} {:>3} {:>13} {:>13} {:>13}",
             row.case, "strategy", "thr", "median", "min", "p99"
         )?;
     }
+    let Row { strategy, threads, median, min, p99, unit, .. } = row;
     writeln!(
         out,
-        "{:<18} {:<28} {:>3} {:>13.3} {:>13.3} {:>13.3} {}",
-        "", row.strategy, row.threads, row.figures[0], row.figures[1], row.figures[2], row.unit
+        "{:<18} {strategy:<28} {threads:>3} {median:>13.3} {min:>13.3} {p99:>13.3} {unit}",
+        "",
     )
-}
-
-struct Columns<'a> {
-    case: &'a str,
-    strategy: &'a str,
-    threads: u64,
-    figures: [f64; 3],
-    unit: &'a str,
 }
 
 /// Prints rows as they come.
@@ -138,65 +141,11 @@ fn printer(format: Format) -> impl FnMut(&Row) {
     let mut last = String::new();
     move |row| {
         let mut out = std::io::stdout().lock();
-        let columns = Columns {
-            case: &row.case,
-            strategy: &row.strategy,
-            threads: row.threads as u64,
-            figures: [row.median, row.min, row.p99],
-            unit: row.unit,
-        };
         // An error means that nobody reads on: nothing to report, and nobody to report it to.
         let _ = match format {
             Format::Json => writeln!(out, "{}", row.json()),
-            Format::Text => print_text(&mut out, &mut last, &columns),
+            Format::Text => print_text(&mut out, &mut last, row),
         };
-    }
-}
-
-/// Takes the JSON lines of the other crates' tables and prints them as asked.
-struct Lines {
-    format: Format,
-    pending: Vec<u8>,
-    last: String,
-}
-
-impl Lines {
-    fn new(format: Format) -> Self {
-        Self { format, pending: Vec::new(), last: String::new() }
-    }
-
-    fn line(&mut self, line: &str) -> std::io::Result<()> {
-        let mut out = std::io::stdout().lock();
-        let row: Option<serde_json::Value> = match self.format {
-            Format::Json => None,
-            Format::Text => serde_json::from_str(line).ok(),
-        };
-        let Some(row) = row else { return writeln!(out, "{line}") };
-        let text = |key: &str| row[key].as_str().unwrap_or_default().to_owned();
-        let number = |key: &str| row[key].as_f64().unwrap_or(f64::NAN);
-        let columns = Columns {
-            case: &format!("{} {}", text("table"), text("case")),
-            strategy: &text("strategy"),
-            threads: row["threads"].as_u64().unwrap_or(1),
-            figures: [number("median"), number("min"), number("p99")],
-            unit: &text("unit"),
-        };
-        print_text(&mut out, &mut self.last, &columns)
-    }
-}
-
-impl Write for Lines {
-    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
-        self.pending.extend_from_slice(bytes);
-        while let Some(end) = self.pending.iter().position(|b| *b == b'\n') {
-            let line: Vec<u8> = self.pending.drain(..=end).collect();
-            self.line(String::from_utf8_lossy(&line).trim_end())?;
-        }
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> std::io::Result<()> {
-        Ok(())
     }
 }
 
@@ -219,6 +168,17 @@ fn steady_state(format: Format) -> anyhow::Result<()> {
         )?,
     }
     Ok(())
+}
+
+/// What the benchmarks of snapshot files are asked for.
+fn restoring(common: &Common, dir: Option<&PathBuf>) -> restore::Options {
+    let mut options =
+        if common.quick { restore::Options::quick() } else { restore::Options::default() };
+    options.filter.clone_from(&common.filter);
+    if let Some(dir) = dir {
+        options.dir.clone_from(dir);
+    }
+    options
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
@@ -261,27 +221,20 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         }
         #[cfg(feature = "arena")]
         Table::Fault { common } => {
-            use afresh::arena::bench::{Options, fault};
-            let mut options = if common.quick { Options::quick() } else { Options::default() };
-            options.case.clone_from(&common.filter);
-            let mut lines = Lines::new(format);
-            fault(
-                &options,
-                &mut |row| {
-                    let _ = writeln!(lines, "{row}");
-                },
-                &mut |what, why| eprintln!("{what}: left out: {why}"),
-            )?;
+            let mut options =
+                if common.quick { fault::Options::quick() } else { fault::Options::default() };
+            options.filter.clone_from(&common.filter);
+            fault::fault(&options, &mut print, &mut |what, why| {
+                eprintln!("{what}: left out: {why:#}");
+            })?;
         }
         Table::Restore { common, dir } => {
-            use afresh::pager::bench::{BenchOptions, restore};
-            let mut options =
-                if common.quick { BenchOptions::quick() } else { BenchOptions::default() };
-            options.case.clone_from(&common.filter);
-            if let Some(dir) = dir {
-                options.dir.clone_from(dir);
-            }
-            restore(&options, &mut Lines::new(format))?;
+            let options = restoring(common, dir.as_ref());
+            restore::restore(&options, &mut print)?;
+        }
+        Table::Save { common, dir } => {
+            let options = restoring(common, dir.as_ref());
+            restore::save(&options, &mut print)?;
         }
         Table::Start { common, js, dir, remote } => {
             let wasm = std::fs::read(js).with_context(|| {

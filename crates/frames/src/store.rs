@@ -10,6 +10,7 @@
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use afresh_sys::errno::ESRCH;
 use afresh_sys::{
     Advice, Call, HUGE_SIZE, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError, fork,
     host,
@@ -32,9 +33,6 @@ pub enum PageKind {
     /// 4 KiB pages only.
     Small,
 }
-
-/// What a system call says of something that belongs to another process.
-const ESRCH: i32 = 3;
 
 /// Memory that growth always leaves free, so that the refusal comes before the kill.
 const HEADROOM: u64 = 16 << 20;

@@ -5,6 +5,7 @@
 use afresh_memory::{
     HostAccess, Image, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, SlotError, Strategy, TrackerKind,
 };
+use afresh_sys::alone;
 
 /// Runs `check` in a forked child; whether it returned true there within a minute.
 fn in_child(check: impl FnOnce() -> bool) -> bool {
@@ -22,21 +23,6 @@ fn in_child(check: impl FnOnce() -> bool) -> bool {
     // SAFETY: waits for the child just made.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     status == 0
-}
-
-/// Runs the test `name` in a process with one thread for tests, so that no other test's locks are held in a child.
-fn alone(name: &str, test: impl FnOnce()) {
-    const CHILD: &str = "AFRESH_TEST_ALONE";
-    if std::env::var(CHILD).is_ok_and(|only| only == name) {
-        return test();
-    }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
-        .env(CHILD, name)
-        .output()
-        .unwrap();
-    print!("{}", String::from_utf8_lossy(&output.stdout));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 fn image(byte: u8) -> Image {

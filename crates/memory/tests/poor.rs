@@ -6,6 +6,7 @@ use afresh_memory::{
     Feature, Features, HostAccess, Image, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, SlotError,
     Strategy,
 };
+use afresh_sys::alone;
 
 const RET_KILL_PROCESS: u32 = 0x8000_0000;
 const RET_ERRNO: u32 = 0x0005_0000;
@@ -32,22 +33,6 @@ fn forbid(call: libc::c_long, verdict: u32) -> bool {
                 std::ptr::from_ref(&program),
             ) == 0
     }
-}
-
-/// Runs the test `name` in a process of its own.
-fn alone(name: &str, test: impl FnOnce()) {
-    const CHILD: &str = "AFRESH_TEST_ALONE";
-    if std::env::var(CHILD).is_ok_and(|only| only == name) {
-        return test();
-    }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
-        .env(CHILD, name)
-        .output()
-        .unwrap();
-    print!("{}", String::from_utf8_lossy(&output.stdout));
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}\n{errors}", output.status);
 }
 
 fn image() -> Result<Image, afresh_memory::ImageError> {

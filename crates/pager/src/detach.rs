@@ -17,6 +17,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use afresh_sys::errno::{EFAULT, ENOSYS, EPERM};
 use afresh_sys::fault::{Fault, FaultHandler, FaultSignal};
 use afresh_sys::{
     Advice, PAGE_SIZE, PageRange, Protection, Reservation, SysError, file, futex, usage,
@@ -29,10 +30,6 @@ use crate::{PageSource, SourceError};
 const MAPPED: u32 = 0;
 const MOVING: u32 = 1;
 const OWNED: u32 = 2;
-
-const EPERM: i32 = 1;
-const EFAULT: i32 = 14;
-const ENOSYS: i32 = 38;
 
 /// Faults of other threads, during a piece or a pause, from which on they count as busy.
 const BUSY: u64 = 32;

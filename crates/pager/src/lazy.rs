@@ -16,6 +16,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::time::{Duration, Instant};
 
 use afresh_memory::Door;
+use afresh_sys::errno::{EAGAIN, EBUSY, EEXIST, EFAULT, EINVAL};
 use afresh_sys::fault::{Fault, FaultCause, FaultHandler, FaultSignal};
 use afresh_sys::{Call, Memfd, PAGE_SIZE, PageRange, Reservation, SysError, Uffd, futex};
 
@@ -31,12 +32,6 @@ const FILLING: u32 = 1;
 /// Being filled, and somebody sleeps on the word.
 const AWAITED: u32 = 2;
 const PRESENT: u32 = 3;
-
-const EEXIST: i32 = 17;
-const EAGAIN: i32 = 11;
-const EFAULT: i32 = 14;
-const EBUSY: i32 = 16;
-const EINVAL: i32 = 22;
 
 /// How pages are put in place.
 #[derive(Debug)]

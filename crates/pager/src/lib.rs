@@ -16,7 +16,6 @@
 //! What may break it: system calls on missing pages fail with `EFAULT`, so whoever hands guest memory to
 //! the kernel calls [`Restore::resolve`] first.
 
-pub mod bench;
 mod control;
 mod coordinator;
 mod detach;

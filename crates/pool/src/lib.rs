@@ -29,10 +29,12 @@ mod budget;
 mod limits;
 mod pool;
 mod shard;
+mod stats;
 
 pub use budget::{Bounds, Budget, Held, Usage};
 pub use limits::{Exhausted, Limits};
-pub use pool::{Lease, Pool, PoolError, PoolStats};
+pub use pool::{Lease, Pool, PoolError};
+pub use stats::PoolStats;
 
 use afresh_memory::{PAGE_SIZE, ResetError, Slot};
 

@@ -24,7 +24,7 @@ pub(crate) const CORE_MODULE: u8 = 1;
 pub(crate) const COMPONENT: u8 = 4;
 
 /// The length of the magic number and version before the first section.
-pub(crate) const HEADER: usize = 8;
+const HEADER: usize = 8;
 
 /// How deep components may nest; a deeper one is refused rather than overflow the stack. Engines
 /// stop at 100 as well.
@@ -245,6 +245,23 @@ fn each_module(
     depth: u32,
     replace: &mut Replace<'_>,
 ) -> Result<Vec<u8>, PrepareComponentError> {
+    each_section(wasm, depth, &mut |id, contents| match id {
+        CORE_MODULE => replace(contents).map(Some),
+        COMPONENT => each_module(contents, depth + 1, replace).map(Some),
+        _ => Ok(None),
+    })
+}
+
+/// What takes the place of a section's contents, from its id and its contents; `None` leaves it as it is.
+type ReplaceSection<'a> =
+    dyn FnMut(u8, &[u8]) -> Result<Option<Vec<u8>>, PrepareComponentError> + 'a;
+
+/// One level of a component, `depth` components deep, with each section replaced.
+pub(crate) fn each_section(
+    wasm: &[u8],
+    depth: u32,
+    replace: &mut ReplaceSection<'_>,
+) -> Result<Vec<u8>, PrepareComponentError> {
     if depth > MAX_DEPTH {
         return Err(PrepareComponentError::TooDeep);
     }
@@ -258,12 +275,9 @@ fn each_module(
         let size = reader.read_var_u32()?;
         let contents = reader.read_bytes(size as usize)?;
         rewritten.push(id);
-        match id {
-            CORE_MODULE => replace(contents)?.as_slice().encode(&mut rewritten),
-            COMPONENT => {
-                each_module(contents, depth + 1, replace)?.as_slice().encode(&mut rewritten);
-            }
-            _ => contents.encode(&mut rewritten),
+        match replace(id, contents)? {
+            Some(other) => other.as_slice().encode(&mut rewritten),
+            None => contents.encode(&mut rewritten),
         }
     }
     Ok(rewritten)

@@ -9,9 +9,9 @@
 //! as unknown, and matters only where it is instantiated.
 
 use wasm_encoder::{
-    Alias, CanonicalFunctionSection, Component, ComponentAliasSection, ComponentExportKind,
+    Alias, CanonicalFunctionSection, ComponentAliasSection, ComponentExportKind,
     ComponentExportSection, ComponentInstanceSection, ComponentSection, ComponentTypeSection,
-    ComponentValType, Encode, ExportKind, PrimitiveValType,
+    ComponentValType, ExportKind, PrimitiveValType,
 };
 use wasmparser::{
     BinaryReader, CanonicalFunction, ComponentAlias, ComponentCanonicalSectionReader,
@@ -20,7 +20,7 @@ use wasmparser::{
     ComponentTypeSectionReader, ExternalKind, Instance, InstanceSectionReader, SectionLimited,
 };
 
-use crate::component::{COMPONENT, CORE_MODULE, HEADER, MAX_DEPTH, PrepareComponentError};
+use crate::component::{COMPONENT, CORE_MODULE, MAX_DEPTH, PrepareComponentError, each_section};
 use crate::names::STATE;
 use crate::reveal::READ;
 
@@ -110,39 +110,21 @@ impl Nesting {
         depth: u32,
         replace: &mut Shown<'_>,
     ) -> Result<(Vec<u8>, usize), PrepareComponentError> {
-        if depth > MAX_DEPTH {
-            return Err(PrepareComponentError::TooDeep);
-        }
         let mut spaces = Spaces { parent, ..Spaces::default() };
-        let mut rewritten = Component::HEADER.to_vec();
-        let mut reader = BinaryReader::new(wasm, 0);
-        if reader.read_bytes(HEADER)? != Component::HEADER {
-            return Err(PrepareComponentError::NotAComponent);
-        }
-        while !reader.eof() {
-            let id = reader.read_u8()?;
-            let size = reader.read_var_u32()?;
-            let contents = reader.read_bytes(size as usize)?;
-            rewritten.push(id);
-            match id {
-                CORE_MODULE => {
-                    let (module, shows) = replace(contents)?;
-                    spaces.modules.push(Some((self.modules, shows)));
-                    self.modules += 1;
-                    module.as_slice().encode(&mut rewritten);
-                }
-                COMPONENT => {
-                    let (component, place) =
-                        self.level(contents, Some(&spaces), depth + 1, replace)?;
-                    spaces.components.push(Some(place));
-                    component.as_slice().encode(&mut rewritten);
-                }
-                _ => {
-                    self.section(id, contents, &mut spaces)?;
-                    contents.encode(&mut rewritten);
-                }
+        let mut rewritten = each_section(wasm, depth, &mut |id, contents| match id {
+            CORE_MODULE => {
+                let (module, shows) = replace(contents)?;
+                spaces.modules.push(Some((self.modules, shows)));
+                self.modules += 1;
+                Ok(Some(module))
             }
-        }
+            COMPONENT => {
+                let (component, place) = self.level(contents, Some(&spaces), depth + 1, replace)?;
+                spaces.components.push(Some(place));
+                Ok(Some(component))
+            }
+            _ => self.section(id, contents, &mut spaces).map(|()| None),
+        })?;
         if !spaces.own.is_empty() || !spaces.shown.is_empty() {
             spaces.definition.shows = true;
             spaces.show(&mut rewritten);

@@ -20,12 +20,17 @@
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
 //! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
+//! * [`errno`]: names of the kernel's errors.
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
-//! * [`planted`]: makes the reset wrong on purpose, for tests of the tests.
+//! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings `alone`, a
+//!   test in a process of its own.
 //!
 //! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
 
+#[cfg(all(feature = "planted", not(miri)))]
+mod alone;
 mod cause;
+pub mod errno;
 mod error;
 mod features;
 mod inherited;
@@ -48,6 +53,8 @@ mod fake;
 #[cfg(miri)]
 use fake as imp;
 
+#[cfg(all(feature = "planted", not(miri)))]
+pub use alone::alone;
 pub use error::{Call, SysError};
 pub use features::{Feature, Features, UnknownFeature};
 pub use imp::fault;

@@ -87,8 +87,6 @@ bugs! {
     Thaw = "thaw",
     /// A general register keeps what the last call left.
     Register = "register",
-    /// A vector register keeps what the last call left.
-    Vector = "vector",
     /// An exit that the guest left pending is completed in the next call.
     Exit = "exit",
 }

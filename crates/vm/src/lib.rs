@@ -68,4 +68,4 @@ pub use watch::StopHandle;
 pub use afresh_pager::{SaveWith, SnapshotMemory};
 
 /// Bytes of a page.
-pub const PAGE: u64 = 4096;
+pub const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;

@@ -13,6 +13,7 @@ use afresh_memory::{Feature, Features};
 use afresh_sys::kvm::{
     DirtyRing, StopFlag, dirty_ring_limit, enable_dirty_ring, enable_manual_protect,
 };
+use afresh_sys::planted::{Bug, is};
 use kvm_bindings::{
     CpuId, KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_CAP_X86_TRIPLE_FAULT_EVENT,
     KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
@@ -380,6 +381,10 @@ impl Machine {
     /// whether that is certain.
     #[cold]
     fn finish(&mut self) -> Result<bool, KvmError> {
+        if is(Bug::Exit) {
+            self.left = Left::Nothing;
+            return Ok(true);
+        }
         // Registers that were set for a call that did not begin.
         self.vcpu.get_kvm_run().kvm_dirty_regs = 0;
         self.left = Left::Unknown;

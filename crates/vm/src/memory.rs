@@ -170,6 +170,12 @@ impl GuestMemory {
         let window = self.map.find(address, len, false)?;
         self.fetch(window, address, len, false)?;
         let (len, before) = (len as usize, out.len());
+        if let Some(shared) = &window.shared {
+            // As in `read`.
+            out.resize(before + len, 0);
+            let _fits = shared.read((address - window.span.start) as usize, &mut out[before..]);
+            return Ok(());
+        }
         out.reserve(len);
         // SAFETY: as in `read`; the vector has room for `len` bytes behind those it holds, and they are
         // initialised by the copy before its length is set.

@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use afresh_memory::{HostAccess, Image, Slot, SlotConfig, TrackError};
 use afresh_sys::fork;
+use afresh_sys::planted::{Bug, is};
 use kvm_bindings::{kvm_regs, kvm_sregs};
 
 use crate::config::Config;
@@ -124,8 +125,11 @@ impl Sandbox {
     }
 
     pub(crate) fn enter(&mut self, target: u64, arguments: [u64; 3]) -> Result<(), CallError> {
-        let regs = self.entry_regs(target, arguments);
+        let mut regs = self.entry_regs(target, arguments);
         self.machine.settle(regs.rip)?;
+        if is(Bug::Register) {
+            regs.rbx = self.machine.regs().rbx;
+        }
         self.machine.set_regs(&regs);
         self.machine.set_sregs(&self.sregs);
         Ok(())

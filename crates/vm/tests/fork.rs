@@ -4,33 +4,28 @@ mod common;
 
 use std::time::Duration;
 
+use afresh_sys::alone;
 use afresh_vm::{CallError, GuestError, Sandbox, VerifyError};
 use common::{guest, kvm, words};
 
 #[test]
 fn deadlines_are_kept_in_a_child_and_the_parents_guest_is_refused_there() {
-    const CHILD: &str = "AFRESH_TEST_ALONE";
     if !kvm() {
         return;
     }
+    let name = "deadlines_are_kept_in_a_child_and_the_parents_guest_is_refused_there";
+    // Other tests' locks might be held when it forks.
+    alone(name, deadlines);
+}
+
+fn deadlines() {
     let spin = guest("spin");
-    if std::env::var_os(CHILD).is_none() {
-        // In a process without other tests, whose locks might be held when it forks.
-        let name = "deadlines_are_kept_in_a_child_and_the_parents_guest_is_refused_there";
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([name, "--exact", "--nocapture"])
-            .env(CHILD, "1")
-            .status()
-            .unwrap();
-        assert!(status.success(), "{status}");
-        return;
-    }
     let stopped = |sandbox: &mut Sandbox| {
         let error = sandbox.run(b"spin").unwrap_err();
         assert!(matches!(error, CallError::Guest(GuestError::Timeout { .. })), "{error}");
         assert_eq!(sandbox.run(b"").unwrap(), b"did not spin");
     };
-    let build = || Sandbox::builder().timeout(Duration::from_millis(30)).build(&spin).unwrap();
+    let build = || Sandbox::builder().timeout(Duration::from_millis(300)).build(&spin).unwrap();
     let mut parents = build();
     stopped(&mut parents);
     // SAFETY: no other thread of this process holds a lock that the child wants: the watchdog sleeps.
@@ -57,21 +52,15 @@ fn deadlines_are_kept_in_a_child_and_the_parents_guest_is_refused_there() {
 /// restore.
 #[test]
 fn whatever_a_child_tries_with_its_parents_guest_the_parents_reset_is_whole() {
-    const CHILD: &str = "AFRESH_TEST_ALONE_RESET";
     if !kvm() {
         return;
     }
+    let name = "whatever_a_child_tries_with_its_parents_guest_the_parents_reset_is_whole";
+    alone(name, tries);
+}
+
+fn tries() {
     let dirty = guest("dirty");
-    if std::env::var_os(CHILD).is_none() {
-        let name = "whatever_a_child_tries_with_its_parents_guest_the_parents_reset_is_whole";
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([name, "--exact", "--nocapture"])
-            .env(CHILD, "1")
-            .status()
-            .unwrap();
-        assert!(status.success(), "{status}");
-        return;
-    }
     let mut parents = Sandbox::builder().memory(4 << 20).build(&dirty).unwrap();
     let snapshot = parents.pristine();
     for round in 1..4 {

@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use afresh_sys::alone;
 use afresh_wasm::{
     CallError, Engine, EngineConfig, Guest, GuestOptions, LoadError, Val, Warm, WarmUp,
 };
@@ -67,21 +68,6 @@ fn in_child<const N: usize>(work: impl FnOnce() -> [i64; N]) -> Option<[i64; N]>
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     // SAFETY: the child wrote it, and has ended.
     (status == 0).then(|| unsafe { shared.read() })
-}
-
-/// Runs the test `name` in a process of its own.
-fn alone(name: &str, test: impl FnOnce()) {
-    const CHILD: &str = "AFRESH_TEST_ALONE";
-    if std::env::var(CHILD).is_ok_and(|only| only == name) {
-        return test();
-    }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
-        .env(CHILD, name)
-        .output()
-        .unwrap();
-    print!("{}", String::from_utf8_lossy(&output.stdout));
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 #[test]

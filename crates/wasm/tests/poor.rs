@@ -1,5 +1,6 @@
 //! Hosts with few addresses to give away.
 
+use afresh_sys::alone;
 use afresh_wasm::{
     Engine, EngineConfig, Guest, GuestOptions, Mode, Val, WarmUp, memory_reservation,
 };
@@ -13,28 +14,19 @@ const GUEST: &str = r#"(module
     (func (export "read") (param i32) (result i32) (i32.load (local.get 0))))"#;
 
 /// Runs the test `name` in a process of its own, with a limit on its addresses.
-fn alone(name: &str, limit: u64, test: impl FnOnce()) {
-    const CHILD: &str = "AFRESH_TEST_ALONE";
-    if std::env::var(CHILD).is_ok_and(|only| only == name) {
+fn limited(name: &str, limit: u64, test: impl FnOnce()) {
+    alone(name, || {
         let limit = libc::rlimit { rlim_cur: limit, rlim_max: limit };
         // SAFETY: plain call; it concerns this process, which is the test's own.
         assert_eq!(unsafe { libc::setrlimit(libc::RLIMIT_AS, &limit) }, 0);
-        return test();
-    }
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture"])
-        .env(CHILD, name)
-        .output()
-        .unwrap();
-    print!("{}", String::from_utf8_lossy(&output.stdout));
-    let errors = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{}\n{errors}", output.status);
+        test();
+    });
 }
 
 #[test]
 fn guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes() {
     let name = "guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes";
-    alone(name, 2 << 30, || {
+    limited(name, 2 << 30, || {
         assert!(memory_reservation() < 4 << 30);
         let engine = Engine::new(EngineConfig::default()).unwrap();
         let wasm = wat::parse_str(GUEST).unwrap();

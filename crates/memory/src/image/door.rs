@@ -15,6 +15,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
+use afresh_sys::errno::{EAGAIN, EEXIST, EINVAL};
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{Call, Interest, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd};
 
@@ -22,9 +23,6 @@ use super::Backing;
 use crate::ImageError;
 use crate::tracker::descriptor::SIGBUS;
 
-const EEXIST: i32 = 17;
-const EAGAIN: i32 = 11;
-const EINVAL: i32 = 22;
 /// How often a copy that the kernel put off is tried again.
 const TRIES: usize = 100_000;
 

@@ -20,6 +20,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
+use afresh_sys::errno::EIO;
 use afresh_sys::{
     Call, Feature, Features, Interest, PAGE_SIZE, PageRange, SysError, Uffd, UffdEvent, fork,
 };
@@ -28,7 +29,6 @@ use super::Slot;
 use crate::SlotError;
 use crate::image::{Met, Missing};
 
-const EIO: i32 = 5;
 /// Threads there are at most.
 const THREADS: usize = 64;
 /// Threads that answer for one image at most.

@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use afresh_sys::errno::{EAGAIN, EEXIST, ENOENT, ESRCH};
 use afresh_sys::{PAGE_SIZE, PageRange, SysError, Uffd};
 
 use super::VmmError;
@@ -19,11 +20,6 @@ const MAX_POSTPONED: Duration = Duration::from_secs(2);
 const TICK: Duration = Duration::from_millis(50);
 /// Pages that are put in place without letting go of the lock: a fraction of a millisecond.
 const AT_ONCE: usize = 64;
-
-const EEXIST: i32 = 17;
-const EAGAIN: i32 = 11;
-const ENOENT: i32 = 2;
-const ESRCH: i32 = 3;
 
 /// Sizes in pages, by how far away the source is.
 #[derive(Clone, Copy, Debug)]

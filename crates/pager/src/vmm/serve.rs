@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
 
+use afresh_sys::errno::EEXIST;
 use afresh_sys::{PAGE_SIZE, PageRange, UffdEvent};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::sockopt::socket_peercred;
@@ -209,7 +210,6 @@ impl Service<'_> {
 
     /// Poisons those of `pages` that are not there.
     fn poison(&self, base: usize, pages: PageRange, unit: usize) -> bool {
-        const EEXIST: i32 = 17;
         let mut at = pages.start;
         while at < pages.end() {
             let from = (base + at * PAGE_SIZE) as *const u8;

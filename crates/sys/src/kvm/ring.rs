@@ -14,7 +14,8 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
-const PAGE: usize = 4096;
+use crate::PAGE_SIZE;
+
 /// Page offset of the ring in the vCPU's mapping (`KVM_DIRTY_LOG_PAGE_OFFSET` on x86).
 const RING_PAGE_OFFSET: i64 = 64;
 const F_DIRTY: u32 = 1;
@@ -100,7 +101,7 @@ impl DirtyRing {
                 libc::PROT_READ | libc::PROT_WRITE,
                 libc::MAP_SHARED,
                 vcpu.as_raw_fd(),
-                RING_PAGE_OFFSET * PAGE as i64,
+                RING_PAGE_OFFSET * PAGE_SIZE as i64,
             )
         };
         if base == libc::MAP_FAILED {

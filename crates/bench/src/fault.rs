@@ -4,51 +4,22 @@
 //! strategies run interleaved, one cycle each a round, so that a disturbance meets all of them, and
 //! the same think time lies between any two cycles. Figures are per page touched.
 //!
-//! [`fault`] runs everything and reports a [`Row`] for each case, strategy and number of threads.
+//! [`fault`] runs everything and reports a [`Row`](crate::Row) for each case, strategy and number of threads.
 
 mod around;
 mod case;
 mod folios;
 mod kernel;
 mod pooled;
-mod report;
 mod runner;
 mod strategies;
 
-pub use case::Case;
-pub use report::{Row, Spread};
+use case::Case;
 pub use runner::{Options, fault};
 
 use std::time::Instant;
 
-/// A failure of the benchmark itself.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BenchError {
-    /// A system call failed.
-    #[error(transparent)]
-    System(#[from] afresh_sys::SysError),
-    /// A pool could not be made.
-    #[error(transparent)]
-    Pool(#[from] afresh_frames::NewPoolError),
-    /// A pool had no memory.
-    #[error(transparent)]
-    Take(#[from] afresh_frames::TakeError),
-    /// An arena failed.
-    #[error(transparent)]
-    Arena(#[from] crate::ArenaError),
-    /// A setting of the host could not be changed.
-    #[error("{path} cannot be set ({error}): only root may, on a kernel that has it")]
-    Setting {
-        /// The file.
-        path: std::path::PathBuf,
-        /// What the kernel said.
-        error: std::io::Error,
-    },
-    /// A measuring thread ended early.
-    #[error("a measuring thread failed")]
-    Thread,
-}
+use anyhow::Result;
 
 /// One cycle: its three parts, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default)]
@@ -69,10 +40,10 @@ impl Sample {
 /// One way to come by memory. An instance belongs to one thread.
 trait Strategy: Send {
     /// Runs a cycle.
-    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError>;
+    fn cycle(&mut self, case: &Case) -> Result<Sample>;
 
     /// Prepares the next cycle, off the clock.
-    fn prepare(&mut self) -> Result<(), BenchError> {
+    fn prepare(&mut self) -> Result<()> {
         Ok(())
     }
 

@@ -10,8 +10,6 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_sys::{Advice, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, file};
 
-use super::BenchError;
-
 /// A directory that is removed when dropped.
 pub(super) struct Scratch(PathBuf);
 
@@ -106,7 +104,7 @@ pub(super) fn write_set(path: &Path, set: &[PageRange]) -> io::Result<File> {
 }
 
 /// A memfd with the content of the file, in 2 MiB folios where the kernel collapses them.
-pub(super) fn held(pages: usize) -> Result<Arc<Memfd>, BenchError> {
+pub(super) fn held(pages: usize) -> anyhow::Result<Arc<Memfd>> {
     const PIECE: usize = 512;
     let held = Memfd::new(c"afresh-bench")?;
     let mut buffer = vec![0; PIECE * PAGE_SIZE];
@@ -125,6 +123,6 @@ pub(super) fn held(pages: usize) -> Result<Arc<Memfd>, BenchError> {
 }
 
 /// Puts a file out of the page cache.
-pub(super) fn evict(file: &File) -> Result<(), BenchError> {
+pub(super) fn evict(file: &File) -> anyhow::Result<()> {
     Ok(file::drop_cache(file.as_fd())?)
 }

@@ -4,11 +4,11 @@ use afresh_sys::PAGE_SIZE;
 
 /// A size and an order of touches.
 #[derive(Clone, Debug)]
-pub struct Case {
+pub(super) struct Case {
     /// As in the report, such as `16MiB/seq`.
-    pub name: &'static str,
+    pub(super) name: &'static str,
     /// Pages of the memory taken.
-    pub pages: usize,
+    pub(super) pages: usize,
     /// Pages touched, in order.
     touches: Vec<u32>,
     write: bool,
@@ -21,8 +21,7 @@ const LARGE: usize = 65536;
 
 impl Case {
     /// Every case.
-    #[must_use]
-    pub fn all() -> Vec<Case> {
+    pub(super) fn all() -> Vec<Case> {
         let all = |pages: usize| (0..pages as u32).collect::<Vec<_>>();
         let case = |name, pages, touches, write| Case { name, pages, touches, write };
         vec![
@@ -36,8 +35,7 @@ impl Case {
     }
 
     /// Pages touched, which the figures are divided by.
-    #[must_use]
-    pub fn touched(&self) -> usize {
+    pub(super) fn touched(&self) -> usize {
         self.touches.len()
     }
 

@@ -12,39 +12,42 @@ mod save;
 
 use std::path::PathBuf;
 
-use crate::{RestoreError, Strategy};
+use afresh_pager::Strategy;
+use anyhow::Result;
+
+use crate::Sink;
 
 /// What to measure.
 #[derive(Clone, Debug)]
-pub struct BenchOptions {
+pub struct Options {
     /// Memory to restore, in MiB.
     pub mib: usize,
     /// Rounds, each of which runs every strategy once.
     pub rounds: usize,
     /// Where the files are made; they are removed at the end.
     pub dir: PathBuf,
-    /// Only cases whose name contains this.
-    pub case: Option<String>,
+    /// Only rows whose case or strategy contains this; `mmap` runs in every case that is left.
+    pub filter: Option<String>,
     /// Only these strategies, beside `mmap`; all when empty.
     pub strategies: Vec<Strategy>,
     /// Leave the less telling cases out.
     pub quick: bool,
 }
 
-impl Default for BenchOptions {
+impl Default for Options {
     fn default() -> Self {
         Self {
             mib: 512,
             rounds: 9,
             dir: std::env::temp_dir(),
-            case: None,
+            filter: None,
             strategies: Vec::new(),
             quick: false,
         }
     }
 }
 
-impl BenchOptions {
+impl Options {
     /// A run that ends within a minute: fewer rounds, the strategies that a choice is made among.
     #[must_use]
     pub fn quick() -> Self {
@@ -64,44 +67,19 @@ impl BenchOptions {
     }
 }
 
-/// A benchmark could not be run.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum BenchError {
-    /// A file could not be made or read, or the results not be written.
-    #[error("benchmark files: {0}")]
-    Io(#[from] std::io::Error),
-    /// A restore failed.
-    #[error(transparent)]
-    Restore(#[from] RestoreError),
-    /// A system call failed.
-    #[error(transparent)]
-    Sys(#[from] afresh_sys::SysError),
-    /// A restored page held something else than the file.
-    #[error("strategy {strategy} restored wrong bytes in case {case}")]
-    Wrong {
-        /// The strategy.
-        strategy: &'static str,
-        /// The case.
-        case: &'static str,
-    },
-    /// A snapshot could not be written.
-    #[error(transparent)]
-    Save(#[from] afresh_store::SaveError),
-}
-
-/// Runs the restore benchmark and writes a JSON line for every case and strategy to `out`.
+/// Runs the restore benchmark: a row for every case and strategy.
 ///
 /// # Errors
-/// [`BenchError`]; files are removed all the same.
-pub fn restore(options: &BenchOptions, out: &mut dyn std::io::Write) -> Result<(), BenchError> {
-    run::run(options, out)
+/// The first that any strategy meets, or a page that holds something else than the file; the benchmark's
+/// own files are removed all the same.
+pub fn restore(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
+    run::run(options, sink)
 }
 
 /// Measures how fast a snapshot is written, beside a plain write and fsync of as many bytes.
 ///
 /// # Errors
-/// [`BenchError`]; files are removed all the same.
-pub fn save(options: &BenchOptions, out: &mut dyn std::io::Write) -> Result<(), BenchError> {
-    save::run(options, out)
+/// As [`restore`].
+pub fn save(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
+    save::run(options, sink)
 }

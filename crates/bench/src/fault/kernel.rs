@@ -2,8 +2,9 @@
 
 use afresh_frames::{Order, PageKind, Pool, PoolOptions};
 use afresh_sys::{Advice, HUGE_SIZE, Memfd, PageRange, Protection, Reservation, SysError};
+use anyhow::Result;
 
-use super::{BenchError, Case, Clock, Sample, Strategy};
+use super::{Case, Clock, Sample, Strategy};
 
 /// How a fresh mapping is made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,7 +29,7 @@ pub(super) struct Kernel {
 }
 
 impl Kernel {
-    pub(super) fn new(pages: usize, fresh: Fresh) -> Result<Self, BenchError> {
+    pub(super) fn new(pages: usize, fresh: Fresh) -> Result<Self> {
         let file = match fresh {
             Fresh::File => Some(resident_file(pages)?),
             _ => None,
@@ -65,7 +66,7 @@ pub(super) fn resident_file(pages: usize) -> Result<Memfd, SysError> {
 }
 
 impl Strategy for Kernel {
-    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError> {
+    fn cycle(&mut self, case: &Case) -> Result<Sample> {
         let range = PageRange::new(0, case.pages);
         let mut clock = Clock::start();
         self.map(range)?;
@@ -89,7 +90,7 @@ pub(super) struct Resident {
 unsafe impl Send for Resident {}
 
 impl Resident {
-    pub(super) fn new(pages: usize) -> Result<Self, BenchError> {
+    pub(super) fn new(pages: usize) -> Result<Self> {
         let options = PoolOptions { page_kind: PageKind::Folios, ..PoolOptions::inline(pages) };
         let pool = Pool::new(options)?;
         let frame = pool.take(Order::holding(pages).unwrap_or(Order::MAX))?.used();
@@ -98,7 +99,7 @@ impl Resident {
 }
 
 impl Strategy for Resident {
-    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError> {
+    fn cycle(&mut self, case: &Case) -> Result<Sample> {
         debug_assert!(self.pool.limit_bytes() >= case.pages * afresh_sys::PAGE_SIZE);
         let mut clock = Clock::start();
         // SAFETY: the frame is as large as the case and owned.
@@ -115,7 +116,7 @@ pub(super) struct Moved {
 }
 
 impl Moved {
-    pub(super) fn new(pages: usize) -> Result<Self, BenchError> {
+    pub(super) fn new(pages: usize) -> Result<Self> {
         let stage = Reservation::aligned(pages, HUGE_SIZE)?;
         let memory = Reservation::aligned(pages, HUGE_SIZE)?;
         Ok(Self { stage, memory, pages })
@@ -123,14 +124,14 @@ impl Moved {
 }
 
 impl Strategy for Moved {
-    fn prepare(&mut self) -> Result<(), BenchError> {
+    fn prepare(&mut self) -> Result<()> {
         let all = PageRange::new(0, self.pages);
         self.stage.map_anonymous(all, Protection::ReadWrite)?;
         self.stage.advise(all, Advice::HugePage)?;
         Ok(self.stage.advise(all, Advice::PopulateWrite)?)
     }
 
-    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError> {
+    fn cycle(&mut self, case: &Case) -> Result<Sample> {
         let all = PageRange::new(0, self.pages);
         let mut clock = Clock::start();
         self.memory.take_pages(0, &self.stage, all)?;

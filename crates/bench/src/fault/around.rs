@@ -11,10 +11,11 @@ use afresh_sys::{
     Advice, Interest, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd,
     UffdEvent, UffdMode, fault,
 };
+use anyhow::{Result, anyhow};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::kernel::resident_file;
-use super::{BenchError, Case, Clock, Sample, Strategy};
+use super::{Case, Clock, Sample, Strategy};
 
 /// How missing pages are filled.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,12 +130,7 @@ pub(super) struct Around {
 }
 
 impl Around {
-    pub(super) fn new(
-        pages: usize,
-        fill: Fill,
-        window: usize,
-        answer: Answer,
-    ) -> Result<Self, BenchError> {
+    pub(super) fn new(pages: usize, fill: Fill, window: usize, answer: Answer) -> Result<Self> {
         let memory = Reservation::new(pages)?;
         let mode = match answer {
             Answer::Signal => UffdMode::Sigbus,
@@ -190,7 +186,7 @@ impl Around {
 }
 
 impl Strategy for Around {
-    fn prepare(&mut self) -> Result<(), BenchError> {
+    fn prepare(&mut self) -> Result<()> {
         if self.filler.fill == Fill::Move {
             let source = &self.filler.source;
             source.advise(PageRange::new(0, source.pages()), Advice::PopulateWrite)?;
@@ -198,7 +194,7 @@ impl Strategy for Around {
         Ok(())
     }
 
-    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError> {
+    fn cycle(&mut self, case: &Case) -> Result<Sample> {
         let mut clock = Clock::start();
         self.map()?;
         let take = clock.lap();
@@ -208,7 +204,7 @@ impl Strategy for Around {
         self.memory.map_anonymous(PageRange::new(0, case.pages), Protection::None)?;
         let give = clock.lap();
         if self.filler.failures.load(Ordering::Relaxed) > 0 {
-            return Err(BenchError::Thread);
+            return Err(anyhow!("a measuring thread failed"));
         }
         Ok(Clock::sample(take, touch, give))
     }

@@ -6,18 +6,20 @@ use std::time::Instant;
 
 use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
 use afresh_sys::{PAGE_SIZE, PageRange};
+use anyhow::Result;
 use serde_json::json;
 
+use super::Options;
 use super::corpus::{Scratch, pages_into};
 use super::report::{Line, Sample};
-use super::{BenchError, BenchOptions};
+use crate::Sink;
 
 fn sample(start: Instant) -> Sample {
     let total = start.elapsed().as_secs_f64() * 1e3;
     Sample { total, first_1000: total, release: total, ..Sample::default() }
 }
 
-pub(super) fn run(options: &BenchOptions, out: &mut dyn Write) -> Result<(), BenchError> {
+pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let scratch = Scratch::new(&options.dir)?;
     let mut memory = MemoryPages(vec![0; options.mib << 20]);
     pages_into(0, &mut memory.0);
@@ -47,7 +49,7 @@ pub(super) fn run(options: &BenchOptions, out: &mut dyn Write) -> Result<(), Ben
         samples[1].push(sample(start));
 
         let mut delta = save.clone();
-        delta.parent = Some(store.load("whole").map_err(afresh_store::SaveError::from)?);
+        delta.parent = Some(store.load("whole")?);
         // Every hundredth page, as a tracker would report them.
         let changed: Vec<_> = (0..pages).step_by(100).map(|p| PageRange::new(p, 1)).collect();
         for range in &changed {
@@ -59,18 +61,17 @@ pub(super) fn run(options: &BenchOptions, out: &mut dyn Write) -> Result<(), Ben
         samples[2].push(sample(start));
         std::fs::remove_dir_all(dir)?;
     }
-    let extra = [("mib", json!(options.mib))];
     for (name, these) in names.iter().zip(&samples) {
-        Line {
+        let line = Line {
             table: "snapshot-write",
             case: "random-data",
             strategy: name,
             samples: these,
             rival: &samples[0],
             delays: None,
-            extra: &extra,
-        }
-        .write(out)?;
+            extra: vec![("mib", json!(options.mib))],
+        };
+        sink(&line.row());
     }
     Ok(())
 }

@@ -1,21 +1,21 @@
 //! Cases, rounds and the clock.
 
 use std::fs::File;
-use std::io::Write;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 use std::time::{Duration, Instant};
 
+use afresh_pager::{FileSource, MemfdSource, PageSource, Restore, Strategy, folios};
 use afresh_sys::{Memfd, PAGE_SIZE, PageRange, Reservation};
+use anyhow::{Result, bail};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
 
+use super::Options;
 use super::corpus::{Scratch, evict, held, shuffled, word, write_file, write_set};
-use super::report::{Delays, Line, Sample, quantile};
-use super::{BenchError, BenchOptions};
-use crate::{
-    FileSource, MemfdSource, Options, PageSource, Restore, RestoreError, Strategy, folios,
-};
+use super::report::{Delays, Line, Sample};
+use crate::Sink;
+use crate::row::quantile;
 
 /// What is touched, and how.
 struct Case {
@@ -73,7 +73,7 @@ struct Corpus {
 }
 
 impl Corpus {
-    fn new(options: &BenchOptions) -> Result<Self, BenchError> {
+    fn new(options: &Options) -> Result<Self> {
         let pages = options.mib * (1 << 20) / PAGE_SIZE;
         let scratch = Scratch::new(&options.dir)?;
         let random = shuffled(pages);
@@ -109,15 +109,15 @@ impl Corpus {
         }
     }
 
-    fn file(&self, case: &Case) -> Result<File, BenchError> {
+    fn file(&self, case: &Case) -> Result<File> {
         Ok(File::open(self.scratch.path().join(if case.large { "large" } else { "small" }))?)
     }
 
-    fn source(&self, strategy: Strategy, case: &Case) -> Result<Arc<dyn PageSource>, BenchError> {
+    fn source(&self, strategy: Strategy, case: &Case) -> Result<Arc<dyn PageSource>> {
         if matches!(strategy, Strategy::Held | Strategy::UffdContinue) {
             return Ok(Arc::new(MemfdSource::new(self.held.clone(), self.pages)));
         }
-        let source = FileSource::new(self.file(case)?).map_err(RestoreError::from)?;
+        let source = FileSource::new(self.file(case)?)?;
         if strategy == Strategy::WorkingSet {
             let file = File::open(self.scratch.path().join("set"))?;
             return Ok(Arc::new(source.with_working_set(self.set.clone(), file)));
@@ -156,7 +156,7 @@ fn once(
     case: &Case,
     strategy: Strategy,
     mut each: impl FnMut(usize, Instant),
-) -> Result<Sample, BenchError> {
+) -> Result<Sample> {
     if case.cold {
         evict(&corpus.file(case)?)?;
         evict(&File::open(corpus.scratch.path().join("set"))?)?;
@@ -170,7 +170,8 @@ fn once(
     let all = PageRange::new(0, corpus.pages);
     let cpu_before = cpu();
     let start = Instant::now();
-    let restore = Restore::start(target.clone(), all, source, &Options::with(strategy))?;
+    let restore =
+        Restore::start(target.clone(), all, source, &afresh_pager::Options::with(strategy))?;
     compiler_fence(Ordering::SeqCst);
     let (head, tail) = order.split_at(order.len().min(1000));
     for (n, page) in head.iter().enumerate() {
@@ -188,13 +189,13 @@ fn once(
     restore.wait(Duration::from_secs(60))?;
     sample.release = ms(start);
     if right != order.len() {
-        return Err(BenchError::Wrong { strategy: strategy.name(), case: case.name });
+        bail!("strategy {} restored wrong bytes in case {}", strategy.name(), case.name);
     }
     Ok(sample)
 }
 
 /// The delay of every touch, in a run of its own since the clock costs time.
-fn delays(corpus: &Corpus, case: &Case, strategy: Strategy) -> Result<Delays, BenchError> {
+fn delays(corpus: &Corpus, case: &Case, strategy: Strategy) -> Result<Delays> {
     let mut times = vec![0.0; corpus.order(case).len()];
     let mut last = 0.0;
     once(corpus, case, strategy, |n, start| {
@@ -208,21 +209,26 @@ fn delays(corpus: &Corpus, case: &Case, strategy: Strategy) -> Result<Delays, Be
     Ok(Delays { p50: at(0.5), p99: at(0.99), max: at(1.0) })
 }
 
-pub(super) fn run(options: &BenchOptions, out: &mut dyn Write) -> Result<(), BenchError> {
+pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let corpus = Corpus::new(options)?;
-    let wanted = |strategy: Strategy| {
-        strategy != Strategy::Mmap
+    let wanted = |case: &Case, strategy: Strategy| {
+        let met = |part: &String| {
+            case.name.contains(part.as_str()) || strategy.name().contains(part.as_str())
+        };
+        options.filter.as_ref().is_none_or(met)
+            && strategy != Strategy::Mmap
             && (options.strategies.is_empty() || options.strategies.contains(&strategy))
     };
     for case in &CASES {
         if options.quick && case.order == Order::Sequential && case.write {
             continue;
         }
-        if options.case.as_deref().is_some_and(|part| !case.name.contains(part)) {
+        let mut strategies = vec![Strategy::Mmap];
+        let all = Strategy::ALL.into_iter();
+        strategies.extend(all.filter(|s| wanted(case, *s) && takes_part(*s, case)));
+        if strategies.len() == 1 {
             continue;
         }
-        let mut strategies = vec![Strategy::Mmap];
-        strategies.extend(Strategy::ALL.into_iter().filter(|s| wanted(*s) && takes_part(*s, case)));
         let mut samples = vec![Vec::new(); strategies.len()];
         // One round more, unmeasured: the first meets cold code and an unpopulated heap.
         for round in 0..=options.rounds {
@@ -244,16 +250,16 @@ pub(super) fn run(options: &BenchOptions, out: &mut dyn Write) -> Result<(), Ben
                 extra.push(("folios_kib", json!(cached)));
             }
             let delays = if case.cold { None } else { Some(delays(&corpus, case, *strategy)?) };
-            Line {
+            let line = Line {
                 table: "restore",
                 case: case.name,
                 strategy: strategy.name(),
                 samples: these,
                 rival: &samples[0],
                 delays,
-                extra: &extra,
-            }
-            .write(out)?;
+                extra,
+            };
+            sink(&line.row());
         }
     }
     Ok(())

@@ -5,10 +5,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use afresh_sys::Instructions;
+use anyhow::{Result, anyhow};
+
+use serde_json::json;
 
 use super::strategies::{Pace, Spec};
-use super::{BenchError, Case, Row, Sample, Spread, Strategy};
+use super::{Case, Sample, Strategy};
+use crate::row::spread;
+use crate::{Row, Sink};
 
+/// What every case is compared with.
+const PLAIN: &str = "plain";
 /// Cycles of a burst; those of its first half are not measured.
 const BURST: usize = 8;
 
@@ -16,10 +23,8 @@ const BURST: usize = 8;
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct Options {
-    /// Only cases whose name contains this.
-    pub case: Option<String>,
-    /// Only strategies whose name contains this; `plain` runs always.
-    pub strategy: Option<String>,
+    /// Only rows whose case or strategy contains this; `plain` runs in every case that is left.
+    pub filter: Option<String>,
     /// Numbers of threads.
     pub threads: Vec<usize>,
     /// Rounds measured, after one that is not.
@@ -34,8 +39,7 @@ pub struct Options {
 impl Default for Options {
     fn default() -> Self {
         Self {
-            case: None,
-            strategy: None,
+            filter: None,
             threads: vec![1, 2],
             rounds: 31,
             think: Duration::from_millis(5),
@@ -70,21 +74,18 @@ struct Runner {
 /// When a strategy fails after it has been set up.
 pub fn fault(
     options: &Options,
-    each: &mut dyn FnMut(&Row),
-    skipped: &mut dyn FnMut(&str, &BenchError),
-) -> Result<Vec<Row>, BenchError> {
-    let mut rows = Vec::new();
-    let wanted = |filter: &Option<String>, name: &str| {
-        filter.as_ref().is_none_or(|part| name.contains(part.as_str()))
+    sink: &mut Sink<'_>,
+    skipped: &mut dyn FnMut(&str, &anyhow::Error),
+) -> Result<()> {
+    let wanted = |case: &str, strategy: &str| {
+        let met = |part: &String| case.contains(part.as_str()) || strategy.contains(part.as_str());
+        options.filter.as_ref().is_none_or(met)
     };
     for case in Case::all() {
-        if !wanted(&options.case, case.name) {
-            continue;
-        }
         for threads in options.threads.iter().copied().filter(|threads| *threads > 0) {
             let mut runners = Vec::new();
             for spec in Spec::of(&case, threads) {
-                if spec.name != "plain" && !wanted(&options.strategy, spec.name) {
+                if spec.name != PLAIN && !wanted(case.name, spec.name) {
                     continue;
                 }
                 match spec.build(&case, threads) {
@@ -92,13 +93,15 @@ pub fn fault(
                     Err(error) => skipped(spec.name, &error),
                 }
             }
+            if runners.iter().all(|runner| !wanted(case.name, runner.spec.name)) {
+                continue;
+            }
             for row in run(options, &case, threads, runners)? {
-                each(&row);
-                rows.push(row);
+                sink(&row);
             }
         }
     }
-    Ok(rows)
+    Ok(())
 }
 
 fn run(
@@ -106,7 +109,7 @@ fn run(
     case: &Case,
     threads: usize,
     mut runners: Vec<Runner>,
-) -> Result<Vec<Row>, BenchError> {
+) -> Result<Vec<Row>> {
     let began = Instant::now();
     let think = options.think * (case.pages / 4096).clamp(1, 8) as u32;
     for round in 0..=options.rounds {
@@ -133,7 +136,7 @@ impl Runner {
         self.instances.first().map_or(0.0, |instance| instance.background())
     }
 
-    fn round(&mut self, case: &Case, think: Duration, measured: bool) -> Result<(), BenchError> {
+    fn round(&mut self, case: &Case, think: Duration, measured: bool) -> Result<()> {
         if self.spec.pace == Pace::Think {
             let samples = cycle(&mut self.instances, case)?;
             std::thread::sleep(think);
@@ -161,25 +164,38 @@ impl Runner {
 
     fn row(self, case: &Case, threads: usize) -> Row {
         let pages = case.touched();
-        let of = |part: fn(&Sample) -> f64| Spread::of(self.samples.iter().map(part), pages);
+        let of = |part: fn(&Sample) -> f64| {
+            spread(self.samples.iter().map(|sample| part(sample) / pages as f64).collect())
+        };
         let worked = self.background() - self.background;
+        let cycles = self.cycles.max(1) * pages;
+        let [median, min, p99] = of(|s| s.whole());
+        let figure = |value: f64| json!((value * 100.0).round() / 100.0);
         Row {
-            case: case.name,
-            strategy: self.spec.name,
+            table: "fault",
+            case: case.name.to_owned(),
+            strategy: self.spec.name.to_owned(),
             threads,
-            cycles: self.samples.len(),
-            whole: of(|s| s.whole()),
-            take: of(|s| s.take),
-            touch: of(|s| s.touch),
-            give: of(|s| s.give),
-            instructions: of(|s| s.instructions).median,
-            background: worked / (self.cycles.max(1) * pages) as f64,
+            median,
+            min,
+            p99,
+            unit: "ns/page",
+            more: vec![
+                ("cycles", json!(self.samples.len())),
+                ("take", figure(of(|s| s.take)[0])),
+                ("touch", figure(of(|s| s.touch)[0])),
+                ("give_back", figure(of(|s| s.give)[0])),
+                // Processor time of a background thread, a page touched.
+                ("background", figure(worked / cycles as f64)),
+                // Of the measured thread, in user mode and in the kernel; zero where nobody counts them.
+                ("instructions", figure(of(|s| s.instructions)[0])),
+            ],
         }
     }
 }
 
 /// One cycle of every instance, each in a thread of its own when there are several, begun together.
-fn cycle(instances: &mut [Box<dyn Strategy>], case: &Case) -> Result<Vec<Sample>, BenchError> {
+fn cycle(instances: &mut [Box<dyn Strategy>], case: &Case) -> Result<Vec<Sample>> {
     for instance in instances.iter_mut() {
         instance.prepare()?;
     }
@@ -197,12 +213,15 @@ fn cycle(instances: &mut [Box<dyn Strategy>], case: &Case) -> Result<Vec<Sample>
                 })
             })
             .collect();
-        threads.into_iter().map(|thread| thread.join().map_err(|_| BenchError::Thread)?).collect()
+        threads
+            .into_iter()
+            .map(|thread| thread.join().map_err(|_| anyhow!("a measuring thread failed"))?)
+            .collect()
     })
 }
 
 /// One cycle, with its instructions where the host counts them.
-fn counted(instance: &mut dyn Strategy, case: &Case) -> Result<Sample, BenchError> {
+fn counted(instance: &mut dyn Strategy, case: &Case) -> Result<Sample> {
     let Ok(counter) = Instructions::start() else { return instance.cycle(case) };
     let before = counter.count()?;
     let mut sample = instance.cycle(case)?;

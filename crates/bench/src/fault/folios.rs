@@ -9,7 +9,8 @@ use std::fs;
 use std::path::PathBuf;
 
 use super::kernel::{Fresh, Kernel};
-use super::{BenchError, Case, Sample, Strategy};
+use super::{Case, Sample, Strategy};
+use anyhow::{Context, Result};
 
 /// Plain anonymous memory while the kernel may answer its faults by folios of one size.
 pub(super) struct Folios {
@@ -31,7 +32,7 @@ impl Drop for Restore {
 
 impl Folios {
     /// For folios of `kib` KiB; fails where the kernel has none or does not let us ask for them.
-    pub(super) fn new(pages: usize, kib: usize) -> Result<Self, BenchError> {
+    pub(super) fn new(pages: usize, kib: usize) -> Result<Self> {
         let setting = format!("/sys/kernel/mm/transparent_hugepage/hugepages-{kib}kB/enabled");
         let kernel = Kernel::new(pages, Fresh::Unadvised)?;
         let folios = Self { kernel, setting: setting.into() };
@@ -39,17 +40,22 @@ impl Folios {
         Ok(folios)
     }
 
-    fn allow(&self) -> Result<Restore, BenchError> {
-        let refused = |error| BenchError::Setting { path: self.setting.clone(), error };
-        let modes = fs::read_to_string(&self.setting).map_err(refused)?;
+    fn allow(&self) -> Result<Restore> {
+        let refused = || {
+            format!(
+                "{} cannot be set: only root may, on a kernel that has it",
+                self.setting.display()
+            )
+        };
+        let modes = fs::read_to_string(&self.setting).with_context(refused)?;
         let before = modes.split(['[', ']']).nth(1).unwrap_or("never").to_owned();
-        fs::write(&self.setting, "always").map_err(refused)?;
+        fs::write(&self.setting, "always").with_context(refused)?;
         Ok(Restore { setting: self.setting.clone(), before })
     }
 }
 
 impl Strategy for Folios {
-    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError> {
+    fn cycle(&mut self, case: &Case) -> Result<Sample> {
         let restore = self.allow()?;
         let sample = self.kernel.cycle(case);
         drop(restore);

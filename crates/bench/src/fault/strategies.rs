@@ -2,14 +2,15 @@
 
 use std::sync::Arc;
 
+use afresh_arena::ArenaOptions;
 use afresh_frames::{Order, PageKind, Pool, PoolOptions, Stage};
+use anyhow::Result;
 
 use super::around::{Answer, Around, Fill};
 use super::folios::Folios;
 use super::kernel::{Fresh, Kernel, Moved, Resident};
 use super::pooled::{ByPage, Direct, Mapped, Source};
-use super::{BenchError, Case, Strategy};
-use crate::ArenaOptions;
+use super::{Case, Strategy};
 
 /// What a strategy is made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -169,13 +170,9 @@ impl Spec {
     }
 
     /// One instance a thread; those of a pool share it.
-    pub(super) fn build(
-        &self,
-        case: &Case,
-        threads: usize,
-    ) -> Result<Vec<Box<dyn Strategy>>, BenchError> {
+    pub(super) fn build(&self, case: &Case, threads: usize) -> Result<Vec<Box<dyn Strategy>>> {
         let pages = case.pages;
-        let each = |make: &dyn Fn() -> Result<Box<dyn Strategy>, BenchError>| {
+        let each = |make: &dyn Fn() -> Result<Box<dyn Strategy>>| {
             (0..threads).map(|_| make()).collect::<Result<Vec<_>, _>>()
         };
         match self.make {
@@ -218,12 +215,7 @@ impl Spec {
 }
 
 /// A pool for so many threads, with all its memory resident and clean.
-fn pool(
-    zeroing: Zeroing,
-    kind: PageKind,
-    pages: usize,
-    threads: usize,
-) -> Result<Arc<Pool>, BenchError> {
+fn pool(zeroing: Zeroing, kind: PageKind, pages: usize, threads: usize) -> Result<Arc<Pool>> {
     // One cycle's memory for each thread, and as much again for the caches of pages.
     let pages = pages.next_multiple_of(Order::HUGE.pages()) * threads;
     let mut options = match zeroing {

@@ -2,11 +2,12 @@
 
 use std::sync::Arc;
 
+use afresh_arena::{Arena, ArenaOptions};
 use afresh_frames::{DirtyFrame, FrameCache, Order, Pool, Stage, ZeroSource};
 use afresh_sys::{HUGE_SIZE, PageRange, Reservation};
+use anyhow::Result;
 
-use super::{BenchError, Case, Clock, Sample, Strategy};
-use crate::{Arena, ArenaOptions};
+use super::{Case, Clock, Sample, Strategy};
 
 fn background(pool: &Pool) -> f64 {
     pool.work().background_cpu.as_nanos() as f64
@@ -21,17 +22,13 @@ pub(super) struct Mapped {
 }
 
 impl Mapped {
-    pub(super) fn new(
-        pool: Arc<Pool>,
-        options: ArenaOptions,
-        prezero: bool,
-    ) -> Result<Self, BenchError> {
+    pub(super) fn new(pool: Arc<Pool>, options: ArenaOptions, prezero: bool) -> Result<Self> {
         Ok(Self { arena: Arena::new(pool.clone(), options)?, pool, prezero })
     }
 }
 
 /// Zeroes everything free, as the background thread would with time enough.
-fn zero_all(pool: &Pool) -> Result<(), BenchError> {
+fn zero_all(pool: &Pool) -> Result<()> {
     let mut clean = Vec::new();
     while pool.books().dirty > 0 {
         clean.push(pool.take_between(Order::PAGE, Order::MAX)?);
@@ -41,11 +38,11 @@ fn zero_all(pool: &Pool) -> Result<(), BenchError> {
 }
 
 impl Strategy for Mapped {
-    fn prepare(&mut self) -> Result<(), BenchError> {
+    fn prepare(&mut self) -> Result<()> {
         if self.prezero { zero_all(&self.pool) } else { Ok(()) }
     }
 
-    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError> {
+    fn cycle(&mut self, case: &Case) -> Result<Sample> {
         let mut clock = Clock::start();
         self.arena.grow(case.pages)?;
         let take = clock.lap();
@@ -71,14 +68,14 @@ pub(super) struct Source {
 
 impl Source {
     /// Frames of a pool.
-    pub(super) fn pool(pages: usize, pool: Arc<Pool>) -> Result<Self, BenchError> {
+    pub(super) fn pool(pages: usize, pool: Arc<Pool>) -> Result<Self> {
         let memory = Reservation::aligned(pages, HUGE_SIZE)?;
         let source = Arc::new(pool.clone());
         Ok(Self { source, memory, worked: Box::new(move || background(&pool)) })
     }
 
     /// Private memory prepared by a stage.
-    pub(super) fn stage(pages: usize, stage: Arc<Stage>) -> Result<Self, BenchError> {
+    pub(super) fn stage(pages: usize, stage: Arc<Stage>) -> Result<Self> {
         let memory = Reservation::aligned(pages, HUGE_SIZE)?;
         let source = stage.clone();
         let worked = Box::new(move || stage.cpu_time().as_nanos() as f64);
@@ -87,7 +84,7 @@ impl Source {
 }
 
 impl Strategy for Source {
-    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError> {
+    fn cycle(&mut self, case: &Case) -> Result<Sample> {
         let mut clock = Clock::start();
         let lease = self.source.fill(&self.memory, PageRange::new(0, case.pages))?;
         let take = clock.lap();
@@ -109,7 +106,7 @@ pub(super) struct Direct {
 }
 
 impl Strategy for Direct {
-    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError> {
+    fn cycle(&mut self, case: &Case) -> Result<Sample> {
         let order = Order::holding(case.pages).unwrap_or(Order::MAX);
         let mut clock = Clock::start();
         let frame = self.pool.take(order)?.used();
@@ -149,12 +146,12 @@ impl ByPage {
 }
 
 impl Strategy for ByPage {
-    fn prepare(&mut self) -> Result<(), BenchError> {
+    fn prepare(&mut self) -> Result<()> {
         self.cache.flush();
         if self.prezero { zero_all(&self.pool) } else { Ok(()) }
     }
 
-    fn cycle(&mut self, case: &Case) -> Result<Sample, BenchError> {
+    fn cycle(&mut self, case: &Case) -> Result<Sample> {
         let pages = case.touched();
         self.held.reserve(pages);
         let mut clock = Clock::start();

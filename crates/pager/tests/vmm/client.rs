@@ -1,0 +1,105 @@
+//! A VMM that follows the published handshake.
+
+use std::io::IoSlice;
+use std::mem::MaybeUninit;
+use std::os::fd::BorrowedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use afresh_pager::PageSource;
+use afresh_pager::vmm::{Served, VmmError, VmmOptions, serve};
+use afresh_sys::{Advice, Interest, PageRange, Protection, Reservation, SysError, Uffd};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+
+/// Pages of the source.
+pub(crate) const PAGES: usize = 300;
+
+/// A VMM's memory: two mappings of the source with a hole between them.
+pub(crate) struct Vmm {
+    pub(crate) memory: Reservation,
+    pub(crate) uffd: Uffd,
+}
+
+pub(crate) const FIRST: PageRange = PageRange::new(0, 100);
+pub(crate) const SECOND: PageRange = PageRange::new(150, 200);
+
+pub(crate) fn vmm() -> Option<Vmm> {
+    vmm_with(Uffd::open_for_pager())
+}
+
+pub(crate) fn vmm_with(uffd: Result<Uffd, SysError>) -> Option<Vmm> {
+    let uffd = match uffd {
+        Ok(uffd) => uffd,
+        Err(error) => {
+            println!("SKIPPED: {error}");
+            return None;
+        }
+    };
+    let memory = Reservation::new(SECOND.end()).unwrap();
+    for range in [FIRST, SECOND] {
+        memory.map_anonymous(range, Protection::ReadWrite).unwrap();
+        memory.advise(range, Advice::NoHugePage).unwrap();
+        let start = memory.page_ptr(range.start);
+        uffd.register(start, range.byte_len(), Interest::MISSING).unwrap();
+    }
+    Some(Vmm { memory, uffd })
+}
+
+impl Vmm {
+    pub(crate) fn message(&self) -> String {
+        let address = |range: PageRange| self.memory.page_ptr(range.start) as usize;
+        format!(
+            r#"[{{"base_host_virt_addr":{},"size":{},"offset":0,"page_size":4096,"page_size_kib":4096}},
+               {{"base_host_virt_addr":{},"size":{},"offset":{},"page_size":4096}}]"#,
+            address(FIRST),
+            FIRST.byte_len(),
+            address(SECOND),
+            SECOND.byte_len(),
+            FIRST.byte_len(),
+        )
+    }
+
+    /// Leaves no page missing, so that the service can end without closing any.
+    pub(crate) fn touch_all(&self) {
+        for page in [FIRST, SECOND].into_iter().flat_map(|range| range.start..range.end()) {
+            self.peek(page);
+        }
+    }
+
+    pub(crate) fn peek(&self, page: usize) -> u8 {
+        // SAFETY: the tests touch only the two mappings.
+        unsafe { self.memory.page_ptr(page).add(77).read_volatile() }
+    }
+}
+
+pub(crate) fn send(stream: &UnixStream, text: &[u8], fds: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
+    }
+    sendmsg(stream, &[IoSlice::new(text)], &mut control, SendFlags::empty()).unwrap();
+}
+
+/// Serves in a thread while `guest` runs.
+pub(crate) fn with_server<R>(
+    source: &dyn PageSource,
+    change: impl Fn(&mut VmmOptions<'_>) + Sync,
+    guest: impl FnOnce(&UnixStream) -> R,
+) -> (R, Result<Served, VmmError>) {
+    let (ours, theirs) = UnixStream::pair().unwrap();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let server = scope.spawn(|| {
+            let mut options = VmmOptions::new(&stop);
+            options.handshake = Duration::from_secs(30);
+            options.end_on_failure = false;
+            change(&mut options);
+            serve(&theirs, source, &options)
+        });
+        let result = guest(&ours);
+        stop.store(true, Ordering::Release);
+        (result, server.join().unwrap())
+    })
+}
