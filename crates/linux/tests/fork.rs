@@ -4,21 +4,14 @@
 
 mod common;
 
-const CHILD: &str = "AFRESH_TEST_ALONE";
+use afresh_sys::alone;
 
-/// It forks, so it runs in a process whose other threads do nothing.
 #[test]
 fn a_forked_child_calls_a_guest_of_its_own() {
-    if std::env::var(CHILD).is_err() {
-        let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["a_forked_child_calls_a_guest_of_its_own", "--exact", "--nocapture"])
-            .env(CHILD, "yes")
-            .output()
-            .unwrap();
-        print!("{}", String::from_utf8_lossy(&output.stdout));
-        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-        return;
-    }
+    alone("a_forked_child_calls_a_guest_of_its_own", check);
+}
+
+fn check() {
     let Some(mut warm) = common::warm("canary.c", |program| program) else { return };
     let clean = warm.call(b"look\n").unwrap();
     let id = warm.process_id();

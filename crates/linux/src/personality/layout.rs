@@ -10,7 +10,7 @@ use rustix::io::Errno;
 
 use crate::platform::GUEST;
 
-pub(crate) const PAGE: u64 = 4096;
+pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 /// Mappings a guest may have. Each becomes one or more of the kernel's, which allows 65,530.
 const MAPPINGS: usize = 4000;
 /// Below this lies what `mmap` places by itself.

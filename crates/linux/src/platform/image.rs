@@ -4,7 +4,7 @@ use std::io;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use afresh_sys::{Memfd, SysError};
+use afresh_sys::{Memfd, PAGE_SIZE as PAGE, SysError};
 
 use super::PlatformError;
 
@@ -48,7 +48,6 @@ pub(crate) struct Image {
 
 /// Bytes read at a time.
 const CHUNK: usize = 1 << 20;
-const PAGE: usize = 4096;
 
 impl Image {
     /// Reads `mappings` (start, length, protection; sorted) by `read` and seals them.

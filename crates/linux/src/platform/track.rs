@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
-use afresh_sys::{Interest, SysError, Uffd, UffdEvent, UffdMode};
+use afresh_sys::{Interest, PAGE_SIZE, SysError, Uffd, UffdEvent, UffdMode};
 use linux_raw_sys::general::{
     UFFD_API, UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
     UFFD_FEATURE_WP_UNPOPULATED, uffdio_api,
@@ -18,7 +18,7 @@ use linux_raw_sys::ioctl::UFFDIO_API;
 use super::PlatformError;
 use crate::ranges::Ranges;
 
-const PAGE: u64 = 4096;
+const PAGE: u64 = PAGE_SIZE as u64;
 
 /// The write set of a process, and what is watched for it.
 #[derive(Debug)]
