@@ -33,7 +33,7 @@ impl Bytes {
 
 /// `struct stat`.
 pub(crate) fn stat(a: &Attributes) -> Vec<u8> {
-    let time = |bytes: Bytes| bytes.word(a.modified.0 as u64).word(a.modified.1 as u64);
+    let time = |bytes: Bytes, t: (i64, i64)| bytes.word(t.0 as u64).word(t.1 as u64);
     let bytes = Bytes::default()
         .word(1)
         .word(a.inode)
@@ -46,12 +46,12 @@ pub(crate) fn stat(a: &Attributes) -> Vec<u8> {
         .word(a.size)
         .word(4096)
         .word(a.size.div_ceil(512));
-    time(time(time(bytes))).zeros(24).0
+    time(time(time(bytes, a.accessed), a.modified), a.modified).zeros(24).0
 }
 
 /// `struct statx`.
 pub(crate) fn statx(a: &Attributes) -> Vec<u8> {
-    let time = |bytes: Bytes| bytes.word(a.modified.0 as u64).int(a.modified.1 as u32).int(0);
+    let time = |bytes: Bytes, t: (i64, i64)| bytes.word(t.0 as u64).int(t.1 as u32).int(0);
     let bytes = Bytes::default()
         .int(0x7ff)
         .int(4096)
@@ -65,7 +65,7 @@ pub(crate) fn statx(a: &Attributes) -> Vec<u8> {
         .word(a.size)
         .word(a.size.div_ceil(512))
         .word(0);
-    let bytes = time(time(time(time(bytes))));
+    let bytes = time(time(time(time(bytes, a.accessed), a.modified), a.modified), a.modified);
     bytes.int((a.device >> 8) as u32).int(a.device as u32 & 0xff).int(0).int(1).zeros(112).0
 }
 
@@ -82,10 +82,12 @@ mod tests {
             size: 513,
             device: 0,
             modified: (3, 4),
+            accessed: (5, 6),
         };
         let bytes = stat(&attributes);
         assert_eq!(bytes.len(), size_of::<libc::stat>());
         assert_eq!(bytes[48..56], 513u64.to_le_bytes());
+        assert_eq!(bytes[72..80], 5u64.to_le_bytes());
         assert_eq!(bytes[88..96], 3u64.to_le_bytes());
         let bytes = statx(&attributes);
         assert_eq!(bytes.len(), size_of::<libc::statx>());

@@ -1,5 +1,6 @@
 //! Calls about open files: opening, closing, duplicating, telling what they are.
 
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -56,9 +57,14 @@ impl Person {
         }
         let exclusive = has(libc::O_CREAT | libc::O_EXCL);
         let follow = !has(libc::O_NOFOLLOW) && !exclusive;
-        let (path, mut found) = self.follow(process, at, path, follow)?;
+        let name = path_in(process, path)?;
+        let ends_in_slash = name.as_os_str().as_bytes().ends_with(b"/");
+        let (path, mut found) = self.state.tree.resolve(&self.base(at, &name)?, &name, follow)?;
         if exclusive && found != Found::Missing {
             return Err(Errno::EXIST.into());
+        }
+        if found == Found::Missing && has(libc::O_CREAT) && ends_in_slash {
+            return Err(Errno::ISDIR.into());
         }
         if found == Found::Missing {
             if !has(libc::O_CREAT) {

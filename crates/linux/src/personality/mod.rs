@@ -4,6 +4,7 @@
 //! when a reset is verified. Every system call is served from it, or answered with an error and counted. Arguments in
 //! the guest's memory are copied in once, and nothing that is found there is followed twice.
 
+mod attribute_calls;
 mod clock_calls;
 mod encode;
 mod file_calls;
@@ -23,6 +24,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use crate::platform::{Call, PlatformError, Process};
+use attribute_calls::Times;
 pub(crate) use layout::{Change, Layout, PAGE, STACK_LEN, protect_order, unmap_order};
 pub(crate) use process_calls::USER;
 use table::Table;
@@ -179,9 +181,11 @@ impl Person {
             libc::SYS_read => self.read(process, a[0], a[1], a[2]),
             libc::SYS_readv => self.readv(process, a[0], a[1], a[2]),
             libc::SYS_pread64 => self.pread(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_preadv => self.preadv(process, a[0], a[1], a[2], a[3]),
             libc::SYS_write => self.write(process, a[0], a[1], a[2]),
             libc::SYS_writev => self.writev(process, a[0], a[1], a[2]),
             libc::SYS_pwrite64 => self.pwrite(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_pwritev => self.pwritev(process, a[0], a[1], a[2], a[3]),
             libc::SYS_getrandom => self.random(process, a[0], a[1]),
 
             libc::SYS_open => self.open(process, libc::AT_FDCWD as u64, a[0], a[1], a[2]),
@@ -199,9 +203,12 @@ impl Person {
             libc::SYS_fcntl => self.control(a[0], a[1], a[2]),
             libc::SYS_ioctl => self.device(a[0], a[1]),
             libc::SYS_ftruncate => self.truncate(a[0], a[1]),
-            libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_fadvise64 => self.flush(a[0]),
+            libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_fadvise64 | libc::SYS_flock => {
+                self.flush(a[0])
+            }
             libc::SYS_poll => self.poll(process, a[0], a[1]),
             libc::SYS_ppoll => self.poll(process, a[0], a[1]),
+            libc::SYS_select | libc::SYS_pselect6 => self.select(process, a[0], a[1], a[2], a[3]),
 
             libc::SYS_stat => self.stat(process, libc::AT_FDCWD as u64, a[0], a[1], 0),
             libc::SYS_lstat => {
@@ -239,6 +246,32 @@ impl Person {
             libc::SYS_chmod => self.chmod(process, libc::AT_FDCWD as u64, a[0], a[1]),
             libc::SYS_fchmodat => self.chmod(process, a[0], a[1], a[2]),
             libc::SYS_fchmod => self.fchmod(a[0], a[1]),
+            libc::SYS_utime => {
+                let times = (a[1], Times::Seconds);
+                self.set_times(process, libc::AT_FDCWD as u64, a[0], times, 0)
+            }
+            libc::SYS_utimes => {
+                let times = (a[1], Times::Micro);
+                self.set_times(process, libc::AT_FDCWD as u64, a[0], times, 0)
+            }
+            libc::SYS_futimesat => self.set_times(process, a[0], a[1], (a[2], Times::Micro), 0),
+            libc::SYS_utimensat => self.set_times(process, a[0], a[1], (a[2], Times::Nano), a[3]),
+            libc::SYS_chown => self.chown(process, libc::AT_FDCWD as u64, a[0], (a[1], a[2]), 0),
+            libc::SYS_lchown => {
+                let flags = libc::AT_SYMLINK_NOFOLLOW as u64;
+                self.chown(process, libc::AT_FDCWD as u64, a[0], (a[1], a[2]), flags)
+            }
+            libc::SYS_fchownat => self.chown(process, a[0], a[1], (a[2], a[3]), a[4]),
+            libc::SYS_fchown => self.fchown(a[0], a[1], a[2]),
+            libc::SYS_link => {
+                let here = libc::AT_FDCWD as u64;
+                self.link(process, (here, a[0]), (here, a[1]), 0)
+            }
+            libc::SYS_linkat => self.link(process, (a[0], a[1]), (a[2], a[3]), a[4]),
+            libc::SYS_truncate => self.truncate_path(process, a[0], a[1]),
+            libc::SYS_fallocate => self.allocate(a[0], a[1], a[2], a[3]),
+            libc::SYS_statfs => self.file_system(process, a[0], a[1]),
+            libc::SYS_fstatfs => self.file_system_of(process, a[0], a[1]),
             libc::SYS_umask => self.set_umask(a[0]),
 
             libc::SYS_mmap => self.map(process, &a),
@@ -284,9 +317,12 @@ impl Person {
             libc::SYS_getrlimit => self.limit(process, a[0], 0, a[1]),
             libc::SYS_getrusage => self.usage(process, a[1]),
             libc::SYS_times => self.times(process, a[0]),
-            libc::SYS_sched_getaffinity => self.processors(process, a[1], a[2]),
+            libc::SYS_sched_getaffinity => self.processors(process, a[0], a[1], a[2]),
             libc::SYS_getcpu => self.processor(process, a[0], a[1]),
             libc::SYS_prctl => self.process_control(process, a[0], a[1]),
+            libc::SYS_mknod | libc::SYS_mknodat => Err(Errno::PERM.into()),
+            // Extended attributes: files have none, and take none.
+            libc::SYS_setxattr..=libc::SYS_fremovexattr => Err(Errno::OPNOTSUPP.into()),
             number => {
                 *self.unserved.entry(number).or_default() += 1;
                 Err(Errno::NOSYS.into())

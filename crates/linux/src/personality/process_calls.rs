@@ -196,7 +196,16 @@ impl Person {
         Ok(Outcome::Value(now.tv_sec as u64 * 100 + now.tv_nsec as u64 / 10_000_000))
     }
 
-    pub(super) fn processors(&mut self, process: &mut Process, size: u64, to: u64) -> Served {
+    pub(super) fn processors(
+        &mut self,
+        process: &mut Process,
+        target: u64,
+        size: u64,
+        to: u64,
+    ) -> Served {
+        if target != 0 && target != PID {
+            return Err(Errno::SRCH.into());
+        }
         if size < 8 {
             return Err(Errno::INVAL.into());
         }

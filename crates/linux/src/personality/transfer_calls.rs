@@ -36,6 +36,15 @@ fn pieces(process: &Process, vector: u64, count: u64) -> Served<Vec<(u64, u64)>>
     Ok(pieces)
 }
 
+/// The bytes of all pieces.
+fn gather(process: &Process, vector: u64, count: u64) -> Served<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for (from, len) in pieces(process, vector, count)? {
+        bytes.extend(copy_in(process, from, len as usize)?);
+    }
+    Ok(bytes)
+}
+
 impl Person {
     pub(super) fn read(
         &mut self,
@@ -83,11 +92,58 @@ impl Person {
         vector: u64,
         count: u64,
     ) -> Served {
-        // One piece at a time is a short read, which is allowed.
-        match pieces(process, vector, count)?.first() {
-            Some(&(to, len)) => self.read(process, descriptor, to, len),
-            None => self.read(process, descriptor, 0, 0),
+        let pieces = pieces(process, vector, count)?;
+        if self.state.table.get(descriptor)?.open == Open::Input {
+            // One piece at a time is a short read, which is allowed.
+            let &(to, len) = pieces.first().unwrap_or(&(0, 0));
+            return self.read(process, descriptor, to, len);
         }
+        let mut offset = self.state.table.get(descriptor)?.offset;
+        let done = self.scatter(process, descriptor, &pieces, offset)?;
+        offset += done;
+        if done > 0 {
+            self.change().table.get_mut(descriptor)?.offset = offset;
+        }
+        Ok(Outcome::Value(done))
+    }
+
+    pub(super) fn preadv(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        vector: u64,
+        count: u64,
+        offset: u64,
+    ) -> Served {
+        let pieces = pieces(process, vector, count)?;
+        if offset > i64::MAX as u64 {
+            return Err(Errno::INVAL.into());
+        }
+        Ok(Outcome::Value(self.scatter(process, descriptor, &pieces, offset)?))
+    }
+
+    /// Reads at `offset` into pieces until one is not filled.
+    fn scatter(
+        &self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        offset: u64,
+    ) -> Served<u64> {
+        let description = self.state.table.get(descriptor)?;
+        if !description.reads() {
+            return Err(Errno::BADF.into());
+        }
+        let mut done = 0;
+        for &(to, len) in pieces {
+            let bytes = self.bytes_at(description, offset.saturating_add(done), len)?;
+            copy_out(process, to, &bytes)?;
+            done += bytes.len() as u64;
+            if (bytes.len() as u64) < len {
+                break;
+            }
+        }
+        Ok(done)
     }
 
     /// Where the bytes go that `call` waits for, and how many.
@@ -173,11 +229,24 @@ impl Person {
         count: u64,
     ) -> Served {
         self.state.table.get(descriptor)?;
-        let mut bytes = Vec::new();
-        for (from, len) in pieces(process, vector, count)? {
-            bytes.extend(copy_in(process, from, len as usize)?);
-        }
+        let bytes = gather(process, vector, count)?;
         self.put(descriptor, &bytes, None)
+    }
+
+    pub(super) fn pwritev(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        vector: u64,
+        count: u64,
+        offset: u64,
+    ) -> Served {
+        self.state.table.get(descriptor)?;
+        if offset > i64::MAX as u64 {
+            return Err(Errno::INVAL.into());
+        }
+        let bytes = gather(process, vector, count)?;
+        self.put(descriptor, &bytes, Some(offset))
     }
 
     pub(super) fn pwrite(

@@ -32,6 +32,10 @@ pub(crate) struct Inode {
     pub(crate) mode: u32,
     /// Seconds and nanoseconds.
     pub(crate) modified: (i64, i64),
+    /// As it was set; reading does not change it.
+    pub(crate) accessed: (i64, i64),
+    /// Names it has.
+    links: u64,
 }
 
 /// What a file of the layer is.
@@ -71,6 +75,7 @@ pub(crate) struct Attributes {
     pub(crate) size: u64,
     pub(crate) device: u64,
     pub(crate) modified: (i64, i64),
+    pub(crate) accessed: (i64, i64),
 }
 
 impl Attributes {
@@ -120,7 +125,8 @@ impl Tree {
     fn put(&mut self, path: PathBuf, kind: Kind, mode: u32) -> u64 {
         let inode = self.next;
         self.next += 1;
-        self.inodes.insert(inode, Inode { kind, mode, modified: (0, 0) });
+        self.inodes
+            .insert(inode, Inode { kind, mode, modified: (0, 0), accessed: (0, 0), links: 1 });
         self.names.insert(path, Some(inode));
         inode
     }
@@ -170,6 +176,7 @@ impl Tree {
             size: meta.size(),
             device: 0,
             modified: (meta.mtime(), meta.mtime_nsec()),
+            accessed: (meta.atime(), meta.atime_nsec()),
         };
         let link = if meta.is_symlink() { std::fs::read_link(path).ok() } else { None };
         // Anything but files, directories and links is none of the guest's business.
@@ -265,10 +272,11 @@ impl Tree {
                 Ok(Attributes {
                     inode: *number,
                     mode: kind | inode.mode,
-                    links: 1,
+                    links: inode.links,
                     size: size as u64,
                     device,
                     modified: inode.modified,
+                    accessed: inode.accessed,
                 })
             }
         }
@@ -302,7 +310,8 @@ impl Tree {
         let target = if let Kind::Link(target) = &kind { target.as_os_str().len() } else { 0 };
         self.charge(path.as_os_str().len() + target)?;
         let inode = self.put(path, kind, mode & 0o7777);
-        self.inode_mut(inode)?.modified = now;
+        let new = self.inode_mut(inode)?;
+        (new.modified, new.accessed) = (now, now);
         Ok(inode)
     }
 
@@ -393,14 +402,40 @@ impl Tree {
 
     fn hide(&mut self, path: &Path) -> Result<(), Errno> {
         self.charge(path.as_os_str().len())?;
-        self.names.insert(path.to_path_buf(), None);
+        let old = self.names.insert(path.to_path_buf(), None);
+        self.unlink(old);
         Ok(())
+    }
+
+    /// Counts a name less for what had it.
+    fn unlink(&mut self, old: Option<Option<u64>>) {
+        if let Some(inode) = old.flatten().and_then(|inode| self.inodes.get_mut(&inode)) {
+            inode.links = inode.links.saturating_sub(1);
+        }
     }
 
     fn name(&mut self, path: PathBuf, inode: u64) -> Result<(), Errno> {
         self.charge(path.as_os_str().len())?;
-        self.names.insert(path, Some(inode));
+        self.inode_mut(inode)?.links += 1;
+        let old = self.names.insert(path, Some(inode));
+        self.unlink(old);
         Ok(())
+    }
+
+    /// Gives the file at `from` a further name, where nothing is.
+    pub(crate) fn link_name(
+        &mut self,
+        from: &Path,
+        found: &Found,
+        to: PathBuf,
+    ) -> Result<(), Errno> {
+        let inode = self.writable(from, found, true)?;
+        self.name(to, inode)
+    }
+
+    /// Bytes that may be stored, and bytes of them that are left.
+    pub(crate) fn room(&self) -> (u64, u64) {
+        (self.limit, self.limit.saturating_sub(self.bytes))
     }
 
     /// Gives what is at `from` the name `to`.
