@@ -4,6 +4,7 @@
 //! on orders, reads and writes its memory, and notices the pages it writes. Whatever the guest does, no system call of its
 //! process has an effect but those that [`Process::carry_out`] was told to make.
 
+mod boot;
 mod control;
 mod filter;
 mod frame;

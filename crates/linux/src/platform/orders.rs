@@ -1,9 +1,7 @@
 //! Orders to the stub, and how they lie in the control area.
 
-use super::control::Control;
 use super::frame::Bases;
-use super::image::{Image, Segment};
-use super::{filter, stub};
+use super::stub;
 
 /// What the stub is to do: first the calls, then the copies, then the input.
 #[derive(Clone, Debug, Default)]
@@ -35,8 +33,6 @@ const COPIES_AT_ONCE: usize = 500;
 const _: () = assert!(
     stub::FIRST + 64 * CALLS_AT_ONCE + 24 * (COPIES_AT_ONCE + 1) + INPUT_LEN <= stub::ORDERS_LEN
 );
-/// Mappings of the image that a process makes while it boots, before each call is looked at.
-pub(crate) const BOOT_SEGMENTS: usize = 400;
 
 impl Orders {
     /// The same orders in pieces that fit.
@@ -100,70 +96,6 @@ impl Orders {
         }
         bytes
     }
-}
-
-/// The orders that a new process starts with. Until the filter is there its calls are its own.
-pub(super) fn boot(control: &mut Control, image: Option<&Image>) {
-    // Structures that the calls point to lie at the end of the signal stack, which nothing uses yet.
-    let data = stub::CONTROL_LEN - 4096;
-    let at = |offset: usize| stub::CONTROL + (data + offset) as u64;
-    let mut words = |offset: usize, words: &[u64]| {
-        for (index, word) in words.iter().enumerate() {
-            control.write_word(data + offset + 8 * index, *word);
-        }
-    };
-    words(0, &[stub::SIGNAL_STACK, 0, stub::SIGNAL_STACK_LEN as u64]);
-    // SA_SIGINFO, SA_RESTORER, SA_ONSTACK; all other signals wait.
-    words(32, &[stub::CODE, 0x0c00_0004, stub::CODE, u64::MAX]);
-    words(64, &[0, 0]);
-    let program = filter::program();
-    words(80, &[program.len() as u64, at(128)]);
-    let mut filter = Vec::new();
-    for step in &program {
-        filter.extend(step.code.to_le_bytes());
-        filter.extend([step.jt, step.jf]);
-        filter.extend(step.k.to_le_bytes());
-    }
-    control.write(data + 128, &filter);
-
-    let private = libc::MAP_PRIVATE as u64;
-    let fixed = libc::MAP_FIXED as u64;
-    let lazy = libc::MAP_NORESERVE as u64;
-    let read = libc::PROT_READ as u64;
-    let call = |number: libc::c_long, args: [u64; 6]| {
-        let mut call = [number as u64; 7];
-        call[1..].copy_from_slice(&args);
-        call
-    };
-    let behind = stub::CONTROL + stub::CONTROL_LEN as u64;
-    let image_len = image.map_or(0, |image| image.len());
-    let mut calls = vec![
-        call(libc::SYS_close_range, [3, u64::from(u32::MAX), 0, 0, 0, 0]),
-        call(libc::SYS_prctl, [libc::PR_SET_NO_NEW_PRIVS as u64, 1, 0, 0, 0, 0]),
-        call(libc::SYS_prctl, [libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64, 0, 0, 0, 0]),
-        call(libc::SYS_prlimit64, [0, u64::from(libc::RLIMIT_CORE), at(64), 0, 0, 0]),
-        // Nothing of what the kernel mapped remains: no stack, no vDSO.
-        call(libc::SYS_munmap, [0, stub::CODE, 0, 0, 0, 0]),
-        call(libc::SYS_munmap, [behind, stub::TOP - behind, 0, 0, 0, 0]),
-        call(libc::SYS_sigaltstack, [at(0), 0, 0, 0, 0, 0]),
-        call(libc::SYS_rt_sigaction, [libc::SIGSYS as u64, at(32), 0, 8, 0, 0]),
-    ];
-    if let Some(image) = image {
-        calls.push(call(
-            libc::SYS_mmap,
-            [stub::IMAGE, image_len, read, private | fixed | lazy, 1, 0],
-        ));
-        calls.extend(image.segments().iter().take(BOOT_SEGMENTS).map(Segment::order));
-        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | 1; // faults of user code only: no privilege needed
-        calls.push(call(libc::SYS_userfaultfd, [flags as u64, 0, 0, 0, 0, 0]));
-    }
-    let listen = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER;
-    calls.push(call(
-        libc::SYS_seccomp,
-        [u64::from(libc::SECCOMP_SET_MODE_FILTER), listen, at(80), 0, 0, 0],
-    ));
-    let list = Orders { calls, ..Orders::default() };
-    control.write(0, &list.encode(Then::Ask, Bases::default(), stub::ORDERS_LEN));
 }
 
 #[cfg(test)]

@@ -15,9 +15,9 @@ use super::control::Control;
 use super::frame::{self, Bases, Register, Registers};
 use super::image::{Image, Segment};
 use super::listener::{Answer, Listener, Notice};
-use super::orders::{self, BOOT_SEGMENTS, Orders, Then};
+use super::orders::{Orders, Then};
 use super::track::Track;
-use super::{PlatformError, memory, stub};
+use super::{PlatformError, boot, memory, stub};
 use crate::ranges::Ranges;
 
 /// How long the stub may take for its orders, and a new process to start.
@@ -84,7 +84,7 @@ impl Process {
                 PlatformError::kernel("writing the stub", io::Error::from_raw_os_error(e.errno))
             })?;
         let mut control = Control::new()?;
-        orders::boot(&mut control, image);
+        boot::write(&mut control, image);
         let duplicate = |fd: std::os::fd::BorrowedFd<'_>| {
             fd.try_clone_to_owned()
                 .map_err(|e| PlatformError::kernel("duplicating a descriptor", e))
@@ -136,7 +136,7 @@ impl Process {
             error => error,
         })?;
         if let Some(image) = image {
-            let calls = image.segments().iter().skip(BOOT_SEGMENTS).map(Segment::order).collect();
+            let calls = image.segments().iter().skip(boot::SEGMENTS).map(Segment::order).collect();
             process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
             for segment in image.segments().iter().filter(|s| s.is_writable()) {
                 process.watch(segment.range())?;
