@@ -7,7 +7,8 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use afresh_linux::{CallError, PlatformError, Warm};
+use afresh_linux::{CallError, PlatformError, Program, Warm};
+use afresh_sys::alone;
 
 const MARKER: &str = "/tmp/afresh-hostile-marker";
 
@@ -96,6 +97,28 @@ fn a_hostile_guest_changes_nothing_outside() {
 #[test]
 fn a_process_could_do_little_if_a_call_ever_passed() {
     let Some(warm) = common::warm("canary.c", |program| program) else { return };
+    can_do_little(&warm);
+}
+
+#[test]
+fn what_the_sentry_would_bequeath_is_not_the_guests() {
+    alone("what_the_sentry_would_bequeath_is_not_the_guests", || {
+        let Some(path) = common::compiled("canary.c", &["-static"]) else { return };
+        let program = Program::new(path);
+        if common::here(program.warm()).is_none() {
+            return;
+        }
+        for _ in 0..20 {
+            // SAFETY: duplicates a descriptor, one that programs inherit; it stays open until the process ends.
+            assert!(unsafe { libc::dup(0) } > 0);
+        }
+        for _ in 0..50 {
+            can_do_little(&program.warm().unwrap());
+        }
+    });
+}
+
+fn can_do_little(warm: &Warm) {
     let id = warm.process_id().unwrap();
     let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
     for line in [

@@ -452,12 +452,11 @@ impl Attached {
         let (uffd, listener) = if tracked { (3, 4) } else { (-1, 3) };
         let listener = loop {
             match pidfd_getfd(&pidfd, listener, PidfdGetfdFlags::empty()) {
-                Ok(descriptor) => break Listener::new(descriptor)?,
-                Err(Errno::BADF) if Instant::now() >= deadline => return Err(PlatformError::Late),
-                Err(Errno::BADF) => {
-                    let link = std::fs::read_link(format!("/proc/{}/fd/3", child.id()));
-                    if tracked && link.is_ok_and(|link| link.to_string_lossy().contains("seccomp"))
-                    {
+                // Before it has closed them, the process has descriptors that it inherited.
+                Ok(descriptor) if is_listener(&descriptor) => break Listener::new(descriptor)?,
+                Ok(_) | Err(Errno::BADF) => {
+                    let other = pidfd_getfd(&pidfd, 3, PidfdGetfdFlags::empty());
+                    if tracked && other.is_ok_and(|descriptor| is_listener(&descriptor)) {
                         return Err(PlatformError::missing(
                             "userfaultfd in the guest's process",
                             io::Error::from_raw_os_error(libc::EPERM),
@@ -480,6 +479,9 @@ impl Attached {
                     ));
                 }
             }
+            if Instant::now() >= deadline {
+                return Err(PlatformError::Late);
+            }
             std::thread::sleep(Duration::from_micros(50));
         };
         let track = if tracked {
@@ -491,6 +493,12 @@ impl Attached {
         };
         Ok(Self { pidfd, listener, track })
     }
+}
+
+/// Whether a descriptor is that of a filter's listener.
+fn is_listener(descriptor: &OwnedFd) -> bool {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
+    name.is_ok_and(|name| name.as_os_str() == "anon_inode:seccomp notify")
 }
 
 /// The stub loads the bases by instruction.
