@@ -10,7 +10,7 @@ use afresh_linux::{CallError, End, Program, Warm};
 
 fn canary() -> Option<Warm> {
     common::warm("canary.c", |p| {
-        p.time_limit(Duration::from_millis(300))
+        p.time_limit(Duration::from_secs(2))
             .output_limit(1 << 20)
             .start_limit(Duration::from_secs(20))
     })
@@ -60,11 +60,13 @@ fn a_call_that_ends_the_guest_leaves_nothing_behind() {
         ends(b"exit\n", true, &|e| matches!(e, CallError::Ended { end: End::Exit(7), .. }));
         ends(b"abort\n", true, &|e| matches!(e, CallError::Ended { end: End::Signal(6), .. }));
         ends(b"crash\n", false, &|e| matches!(e, CallError::Platform { .. }));
-        ends(b"loop\n", false, &|e| matches!(e, CallError::Late { .. }));
         ends(b"wait\n", false, &|e| matches!(e, CallError::Ended { end: End::Deadlock, .. }));
         ends(b"flood\n", false, &|e| matches!(e, CallError::Ended { end: End::Output, .. }));
         ends(b"", true, &|e| matches!(e, CallError::Ended { end: End::Exit(0), .. }));
     }
+    ends(b"loop\n", false, &|e| matches!(e, CallError::Late { .. }));
+    ends(b"spin\n", false, &|e| matches!(e, CallError::Late { .. }));
+    ends(b"sleep\n", false, &|e| matches!(e, CallError::Late { .. }));
 }
 
 #[test]
@@ -102,6 +104,28 @@ fn a_process_that_was_killed_from_outside_is_replaced() {
     .join()
     .unwrap();
     assert_eq!(look(&mut warm), clean);
+}
+
+#[test]
+fn guests_in_several_threads_do_not_meet() {
+    let Some(path) = common::compiled("canary.c", &["-static"]) else { return };
+    let program = Program::new(path);
+    if common::here(program.warm()).is_none() {
+        return;
+    }
+    std::thread::scope(|scope| {
+        for _ in 0..4 {
+            scope.spawn(|| {
+                let mut warm = program.warm().unwrap();
+                let clean = look(&mut warm);
+                for _ in 0..50 {
+                    assert_eq!(warm.call(b"dirty\n").unwrap(), b"done\n");
+                    assert_eq!(look(&mut warm), clean);
+                }
+                warm.verify().unwrap();
+            });
+        }
+    });
 }
 
 #[test]

@@ -366,6 +366,9 @@ impl Process {
     fn receive(&mut self, deadline: Instant) -> Result<Option<Notice>, PlatformError> {
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
             let timeout = Timespec::try_from(left).unwrap_or_default();
             let (called, faulted, ended);
             {

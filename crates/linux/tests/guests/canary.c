@@ -119,6 +119,12 @@ int main(void) {
         } else if (!strncmp(in, "loop", 4)) {
             dirty(stack);
             for (;;) __asm__ volatile("");
+        } else if (!strncmp(in, "spin", 4)) {
+            dirty(stack);
+            for (;;) syscall(SYS_getppid), write(2, "x", 1);
+        } else if (!strncmp(in, "sleep", 5)) {
+            dirty(stack);
+            sleep(1000);
         } else if (!strncmp(in, "wait", 4)) {
             syscall(SYS_futex, &data, 0, data, 0, 0, 0);
         } else if (!strncmp(in, "flood", 5)) {
