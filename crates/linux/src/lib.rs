@@ -1,0 +1,38 @@
+//! Unmodified Linux programs as guests: warmed once, then called as often as one likes, each time from the same state.
+//!
+//! A [`Program`] is started in a process of its own and runs until it waits for input. There it is frozen: memory, registers,
+//! mappings, descriptors, files. A [`Warm`] program answers requests: bytes go in on its standard input, its answer comes out
+//! on its standard output, and when it waits for input again everything it changed is brought back.
+//!
+//! ```no_run
+//! use afresh_linux::Program;
+//!
+//! let script = "import sys, json\nfor line in sys.stdin: print(sum(json.loads(line)), flush=True)\n";
+//! let mut python = Program::new("/usr/bin/python3").arg("/app.py").file("/app.py", script).request("[1]\n").warm()?;
+//! assert_eq!(python.call(b"[1, 2, 3]\n")?, b"6\n");
+//! # Ok::<(), Box<dyn std::error::Error>>(())
+//! ```
+//!
+//! Two halves: the *personality* is what the guest takes for Linux, and holds all of its state as plain data; the *platform* is
+//! a process that runs the guest's code. No system call of the guest's reaches the kernel: each stops in a
+//! seccomp filter and is served here. What is promised, and what a micro-VM promises more, stands in
+//! `docs/decisions/linux-programs.md`.
+//!
+//! Linux 6.6 or newer on x86-64; no privilege is needed. Guests with threads, signal handlers or child processes do not work yet.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod error;
+mod guest;
+mod load;
+mod personality;
+mod platform;
+mod program;
+mod ranges;
+mod warm;
+
+pub use error::{CallError, VerifyError, WarmError};
+pub use personality::End;
+pub use platform::PlatformError;
+pub use program::{Program, Run};
+pub use warm::{Stats, Warm};

@@ -1,0 +1,270 @@
+//! Loads an ELF program and its dynamic loader into an empty guest, as Linux's `execve` does.
+
+use std::ffi::OsStr;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use crate::error::WarmError;
+use crate::guest::Guest;
+use crate::personality::{Found, Kind, PAGE, Tree};
+use crate::platform::Then;
+
+/// Where programs go that may lie anywhere.
+const BASE: u64 = 0x5555_5555_4000;
+/// Where their loaders go.
+const LOADER_BASE: u64 = 0x6fff_f000_0000;
+/// Longest file that is loaded as a program.
+const LONGEST: u64 = 1 << 30;
+/// Program headers one file may have.
+const HEADERS: usize = 256;
+/// Bytes of arguments and environment.
+const STRINGS: usize = 1 << 20;
+
+/// A `PT_LOAD` header.
+#[derive(Clone, Copy, Debug)]
+struct Part {
+    flags: u32,
+    offset: u64,
+    address: u64,
+    file_len: u64,
+    memory_len: u64,
+}
+
+/// A parsed file.
+#[derive(Debug)]
+struct Elf {
+    anywhere: bool,
+    entry: u64,
+    headers_at: u64,
+    headers: u64,
+    parts: Vec<Part>,
+    loader: Option<PathBuf>,
+}
+
+/// Numbers out of a file that may be too short.
+struct Fields<'a>(&'a [u8]);
+
+impl Fields<'_> {
+    fn get<const N: usize>(&self, at: u64) -> Result<[u8; N], &'static str> {
+        let start = usize::try_from(at).map_err(|_| "it is cut short")?;
+        let end = start.checked_add(N).ok_or("it is cut short")?;
+        self.0.get(start..end).and_then(|bytes| bytes.try_into().ok()).ok_or("it is cut short")
+    }
+
+    fn half(&self, at: u64) -> Result<u16, &'static str> {
+        Ok(u16::from_le_bytes(self.get(at)?))
+    }
+
+    fn int(&self, at: u64) -> Result<u32, &'static str> {
+        Ok(u32::from_le_bytes(self.get(at)?))
+    }
+
+    fn word(&self, at: u64) -> Result<u64, &'static str> {
+        Ok(u64::from_le_bytes(self.get(at)?))
+    }
+}
+
+impl Elf {
+    fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
+        let file = Fields(bytes);
+        if bytes.starts_with(b"#!") {
+            return Err("it is a script: name its interpreter, and the script as an argument");
+        }
+        if file.get::<7>(0)? != [0x7f, b'E', b'L', b'F', 2, 1, 1] || file.half(18)? != 62 {
+            return Err("it is not an ELF program for x86-64");
+        }
+        let anywhere = match file.half(16)? {
+            2 => false,
+            3 => true,
+            _ => return Err("it is not an executable"),
+        };
+        let (entry, headers_at) = (file.word(24)?, file.word(32)?);
+        let (size, headers) = (u64::from(file.half(54)?), file.half(56)?);
+        if size != 56 || usize::from(headers) > HEADERS {
+            return Err("its program headers are not of this format");
+        }
+        let mut elf = Self {
+            anywhere,
+            entry,
+            headers_at: 0,
+            headers: headers.into(),
+            parts: Vec::new(),
+            loader: None,
+        };
+        for index in 0..u64::from(headers) {
+            let at = headers_at.checked_add(index * size).ok_or("it is cut short")?;
+            let (kind, flags, offset) = (file.int(at)?, file.int(at + 4)?, file.word(at + 8)?);
+            let part = Part {
+                flags,
+                offset,
+                address: file.word(at + 16)?,
+                file_len: file.word(at + 32)?,
+                memory_len: file.word(at + 40)?,
+            };
+            let end = offset.checked_add(part.file_len).filter(|&end| end <= bytes.len() as u64);
+            match kind {
+                1 => {
+                    let end = end.ok_or("a segment is longer than the file")?;
+                    if part.memory_len < part.file_len
+                        || part.address % PAGE != offset % PAGE
+                        || part.address.checked_add(part.memory_len).is_none()
+                    {
+                        return Err("a segment is inconsistent");
+                    }
+                    if (offset..end).contains(&headers_at) {
+                        elf.headers_at = part.address + (headers_at - offset);
+                    }
+                    if part.memory_len > 0 {
+                        elf.parts.push(part);
+                    }
+                }
+                3 => {
+                    let end = end.ok_or("a segment is longer than the file")?;
+                    let name = bytes[offset as usize..end as usize].split(|&b| b == 0).next();
+                    elf.loader = name.map(|name| PathBuf::from(OsStr::from_bytes(name)));
+                }
+                _ => {}
+            }
+        }
+        if elf.parts.is_empty()
+            || elf.parts.windows(2).any(|p| p[0].address + p[0].memory_len > p[1].address)
+        {
+            return Err("it has no segments, or they overlap");
+        }
+        Ok(elf)
+    }
+}
+
+/// The bytes of a file of the guest's.
+fn read_file(tree: &Tree, path: &Path) -> Result<Vec<u8>, WarmError> {
+    let missing = || WarmError::NotFound(path.to_path_buf());
+    let (at, found) = tree.resolve(Path::new("/"), path, true).map_err(|_| missing())?;
+    let attributes = tree.attributes(&found).map_err(|_| missing())?;
+    let why = "it is not a file of at most 1 GiB";
+    let unloadable = || WarmError::Unloadable { path: path.to_path_buf(), why };
+    if !attributes.is(libc::S_IFREG) || attributes.size > LONGEST {
+        return Err(unloadable());
+    }
+    if let Found::Layer(inode) = found {
+        return match tree.inode(inode).map(|inode| &inode.kind) {
+            Ok(Kind::File(bytes)) => Ok(bytes.to_vec()),
+            _ => Err(missing()),
+        };
+    }
+    let file = Tree::open_host(&at).map_err(|_| missing())?;
+    let mut bytes = vec![0; attributes.size as usize];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).map_err(|_| unloadable())?;
+    Ok(bytes)
+}
+
+/// Maps one file; what is added to its addresses.
+fn map(guest: &mut Guest, elf: &Elf, bytes: &[u8], base: u64) -> Result<u64, WarmError> {
+    let slide = if elf.anywhere { base } else { 0 };
+    for part in &elf.parts {
+        let address = part.address.checked_add(slide).ok_or(WarmError::TooLarge)?;
+        let before = address % PAGE;
+        let start = (part.offset - before) as usize;
+        let content = bytes[start..(part.offset + part.file_len) as usize].to_vec();
+        let protection = [(4, libc::PROT_READ), (2, libc::PROT_WRITE), (1, libc::PROT_EXEC)]
+            .into_iter()
+            .filter(|(flag, _)| part.flags & flag != 0)
+            .fold(0, |all, (_, bit)| all | bit as u64);
+        let state = std::sync::Arc::make_mut(&mut guest.person.state);
+        let (_, change) = state
+            .layout
+            .map(Some(address - before), false, part.memory_len + before, protection, Some(content))
+            .map_err(|_| WarmError::TooLarge)?;
+        guest.enact(change, Then::Ask)?;
+    }
+    Ok(slide)
+}
+
+/// Loads `path` with its arguments and environment; the guest is then ready to run.
+pub(crate) fn load(
+    guest: &mut Guest,
+    path: &Path,
+    args: &[Vec<u8>],
+    env: &[Vec<u8>],
+) -> Result<(), WarmError> {
+    let parse = |guest: &Guest, path: &Path| {
+        let bytes = read_file(&guest.person.state.tree, path)?;
+        let elf = Elf::parse(&bytes)
+            .map_err(|why| WarmError::Unloadable { path: path.to_path_buf(), why })?;
+        Ok::<_, WarmError>((elf, bytes))
+    };
+    let (elf, bytes) = parse(guest, path)?;
+    let slide = map(guest, &elf, &bytes, BASE)?;
+    let (loader, entry) = match &elf.loader {
+        Some(name) => {
+            let (loader, bytes) = parse(guest, name)?;
+            let slide = map(guest, &loader, &bytes, LOADER_BASE)?;
+            (slide, loader.entry.wrapping_add(slide))
+        }
+        None => (0, elf.entry.wrapping_add(slide)),
+    };
+    let end = elf.parts.last().map_or(0, |p| slide + p.address + p.memory_len);
+    let state = std::sync::Arc::make_mut(&mut guest.person.state);
+    // A page between, so that running over the end of the data is noticed.
+    state.layout.start_heap(end.next_multiple_of(PAGE) + PAGE);
+    let (stack, change) = state.layout.map_stack().map_err(|_| WarmError::TooLarge)?;
+    guest.enact(change, Then::Ask)?;
+
+    // Strings at the top, then random bytes, then the table of pointers, which ends on 16 bytes.
+    let mut strings = Vec::new();
+    let mut offsets = Vec::new();
+    for string in args.iter().chain(env).chain([&path.as_os_str().as_bytes().to_vec()]) {
+        offsets.push(strings.len() as u64);
+        strings.extend(string);
+        strings.push(0);
+    }
+    let mut random = [0; 16];
+    rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty())
+        .map_err(|error| crate::platform::PlatformError::kernel("getrandom", error))?;
+    let random_at = strings.len() as u64;
+    strings.extend(random);
+    let platform_at = strings.len() as u64;
+    strings.extend(b"x86_64\0");
+    if strings.len() > STRINGS {
+        return Err(WarmError::TooLarge);
+    }
+    let strings_at = (stack.end - strings.len() as u64) & !15;
+    let at = |offset: u64| strings_at + offset;
+    let mut words = vec![args.len() as u64];
+    words.extend(offsets[..args.len()].iter().map(|&o| at(o)));
+    words.push(0);
+    words.extend(offsets[args.len()..offsets.len() - 1].iter().map(|&o| at(o)));
+    words.push(0);
+    let user = crate::personality::USER;
+    for (kind, value) in [
+        (libc::AT_PHDR, elf.headers_at.wrapping_add(slide)),
+        (libc::AT_PHENT, 56),
+        (libc::AT_PHNUM, elf.headers),
+        (libc::AT_PAGESZ, PAGE),
+        (libc::AT_BASE, loader),
+        (libc::AT_FLAGS, 0),
+        (libc::AT_ENTRY, elf.entry.wrapping_add(slide)),
+        (libc::AT_UID, user),
+        (libc::AT_EUID, user),
+        (libc::AT_GID, user),
+        (libc::AT_EGID, user),
+        (libc::AT_SECURE, 0),
+        (libc::AT_CLKTCK, 100),
+        (libc::AT_RANDOM, at(random_at)),
+        (libc::AT_PLATFORM, at(platform_at)),
+        (libc::AT_EXECFN, at(offsets[offsets.len() - 1])),
+        (libc::AT_NULL, 0),
+    ] {
+        words.extend([kind, value]);
+    }
+    let table_at = (strings_at - 8 * words.len() as u64) & !15;
+    let table: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let written =
+        guest.process.write(strings_at, &strings)? && guest.process.write(table_at, &table)?;
+    if !written {
+        return Err(WarmError::TooLarge);
+    }
+    guest.process.set_start(entry, table_at);
+    guest.process.carry_out(&crate::platform::Orders::default(), Then::Resume)?;
+    guest.process.forget_frame();
+    Ok(())
+}

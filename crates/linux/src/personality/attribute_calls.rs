@@ -1,0 +1,219 @@
+//! Calls that change what is told about files: times, owners, sizes, further names; and what the file system tells of itself.
+
+use std::path::PathBuf;
+
+use rustix::io::Errno;
+
+use super::encode::Bytes;
+use super::table::Open;
+use super::{
+    DONE, Found, Outcome, Person, Served, clock_calls, copy_in, copy_out, process_calls, word_in,
+};
+use crate::platform::Process;
+
+/// How the times of a call are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Times {
+    /// Seconds (`utime`).
+    Seconds,
+    /// Seconds and microseconds (`utimes`).
+    Micro,
+    /// Seconds and nanoseconds, or a word for now or never (`utimensat`).
+    Nano,
+}
+
+impl Person {
+    /// The time that starts at `at`; nothing when it is to stay.
+    fn time_in(process: &Process, at: u64, times: Times) -> Served<Option<(i64, i64)>> {
+        let word = |offset: u64| word_in(process, at.wrapping_add(offset)).map(|word| word as i64);
+        let (seconds, nanoseconds) = match times {
+            Times::Seconds => (word(0)?, 0),
+            Times::Micro => (word(0)?, word(8)?.checked_mul(1000).ok_or(Errno::INVAL)?),
+            Times::Nano => (word(0)?, word(8)?),
+        };
+        match nanoseconds {
+            libc::UTIME_NOW if times == Times::Nano => Ok(Some(clock_calls::now())),
+            libc::UTIME_OMIT if times == Times::Nano => Ok(None),
+            0..1_000_000_000 => Ok(Some((seconds, nanoseconds))),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    pub(super) fn set_times(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        times: (u64, Times),
+        flags: u64,
+    ) -> Served {
+        let (list, kind) = times;
+        let size = if kind == Times::Seconds { 8 } else { 16 };
+        let (accessed, modified) = if list == 0 {
+            (Some(clock_calls::now()), Some(clock_calls::now()))
+        } else {
+            let second = list.wrapping_add(size);
+            (Self::time_in(process, list, kind)?, Self::time_in(process, second, kind)?)
+        };
+        let (path, found) = if path == 0 {
+            let description = self.state.table.get(at)?;
+            match description.open {
+                Open::Layer(inode) => (PathBuf::new(), Found::Layer(inode)),
+                _ => (description.path.clone(), self.state.tree.look(&description.path)),
+            }
+        } else {
+            let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
+            self.follow(process, at, path, follow)?
+        };
+        self.state.tree.attributes(&found)?;
+        if accessed.is_some() || modified.is_some() {
+            let tree = &mut self.change().tree;
+            let inode = tree.writable(&path, &found, true)?;
+            let inode = tree.inode_mut(inode)?;
+            inode.accessed = accessed.unwrap_or(inode.accessed);
+            inode.modified = modified.unwrap_or(inode.modified);
+        }
+        Ok(DONE)
+    }
+
+    /// Files belong to the guest's one user, and can be given to nobody else.
+    fn give(user: u64, group: u64) -> Served {
+        let stays = |id: u64| id as u32 == u32::MAX || id as u32 == process_calls::USER as u32;
+        if stays(user) && stays(group) { Ok(DONE) } else { Err(Errno::PERM.into()) }
+    }
+
+    pub(super) fn chown(
+        &mut self,
+        process: &Process,
+        at: u64,
+        path: u64,
+        owner: (u64, u64),
+        flags: u64,
+    ) -> Served {
+        let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
+        let (_, found) = self.follow(process, at, path, follow)?;
+        self.state.tree.attributes(&found)?;
+        Self::give(owner.0, owner.1)
+    }
+
+    pub(super) fn fchown(&mut self, descriptor: u64, user: u64, group: u64) -> Served {
+        self.state.table.get(descriptor)?;
+        Self::give(user, group)
+    }
+
+    pub(super) fn link(
+        &mut self,
+        process: &Process,
+        from: (u64, u64),
+        to: (u64, u64),
+        flags: u64,
+    ) -> Served {
+        let follow = flags & libc::AT_SYMLINK_FOLLOW as u64 != 0;
+        let (from, found) = self.follow(process, from.0, from.1, follow)?;
+        let (to, there) = self.follow(process, to.0, to.1, false)?;
+        if there != Found::Missing {
+            return Err(Errno::EXIST.into());
+        }
+        if self.state.tree.attributes(&found)?.is(libc::S_IFDIR) {
+            return Err(Errno::PERM.into());
+        }
+        self.change().tree.link_name(&from, &found, to)?;
+        Ok(DONE)
+    }
+
+    pub(super) fn truncate_path(&mut self, process: &Process, path: u64, size: u64) -> Served {
+        let (path, found) = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
+        if self.state.tree.attributes(&found)?.is(libc::S_IFDIR) {
+            return Err(Errno::ISDIR.into());
+        }
+        if size > i64::MAX as u64 {
+            return Err(Errno::INVAL.into());
+        }
+        let tree = &mut self.change().tree;
+        let inode = tree.writable(&path, &found, true)?;
+        tree.edit(inode, size, |bytes| bytes.resize(size as usize, 0))?;
+        Ok(DONE)
+    }
+
+    /// `fallocate` in its plain form: the file is at least so long.
+    pub(super) fn allocate(&mut self, descriptor: u64, mode: u64, offset: u64, len: u64) -> Served {
+        let description = self.state.table.get(descriptor)?;
+        let Open::Layer(inode) = description.open else { return Err(Errno::NODEV.into()) };
+        if !description.writes() {
+            return Err(Errno::BADF.into());
+        }
+        let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64 && len > 0);
+        let end = end.ok_or(Errno::INVAL)?;
+        if mode != 0 {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        self.change().tree.edit(inode, end, |bytes| {
+            if bytes.len() < end as usize {
+                bytes.resize(end as usize, 0);
+            }
+        })?;
+        Ok(DONE)
+    }
+
+    pub(super) fn file_system(&mut self, process: &mut Process, path: u64, to: u64) -> Served {
+        let (_, found) = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
+        self.state.tree.attributes(&found)?;
+        self.tell_file_system(process, to)
+    }
+
+    pub(super) fn file_system_of(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+    ) -> Served {
+        self.state.table.get(descriptor)?;
+        self.tell_file_system(process, to)
+    }
+
+    /// `struct statfs`: one in memory, as large as the guest may store.
+    fn tell_file_system(&self, process: &mut Process, to: u64) -> Served {
+        let (all, free) = self.state.tree.room();
+        let bytes = Bytes::default()
+            .word(libc::TMPFS_MAGIC as u64)
+            .word(4096)
+            .word(all / 4096)
+            .word(free / 4096)
+            .word(free / 4096)
+            .zeros(24)
+            .word(255)
+            .word(4096)
+            .zeros(40);
+        copy_out(process, to, &bytes.0)?;
+        Ok(DONE)
+    }
+
+    /// As `poll`: everything asked for is ready, nothing is exceptional.
+    pub(super) fn select(
+        &mut self,
+        process: &mut Process,
+        count: u64,
+        read: u64,
+        write: u64,
+        except: u64,
+    ) -> Served {
+        if count > u64::from(super::table::DESCRIPTORS) {
+            return Err(Errno::INVAL.into());
+        }
+        let len = count.div_ceil(64) as usize * 8;
+        let mut ready = 0;
+        for set in [read, write].into_iter().filter(|set| *set != 0) {
+            let bytes = copy_in(process, set, len)?;
+            for number in 0..count {
+                if bytes[number as usize / 8] & 1 << (number % 8) != 0 {
+                    self.state.table.get(number)?;
+                    ready += 1;
+                }
+            }
+        }
+        if except != 0 {
+            copy_out(process, except, &vec![0; len])?;
+        }
+        Ok(Outcome::Value(ready))
+    }
+}

@@ -1,0 +1,97 @@
+//! The kernel's structures, written byte by byte.
+
+use super::tree::Attributes;
+
+/// Who owns every file.
+const OWNER: u32 = super::process_calls::USER as u32;
+
+/// Little-endian bytes, one field after the other.
+#[derive(Default)]
+pub(crate) struct Bytes(pub(crate) Vec<u8>);
+
+impl Bytes {
+    pub(crate) fn half(mut self, value: u16) -> Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    pub(crate) fn int(mut self, value: u32) -> Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    pub(crate) fn word(mut self, value: u64) -> Self {
+        self.0.extend(value.to_le_bytes());
+        self
+    }
+
+    pub(crate) fn zeros(mut self, count: usize) -> Self {
+        self.0.resize(self.0.len() + count, 0);
+        self
+    }
+}
+
+/// `struct stat`.
+pub(crate) fn stat(a: &Attributes) -> Vec<u8> {
+    let time = |bytes: Bytes, t: (i64, i64)| bytes.word(t.0 as u64).word(t.1 as u64);
+    let bytes = Bytes::default()
+        .word(1)
+        .word(a.inode)
+        .word(a.links)
+        .int(a.mode)
+        .int(OWNER)
+        .int(OWNER)
+        .int(0)
+        .word(a.device)
+        .word(a.size)
+        .word(4096)
+        .word(a.size.div_ceil(512));
+    time(time(time(bytes, a.accessed), a.modified), a.modified).zeros(24).0
+}
+
+/// `struct statx`.
+pub(crate) fn statx(a: &Attributes) -> Vec<u8> {
+    let time = |bytes: Bytes, t: (i64, i64)| bytes.word(t.0 as u64).int(t.1 as u32).int(0);
+    let bytes = Bytes::default()
+        .int(0x7ff)
+        .int(4096)
+        .word(0)
+        .int(a.links as u32)
+        .int(OWNER)
+        .int(OWNER)
+        .half(a.mode as u16)
+        .half(0)
+        .word(a.inode)
+        .word(a.size)
+        .word(a.size.div_ceil(512))
+        .word(0);
+    let bytes = time(time(time(time(bytes, a.accessed), a.modified), a.modified), a.modified);
+    bytes.int((a.device >> 8) as u32).int(a.device as u32 & 0xff).int(0).int(1).zeros(112).0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn structures_have_the_kernels_sizes() {
+        let attributes = Attributes {
+            inode: 7,
+            mode: 0o100_644,
+            links: 1,
+            size: 513,
+            device: 0,
+            modified: (3, 4),
+            accessed: (5, 6),
+        };
+        let bytes = stat(&attributes);
+        assert_eq!(bytes.len(), size_of::<libc::stat>());
+        assert_eq!(bytes[48..56], 513u64.to_le_bytes());
+        assert_eq!(bytes[72..80], 5u64.to_le_bytes());
+        assert_eq!(bytes[88..96], 3u64.to_le_bytes());
+        let bytes = statx(&attributes);
+        assert_eq!(bytes.len(), size_of::<libc::statx>());
+        assert_eq!(bytes[40..48], 513u64.to_le_bytes());
+        assert_eq!(bytes[112..120], 3u64.to_le_bytes());
+    }
+}

@@ -1,0 +1,249 @@
+//! Calls about the process itself: who it is, its signals, limits and names. The same in every guest and after every
+//! reset.
+
+use rustix::io::Errno;
+
+use super::encode::Bytes;
+use super::{DONE, End, Outcome, Person, Served, copy_in, copy_out, word_in};
+use crate::platform::{GUEST, Process};
+
+/// The number of the guest's process and thread.
+pub(crate) const PID: u64 = 2;
+/// Its user and group.
+pub(crate) const USER: u64 = 1000;
+
+const ARCH_SET_GS: u64 = 0x1001;
+const ARCH_SET_FS: u64 = 0x1002;
+const ARCH_GET_FS: u64 = 0x1003;
+const ARCH_GET_GS: u64 = 0x1004;
+
+impl Person {
+    pub(super) fn set_base(&mut self, process: &mut Process, code: u64, value: u64) -> Served {
+        match code {
+            // What is not an address of the guest's would fault where the stub loads it.
+            ARCH_SET_FS | ARCH_SET_GS if value >= GUEST.end => return Err(Errno::PERM.into()),
+            ARCH_SET_FS => process.bases.fs = value,
+            ARCH_SET_GS => process.bases.gs = value,
+            ARCH_GET_FS => copy_out(process, value, &process.bases.fs.to_le_bytes())?,
+            ARCH_GET_GS => copy_out(process, value, &process.bases.gs.to_le_bytes())?,
+            _ => return Err(Errno::INVAL.into()),
+        }
+        Ok(DONE)
+    }
+
+    pub(super) fn signal(&mut self, target: u64, number: u64) -> Served {
+        if number > 64 {
+            return Err(Errno::INVAL.into());
+        }
+        let target = target as i32;
+        if target != PID as i32 && target != 0 && target != -(PID as i32) {
+            return Err(Errno::SRCH.into());
+        }
+        match number as i32 {
+            0 | libc::SIGCHLD | libc::SIGCONT | libc::SIGURG | libc::SIGWINCH => Ok(DONE),
+            number => {
+                const SIG_IGN: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
+                let handler = self.state.handlers.get(&(number as u64));
+                let ignored = number != libc::SIGKILL
+                    && number != libc::SIGSTOP
+                    && handler.is_some_and(|handler| handler[..8] == SIG_IGN);
+                Ok(if ignored { DONE } else { Outcome::End(End::Signal(number)) })
+            }
+        }
+    }
+
+    pub(super) fn handler(
+        &mut self,
+        process: &mut Process,
+        signal: u64,
+        new: u64,
+        old: u64,
+        size: u64,
+    ) -> Served {
+        if !(1..=64).contains(&signal) || size != 8 {
+            return Err(Errno::INVAL.into());
+        }
+        let known = self.state.handlers.get(&signal).copied().unwrap_or_default();
+        if new != 0 {
+            if signal == libc::SIGKILL as u64 || signal == libc::SIGSTOP as u64 {
+                return Err(Errno::INVAL.into());
+            }
+            let bytes = copy_in(process, new, 32)?;
+            let bytes: [u8; 32] = bytes.try_into().map_err(|_| Errno::FAULT)?;
+            self.change().handlers.insert(signal, bytes);
+        }
+        if old != 0 {
+            copy_out(process, old, &known)?;
+        }
+        Ok(DONE)
+    }
+
+    pub(super) fn block(
+        &mut self,
+        process: &mut Process,
+        how: u64,
+        set: u64,
+        old: u64,
+        size: u64,
+    ) -> Served {
+        if size != 8 {
+            return Err(Errno::INVAL.into());
+        }
+        let blocked = self.state.blocked;
+        if set != 0 {
+            let set = word_in(process, set)?;
+            let new = match how as i32 {
+                libc::SIG_BLOCK => blocked | set,
+                libc::SIG_UNBLOCK => blocked & !set,
+                libc::SIG_SETMASK => set,
+                _ => return Err(Errno::INVAL.into()),
+            };
+            if new != blocked {
+                self.change().blocked = new;
+            }
+        }
+        if old != 0 {
+            copy_out(process, old, &blocked.to_le_bytes())?;
+        }
+        Ok(DONE)
+    }
+
+    pub(super) fn alternate(&mut self, process: &mut Process, new: u64, old: u64) -> Served {
+        let known = self.state.signal_stack;
+        if new != 0 {
+            let mut stack = [0; 3];
+            for (index, word) in stack.iter_mut().enumerate() {
+                *word = word_in(process, new.wrapping_add(8 * index as u64))?;
+            }
+            self.change().signal_stack = stack;
+        }
+        if old != 0 {
+            let bytes = Bytes::default().word(known[0]).word(known[1]).word(known[2]);
+            copy_out(process, old, &bytes.0)?;
+        }
+        Ok(DONE)
+    }
+
+    pub(super) fn identities(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
+        for address in &a[..3] {
+            copy_out(process, *address, &(USER as u32).to_le_bytes())?;
+        }
+        Ok(DONE)
+    }
+
+    pub(super) fn names(&mut self, process: &mut Process, to: u64) -> Served {
+        let mut bytes = vec![0; 6 * 65];
+        for (index, name) in
+            ["Linux", "afresh", "6.1.0", "#1", "x86_64", "(none)"].iter().enumerate()
+        {
+            bytes[index * 65..index * 65 + name.len()].copy_from_slice(name.as_bytes());
+        }
+        copy_out(process, to, &bytes)?;
+        Ok(DONE)
+    }
+
+    pub(super) fn system(&mut self, process: &mut Process, to: u64) -> Served {
+        let memory = self.state.layout.limit();
+        let bytes = Bytes::default()
+            .word(1)
+            .zeros(24)
+            .word(memory)
+            .word(memory)
+            .zeros(32)
+            .half(1)
+            .zeros(6)
+            .zeros(16)
+            .int(1)
+            .zeros(4);
+        copy_out(process, to, &bytes.0)?;
+        Ok(DONE)
+    }
+
+    pub(super) fn limit(
+        &mut self,
+        process: &mut Process,
+        resource: u64,
+        new: u64,
+        old: u64,
+    ) -> Served {
+        if new != 0 {
+            return Err(Errno::PERM.into());
+        }
+        let limit = match resource as u32 {
+            libc::RLIMIT_STACK => super::STACK_LEN,
+            libc::RLIMIT_NOFILE => u64::from(super::table::DESCRIPTORS),
+            libc::RLIMIT_AS | libc::RLIMIT_DATA | libc::RLIMIT_RSS => self.state.layout.limit(),
+            libc::RLIMIT_CORE | libc::RLIMIT_NPROC => 0,
+            0..16 => u64::MAX,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        if old != 0 {
+            copy_out(process, old, &Bytes::default().word(limit).word(limit).0)?;
+        }
+        Ok(DONE)
+    }
+
+    pub(super) fn usage(&mut self, process: &mut Process, to: u64) -> Served {
+        copy_out(process, to, &[0; 144])?;
+        Ok(DONE)
+    }
+
+    pub(super) fn times(&mut self, process: &mut Process, to: u64) -> Served {
+        if to != 0 {
+            copy_out(process, to, &[0; 32])?;
+        }
+        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+        Ok(Outcome::Value(now.tv_sec as u64 * 100 + now.tv_nsec as u64 / 10_000_000))
+    }
+
+    pub(super) fn processors(
+        &mut self,
+        process: &mut Process,
+        target: u64,
+        size: u64,
+        to: u64,
+    ) -> Served {
+        if target != 0 && target != PID {
+            return Err(Errno::SRCH.into());
+        }
+        if size < 8 {
+            return Err(Errno::INVAL.into());
+        }
+        copy_out(process, to, &1u64.to_le_bytes())?;
+        Ok(Outcome::Value(8))
+    }
+
+    pub(super) fn processor(&mut self, process: &mut Process, core: u64, node: u64) -> Served {
+        for address in [core, node] {
+            if address != 0 {
+                copy_out(process, address, &[0; 4])?;
+            }
+        }
+        Ok(DONE)
+    }
+
+    pub(super) fn process_control(
+        &mut self,
+        process: &mut Process,
+        code: u64,
+        value: u64,
+    ) -> Served {
+        match code as i32 {
+            libc::PR_SET_NAME => {
+                // The name ends where its page may.
+                let mut name = [0; 16];
+                for (index, byte) in name[..15].iter_mut().enumerate() {
+                    *byte = copy_in(process, value.wrapping_add(index as u64), 1)?[0];
+                    if *byte == 0 {
+                        break;
+                    }
+                }
+                self.change().name = name;
+            }
+            libc::PR_GET_NAME => copy_out(process, value, &self.state.name)?,
+            libc::PR_GET_DUMPABLE => {}
+            _ => return Err(Errno::INVAL.into()),
+        }
+        Ok(DONE)
+    }
+}

@@ -1,0 +1,195 @@
+//! Descriptors: small numbers for open files, which several of them may share.
+
+use std::collections::BTreeMap;
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use rustix::io::Errno;
+
+use super::tree::Device;
+
+/// Descriptors a guest may have.
+pub(crate) const DESCRIPTORS: u32 = 1024;
+
+/// An open file of the host's; equal to itself only.
+#[derive(Debug)]
+pub(crate) struct HostFile(pub(crate) File);
+
+impl PartialEq for HostFile {
+    fn eq(&self, other: &Self) -> bool {
+        std::ptr::eq(self, other)
+    }
+}
+
+impl Eq for HostFile {}
+
+/// What a description is open on.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Open {
+    /// The requests.
+    Input,
+    /// The answers.
+    Output,
+    /// Messages.
+    Messages,
+    /// A file of the host's.
+    Host(Arc<HostFile>),
+    /// A file of the layer.
+    Layer(u64),
+    /// A directory, with its names once they were asked for.
+    Directory(Option<Arc<Vec<OsString>>>),
+    Device(Device),
+    /// A place that was only named (`O_PATH`).
+    Place,
+}
+
+/// An open file: shared by descriptors that were duplicated.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Description {
+    pub(crate) open: Open,
+    pub(crate) path: PathBuf,
+    pub(crate) offset: u64,
+    /// As `fcntl(F_GETFL)` tells them.
+    pub(crate) flags: u32,
+}
+
+impl Description {
+    pub(crate) fn reads(&self) -> bool {
+        self.flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
+    }
+
+    pub(crate) fn writes(&self) -> bool {
+        self.flags & libc::O_ACCMODE as u32 != libc::O_RDONLY as u32
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Descriptor {
+    description: u64,
+    close_on_exec: bool,
+}
+
+/// All descriptors of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Table {
+    descriptors: BTreeMap<u32, Descriptor>,
+    descriptions: BTreeMap<u64, Description>,
+    next: u64,
+}
+
+impl Table {
+    /// Input, output and messages.
+    pub(crate) fn new() -> Self {
+        let mut table =
+            Self { descriptors: BTreeMap::new(), descriptions: BTreeMap::new(), next: 0 };
+        for (number, (open, flags)) in [
+            (Open::Input, libc::O_RDONLY),
+            (Open::Output, libc::O_WRONLY),
+            (Open::Messages, libc::O_WRONLY),
+        ]
+        .into_iter()
+        .enumerate()
+        {
+            let description =
+                Description { open, path: PathBuf::new(), offset: 0, flags: flags as u32 };
+            table.descriptions.insert(number as u64, description);
+            let descriptor = Descriptor { description: number as u64, close_on_exec: false };
+            table.descriptors.insert(number as u32, descriptor);
+            table.next = number as u64 + 1;
+        }
+        table
+    }
+
+    pub(crate) fn get(&self, descriptor: u64) -> Result<&Description, Errno> {
+        let descriptor = self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?;
+        self.descriptions.get(&descriptor.description).ok_or(Errno::BADF)
+    }
+
+    pub(crate) fn get_mut(&mut self, descriptor: u64) -> Result<&mut Description, Errno> {
+        let descriptor = self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?;
+        self.descriptions.get_mut(&descriptor.description).ok_or(Errno::BADF)
+    }
+
+    fn free(&self, from: u32) -> Result<u32, Errno> {
+        (from..DESCRIPTORS)
+            .find(|number| !self.descriptors.contains_key(number))
+            .ok_or(Errno::MFILE)
+    }
+
+    /// A new descriptor for a new description.
+    pub(crate) fn add(
+        &mut self,
+        description: Description,
+        close_on_exec: bool,
+    ) -> Result<u32, Errno> {
+        let number = self.free(0)?;
+        let id = self.next;
+        self.next += 1;
+        self.descriptions.insert(id, description);
+        self.descriptors.insert(number, Descriptor { description: id, close_on_exec });
+        Ok(number)
+    }
+
+    /// Another descriptor for what `old` is open on: the first free one at or above `from`.
+    pub(crate) fn duplicate(
+        &mut self,
+        old: u64,
+        from: u64,
+        close_on_exec: bool,
+    ) -> Result<u32, Errno> {
+        self.get(old)?;
+        let from =
+            u32::try_from(from).ok().filter(|from| *from < DESCRIPTORS).ok_or(Errno::INVAL)?;
+        let number = self.free(from)?;
+        self.alias(old, number, close_on_exec)
+    }
+
+    /// Makes `new` a descriptor for what `old` is open on.
+    pub(crate) fn replace(
+        &mut self,
+        old: u64,
+        new: u64,
+        close_on_exec: bool,
+    ) -> Result<u32, Errno> {
+        self.get(old)?;
+        let new = u32::try_from(new).ok().filter(|new| *new < DESCRIPTORS).ok_or(Errno::BADF)?;
+        if u64::from(new) != old {
+            let _ = self.close(u64::from(new));
+        }
+        self.alias(old, new, close_on_exec)
+    }
+
+    fn alias(&mut self, old: u64, new: u32, close_on_exec: bool) -> Result<u32, Errno> {
+        let description = self.descriptors.get(&(old as u32)).ok_or(Errno::BADF)?.description;
+        self.descriptors.insert(new, Descriptor { description, close_on_exec });
+        Ok(new)
+    }
+
+    pub(crate) fn close(&mut self, descriptor: u64) -> Result<(), Errno> {
+        let gone = self.descriptors.remove(&(descriptor as u32)).ok_or(Errno::BADF)?;
+        if !self.descriptors.values().any(|d| d.description == gone.description) {
+            self.descriptions.remove(&gone.description);
+        }
+        Ok(())
+    }
+
+    pub(crate) fn closes_on_exec(&self, descriptor: u64) -> Result<bool, Errno> {
+        Ok(self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?.close_on_exec)
+    }
+
+    pub(crate) fn set_close_on_exec(&mut self, descriptor: u64, on: bool) -> Result<(), Errno> {
+        self.descriptors.get_mut(&(descriptor as u32)).ok_or(Errno::BADF)?.close_on_exec = on;
+        Ok(())
+    }
+
+    /// All descriptors in `range`.
+    pub(crate) fn numbers(&self, first: u64, last: u64) -> Vec<u64> {
+        self.descriptors
+            .keys()
+            .map(|&n| u64::from(n))
+            .filter(|n| (first..=last).contains(n))
+            .collect()
+    }
+}

@@ -1,0 +1,131 @@
+//! How a process becomes a guest's: the calls it makes before anything of the guest is in it.
+//!
+//! They are the only ones that nobody looks at, and the last of them installs the filter. Before that the process gives up what it
+//! could do if a call ever passed: capabilities, new processes and files by limits, names of files, the network and
+//! signals by Landlock where the kernel has it.
+
+use super::control::Control;
+use super::frame::Bases;
+use super::image::{Image, Segment};
+use super::orders::{Orders, Then};
+use super::{filter, stub};
+
+/// Mappings of the image that are made here; more are made afterwards, one by one.
+pub(super) const SEGMENTS: usize = 400;
+/// Descriptors that the process needs: three it starts with, and what it makes for the sentry.
+const DESCRIPTORS: u64 = 8;
+/// `_LINUX_CAPABILITY_VERSION_3`.
+const CAPABILITIES: u64 = 0x2008_0522;
+
+/// Structures that the calls point to, at the end of the signal stack, which nothing uses yet.
+struct Data<'a> {
+    control: &'a mut Control,
+    next: usize,
+}
+
+impl Data<'_> {
+    /// Puts `bytes` there; where the process finds them.
+    fn put(&mut self, bytes: &[u8]) -> u64 {
+        let at = self.next;
+        self.control.write(at, bytes);
+        self.next += bytes.len().next_multiple_of(8);
+        stub::CONTROL + at as u64
+    }
+
+    fn words(&mut self, words: &[u64]) -> u64 {
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+        self.put(&bytes)
+    }
+}
+
+/// Writes the orders that a new process starts with.
+pub(super) fn write(control: &mut Control, image: Option<&Image>) {
+    let mut data = Data { control, next: stub::CONTROL_LEN - 4096 };
+    let mut calls = Vec::new();
+    let mut call = |number: libc::c_long, args: &[u64]| {
+        let mut call = [0; 7];
+        call[0] = number as u64;
+        call[1..=args.len()].copy_from_slice(args);
+        calls.push(call);
+    };
+    call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
+    call(libc::SYS_prctl, &[libc::PR_SET_NO_NEW_PRIVS as u64, 1]);
+    call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
+    // Nothing of what the kernel mapped remains: no stack, no vDSO.
+    call(libc::SYS_munmap, &[0, stub::CODE]);
+    let behind = stub::CONTROL + stub::CONTROL_LEN as u64;
+    call(libc::SYS_munmap, &[behind, stub::TOP - behind]);
+    let stack = data.words(&[stub::SIGNAL_STACK, 0, stub::SIGNAL_STACK_LEN as u64]);
+    call(libc::SYS_sigaltstack, &[stack]);
+    // SA_SIGINFO, SA_RESTORER, SA_ONSTACK; all other signals wait.
+    let handler = data.words(&[stub::CODE, 0x0c00_0004, stub::CODE, u64::MAX]);
+    call(libc::SYS_rt_sigaction, &[libc::SIGSYS as u64, handler, 0, 8]);
+
+    let none = data.words(&[0, 0]);
+    for limit in [libc::RLIMIT_CORE, libc::RLIMIT_NPROC, libc::RLIMIT_FSIZE] {
+        call(libc::SYS_prlimit64, &[0, u64::from(limit), none]);
+    }
+    let few = data.words(&[DESCRIPTORS, DESCRIPTORS]);
+    call(libc::SYS_prlimit64, &[0, u64::from(libc::RLIMIT_NOFILE), few]);
+    if let Some(ruleset) = everything_forbidden() {
+        let size = 8 * ruleset.len() as u64;
+        let ruleset = data.words(&ruleset);
+        // It is the first descriptor that is free.
+        call(libc::SYS_landlock_create_ruleset, &[ruleset, size, 0]);
+        call(libc::SYS_landlock_restrict_self, &[3, 0]);
+        call(libc::SYS_close, &[3]);
+    }
+    let version = data.words(&[CAPABILITIES]);
+    let no_capabilities = data.words(&[0, 0, 0]);
+    call(libc::SYS_capset, &[version, no_capabilities]);
+
+    if let Some(image) = image {
+        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        let read = libc::PROT_READ as u64;
+        call(libc::SYS_mmap, &[stub::IMAGE, image.len(), read, flags as u64, 1, 0]);
+        for segment in image.segments().iter().take(SEGMENTS).map(Segment::order) {
+            call(segment[0] as libc::c_long, &segment[1..]);
+        }
+        // Faults of user code only: no privilege is needed.
+        let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | 1;
+        call(libc::SYS_userfaultfd, &[flags as u64]);
+    }
+    let program = filter::program();
+    let steps: Vec<u8> = program
+        .iter()
+        .flat_map(|step| {
+            let [c0, c1] = step.code.to_le_bytes();
+            let [k0, k1, k2, k3] = step.k.to_le_bytes();
+            [c0, c1, step.jt, step.jf, k0, k1, k2, k3]
+        })
+        .collect();
+    let steps = data.put(&steps);
+    let filter = data.words(&[program.len() as u64, steps]);
+    let mode = u64::from(libc::SECCOMP_SET_MODE_FILTER);
+    call(libc::SYS_seccomp, &[mode, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER, filter]);
+
+    let list = Orders { calls, ..Orders::default() };
+    control.write(0, &list.encode(Then::Ask, Bases::default(), stub::ORDERS_LEN));
+}
+
+/// A Landlock ruleset without a rule, for all that this kernel knows to forbid; nothing where it has no Landlock.
+fn everything_forbidden() -> Option<Vec<u64>> {
+    const VERSION: libc::c_long = 1;
+    // SAFETY: with this flag the call reads no memory and tells the version.
+    let version = unsafe {
+        libc::syscall(libc::SYS_landlock_create_ruleset, std::ptr::null::<u8>(), 0, VERSION)
+    };
+    let names: u64 = match version {
+        ..1 => return None,
+        1 => (1 << 13) - 1,
+        2 => (1 << 14) - 1,
+        3 | 4 => (1 << 15) - 1,
+        _ => (1 << 16) - 1,
+    };
+    // Then binding and connecting, then signals and abstract sockets of others.
+    Some(match version {
+        ..4 => vec![names],
+        4 | 5 => vec![names, 3],
+        _ => vec![names, 3, 3],
+    })
+}

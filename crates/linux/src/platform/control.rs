@@ -1,0 +1,92 @@
+//! The control area: memory that the sentry and the stub share.
+//!
+//! The guest can write it at any time it runs. So the sentry copies out of it once, and believes nothing that it
+//! finds there: what it reads is what a guest might have put into its registers.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::ptr::NonNull;
+
+use afresh_sys::Memfd;
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+
+use super::{PlatformError, stub};
+
+/// The sentry's mapping of a control area.
+#[derive(Debug)]
+pub(crate) struct Control {
+    base: NonNull<u8>,
+    file: Memfd,
+}
+
+// SAFETY: the mapping belongs to this value alone, is not bound to a thread, and is reached through `&self` and `&mut self` by
+// copies only.
+unsafe impl Send for Control {}
+
+impl Control {
+    pub(crate) fn new() -> Result<Self, PlatformError> {
+        let kernel = |error: afresh_sys::SysError| {
+            PlatformError::kernel(
+                "making the control area",
+                std::io::Error::from_raw_os_error(error.errno),
+            )
+        };
+        let file = Memfd::new(c"afresh-control").map_err(kernel)?;
+        file.set_len(stub::CONTROL_LEN).map_err(kernel)?;
+        // SAFETY: a new mapping at an address of the kernel's choice replaces none that exists.
+        let base = unsafe {
+            mmap(
+                std::ptr::null_mut(),
+                stub::CONTROL_LEN,
+                ProtFlags::READ | ProtFlags::WRITE,
+                MapFlags::SHARED,
+                &file,
+                0,
+            )
+        }
+        .map_err(|error| PlatformError::kernel("mapping the control area", error))?;
+        let base = NonNull::new(base.cast()).expect("a mapping that succeeded is not at null");
+        Ok(Self { base, file })
+    }
+
+    pub(crate) fn file(&self) -> BorrowedFd<'_> {
+        self.file.as_fd()
+    }
+
+    /// Copies `bytes` to `offset`.
+    pub(crate) fn write(&mut self, offset: usize, bytes: &[u8]) {
+        assert!(offset <= stub::CONTROL_LEN && bytes.len() <= stub::CONTROL_LEN - offset);
+        // SAFETY: the assertion keeps the range inside the mapping, which lives as long as `self`. The guest may write
+        // the same bytes at the same time: it is another process, so this is no data race within this program,
+        // and any mixture is as good as what it could have written afterwards.
+        unsafe {
+            self.base.add(offset).copy_from_nonoverlapping(NonNull::from(bytes).cast(), bytes.len())
+        };
+    }
+
+    /// Copies `out.len()` bytes from `offset`.
+    pub(crate) fn read(&self, offset: usize, out: &mut [u8]) {
+        assert!(offset <= stub::CONTROL_LEN && out.len() <= stub::CONTROL_LEN - offset);
+        // SAFETY: as in `write`; the bytes are only copied, whatever they are.
+        unsafe {
+            self.base.add(offset).copy_to_nonoverlapping(NonNull::from(&mut *out).cast(), out.len())
+        };
+    }
+
+    pub(crate) fn write_word(&mut self, offset: usize, word: u64) {
+        self.write(offset, &word.to_le_bytes());
+    }
+
+    pub(crate) fn read_word(&self, offset: usize) -> u64 {
+        let mut bytes = [0; 8];
+        self.read(offset, &mut bytes);
+        u64::from_le_bytes(bytes)
+    }
+}
+
+impl Drop for Control {
+    fn drop(&mut self) {
+        // SAFETY: the range is the mapping made in `new`, and nothing points into it any more.
+        // A failure would leave the memory mapped, which harms nobody.
+        let _ = unsafe { munmap(self.base.as_ptr().cast(), stub::CONTROL_LEN) };
+    }
+}

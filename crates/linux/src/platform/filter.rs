@@ -1,0 +1,150 @@
+//! The seccomp filter of a guest's process.
+//!
+//! It lets one call through by itself: `rt_sigreturn` from the stub's page, which changes registers, the signal mask and
+//! the signal stack of the process only. All else stops. From the stub's page it becomes a question to the sentry. From
+//! anywhere else, calls whose answer may need new registers or maps raise SIGSYS, so that the stub can carry out
+//! orders; the others become questions, too. Other architectures' calls end the process.
+
+use libc::{
+    BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
+    SECCOMP_RET_KILL_PROCESS, SECCOMP_RET_TRAP, SECCOMP_RET_USER_NOTIF, sock_filter,
+};
+
+use super::stub;
+
+/// `AUDIT_ARCH_X86_64`.
+const ARCH: u32 = 0xc000_003e;
+/// The bit in the number of calls of the x32 kind.
+const X32: u32 = 0x4000_0000;
+// Offsets in `struct seccomp_data`.
+const NUMBER: u32 = 0;
+const ARCHITECTURE: u32 = 4;
+const POINTER_LOW: u32 = 8;
+const POINTER_HIGH: u32 = 12;
+
+/// Calls at which orders may have to be carried out, or at which a call of the guest may end.
+const ORDERED: [libc::c_long; 14] = [
+    libc::SYS_read,
+    libc::SYS_readv,
+    libc::SYS_mmap,
+    libc::SYS_munmap,
+    libc::SYS_mremap,
+    libc::SYS_mprotect,
+    libc::SYS_madvise,
+    libc::SYS_brk,
+    libc::SYS_arch_prctl,
+    libc::SYS_exit,
+    libc::SYS_exit_group,
+    libc::SYS_kill,
+    libc::SYS_tkill,
+    libc::SYS_tgkill,
+];
+
+fn load(offset: u32) -> sock_filter {
+    statement(BPF_LD | BPF_W | BPF_ABS, offset)
+}
+
+fn ret(action: u32) -> sock_filter {
+    statement(BPF_RET | BPF_K, action)
+}
+
+fn statement(code: u32, k: u32) -> sock_filter {
+    sock_filter { code: code as u16, jt: 0, jf: 0, k }
+}
+
+fn jump(test: u32, k: u32, jt: u8, jf: u8) -> sock_filter {
+    sock_filter { code: (BPF_JMP | test | BPF_K) as u16, jt, jf, k }
+}
+
+/// The program, for `SECCOMP_SET_MODE_FILTER`.
+pub(crate) fn program() -> Vec<sock_filter> {
+    let mut program = vec![
+        load(ARCHITECTURE),
+        jump(BPF_JEQ, ARCH, 1, 0),
+        ret(SECCOMP_RET_KILL_PROCESS),
+        load(NUMBER),
+        jump(BPF_JSET, X32, 0, 1),
+        ret(SECCOMP_RET_KILL_PROCESS),
+        // The stub's page?
+        load(POINTER_HIGH),
+        jump(BPF_JEQ, (stub::CODE >> 32) as u32, 0, 6),
+        load(POINTER_LOW),
+        jump(BPF_JGE, stub::CODE as u32 + 0x1000, 4, 0),
+        load(NUMBER),
+        jump(BPF_JEQ, libc::SYS_rt_sigreturn as u32, 0, 1),
+        ret(SECCOMP_RET_ALLOW),
+        ret(SECCOMP_RET_USER_NOTIF),
+        load(NUMBER),
+    ];
+    for number in ORDERED {
+        program.push(jump(BPF_JEQ, number as u32, 0, 1));
+        program.push(ret(SECCOMP_RET_TRAP));
+    }
+    program.push(ret(SECCOMP_RET_USER_NOTIF));
+    program
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Runs the filter as the kernel does.
+    fn verdict(arch: u32, pointer: u64, number: u32) -> u32 {
+        let program = program();
+        let (mut at, mut a) = (0, 0);
+        loop {
+            let s = program[at];
+            at += 1;
+            let code = u32::from(s.code);
+            if code == BPF_LD | BPF_W | BPF_ABS {
+                a = match s.k {
+                    NUMBER => number,
+                    ARCHITECTURE => arch,
+                    POINTER_LOW => pointer as u32,
+                    _ => (pointer >> 32) as u32,
+                };
+            } else if code == BPF_RET | BPF_K {
+                return s.k;
+            } else {
+                let holds = match code & 0xf0 {
+                    BPF_JEQ => a == s.k,
+                    BPF_JGE => a >= s.k,
+                    _ => a & s.k != 0,
+                };
+                at += usize::from(if holds { s.jt } else { s.jf });
+            }
+        }
+    }
+
+    #[test]
+    fn one_call_passes_and_only_from_the_stub() {
+        let places = [
+            0,
+            0x40_1000,
+            stub::CODE - 1,
+            stub::CODE,
+            stub::CODE + 0xfff,
+            stub::CODE + 0x1000,
+            stub::IMAGE,
+            u64::MAX,
+        ];
+        for pointer in places {
+            for number in 0..600 {
+                let inside = (stub::CODE..stub::CODE + 0x1000).contains(&pointer);
+                let expected = match libc::c_long::from(number) {
+                    libc::SYS_rt_sigreturn if inside => SECCOMP_RET_ALLOW,
+                    _ if inside => SECCOMP_RET_USER_NOTIF,
+                    number if ORDERED.contains(&number) => SECCOMP_RET_TRAP,
+                    _ => SECCOMP_RET_USER_NOTIF,
+                };
+                assert_eq!(
+                    verdict(ARCH, pointer, number as u32),
+                    expected,
+                    "{pointer:#x} {number}"
+                );
+                assert_eq!(verdict(3, pointer, number as u32), SECCOMP_RET_KILL_PROCESS);
+                assert_eq!(verdict(ARCH, pointer, number as u32 | X32), SECCOMP_RET_KILL_PROCESS);
+            }
+        }
+    }
+}

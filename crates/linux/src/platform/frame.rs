@@ -1,0 +1,79 @@
+//! The frame in which a signal keeps the guest's registers, on the stub's stack.
+
+use super::stub;
+
+/// Where the context lies in a frame, behind the address that a handler returns to.
+const CONTEXT: usize = 8;
+/// Where the registers lie in a frame.
+const REGISTERS: usize = CONTEXT + 40;
+/// Bytes of a frame without the state of the vector registers.
+pub(crate) const FRAME_LEN: usize = REGISTERS + 32 * 8 + 8;
+/// Selectors are in the frame, and meant (`UC_SIGCONTEXT_SS`, `UC_STRICT_RESTORE_SS`).
+const FLAGS: u64 = 6;
+/// User code and stack, as Linux has them on x86-64.
+const USER_SELECTORS: u64 = 0x33 | 0x2b << 48;
+/// Nothing but that interrupts are on.
+const CLEAR_FLAGS: u64 = 0x202;
+
+/// Registers, by their place in `ucontext.h`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Register {
+    R8 = 0,
+    R9 = 1,
+    R10 = 2,
+    Rdi = 8,
+    Rsi = 9,
+    Rdx = 12,
+    Rax = 13,
+    Rsp = 15,
+    Rip = 16,
+    Flags = 17,
+    Selectors = 18,
+}
+
+impl Register {
+    /// The arguments of a system call, in their order.
+    pub(crate) const ARGUMENTS: [Self; 6] =
+        [Self::Rdi, Self::Rsi, Self::Rdx, Self::R10, Self::R8, Self::R9];
+
+    /// Where it lies in a frame.
+    pub(crate) fn offset(self) -> usize {
+        REGISTERS + 8 * self as usize
+    }
+}
+
+/// The registers that a frame does not hold.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Bases {
+    pub(crate) fs: u64,
+    pub(crate) gs: u64,
+}
+
+/// All registers of a guest that waits in the stub: its signal stack, and the bases.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Registers {
+    pub(super) stack: Vec<u8>,
+    /// Where the frame lies in the control area.
+    pub(super) frame: usize,
+    pub(super) bases: Bases,
+}
+
+/// Where the frame of a start lies: anywhere in the stack, as the kernel has put none there yet.
+pub(crate) const START: usize = stub::CONTROL_LEN - 2048;
+
+/// The frame from which a program starts: all other registers, those for vectors too, are as after a reset.
+pub(crate) fn start(entry: u64, stack: u64) -> Vec<u8> {
+    let mut bytes = vec![0; FRAME_LEN];
+    let mut put = |offset: usize, word: u64| {
+        bytes[offset..offset + 8].copy_from_slice(&word.to_le_bytes());
+    };
+    put(CONTEXT, FLAGS);
+    // The signal stack that stays in force.
+    put(CONTEXT + 16, stub::SIGNAL_STACK);
+    put(CONTEXT + 32, stub::SIGNAL_STACK_LEN as u64);
+    put(Register::Rip.offset(), entry);
+    put(Register::Rsp.offset(), stack);
+    put(Register::Flags.offset(), CLEAR_FLAGS);
+    put(Register::Selectors.offset(), USER_SELECTORS);
+    bytes
+}

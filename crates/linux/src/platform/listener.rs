@@ -1,0 +1,99 @@
+//! The listener of a guest's filter: where its calls arrive and are answered.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use super::PlatformError;
+
+// `_IOWR('!', 0, struct seccomp_notif)` and its kin.
+const RECV: libc::c_ulong = 0xc050_2100;
+const SEND: libc::c_ulong = 0xc018_2101;
+const SET_FLAGS: libc::c_ulong = 0x4008_2104;
+/// Sentry and guest take turns on one processor.
+const SYNC_WAKE_UP: u64 = 1;
+/// The call is made as it stands.
+const CONTINUE: u32 = 1;
+
+/// A call that waits in the kernel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Notice {
+    pub(crate) id: u64,
+    pub(crate) number: i64,
+    pub(crate) args: [u64; 6],
+    /// The instruction after the call.
+    pub(crate) pointer: u64,
+}
+
+/// What a call gets.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Answer {
+    /// This value, or an error if it is a negative error number.
+    Value(i64),
+    /// It is made. Only for calls whose arguments the sentry chose: they lie in the kernel, and the one thread that could
+    /// change them waits.
+    Made,
+}
+
+/// The listener's descriptor.
+#[derive(Debug)]
+pub(crate) struct Listener(OwnedFd);
+
+impl Listener {
+    pub(crate) fn new(descriptor: OwnedFd) -> Result<Self, PlatformError> {
+        // SAFETY: the request takes its flags by value.
+        if unsafe { libc::ioctl(descriptor.as_raw_fd(), SET_FLAGS, SYNC_WAKE_UP) } == 0 {
+            return Ok(Self(descriptor));
+        }
+        Err(PlatformError::missing(
+            "waking guest and sentry on one processor",
+            io::Error::last_os_error(),
+            "it needs Linux 6.6 or newer",
+        ))
+    }
+
+    /// The next call; `None` when it went away meanwhile. Blocks unless one is there.
+    pub(crate) fn receive(&self) -> Result<Option<Notice>, PlatformError> {
+        // SAFETY: it is plain data, for which zeros are a value; the kernel demands them.
+        let mut notice: libc::seccomp_notif = unsafe { std::mem::zeroed() };
+        // SAFETY: the request fills one such structure, which lives through the call.
+        if unsafe { libc::ioctl(self.0.as_raw_fd(), RECV, &raw mut notice) } == 0 {
+            return Ok(Some(Notice {
+                id: notice.id,
+                number: i64::from(notice.data.nr),
+                args: notice.data.args,
+                pointer: notice.data.instruction_pointer,
+            }));
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            // Interrupted, or the process died since.
+            Some(libc::ENOENT | libc::EINTR) => Ok(None),
+            _ => Err(PlatformError::kernel("receiving a call", error)),
+        }
+    }
+
+    /// Answers the call `id`; `false` when nobody waits for it any more.
+    pub(crate) fn answer(&self, id: u64, answer: Answer) -> Result<bool, PlatformError> {
+        let (val, error, flags) = match answer {
+            Answer::Value(error @ -4095..0) => (0, error as i32, 0),
+            Answer::Value(value) => (value, 0, 0),
+            Answer::Made => (0, 0, CONTINUE),
+        };
+        let mut answer = libc::seccomp_notif_resp { id, val, error, flags };
+        // SAFETY: the request reads one such structure, which lives through the call.
+        if unsafe { libc::ioctl(self.0.as_raw_fd(), SEND, &raw mut answer) } == 0 {
+            return Ok(true);
+        }
+        let error = io::Error::last_os_error();
+        match error.raw_os_error() {
+            Some(libc::ENOENT) => Ok(false),
+            _ => Err(PlatformError::kernel("answering a call", error)),
+        }
+    }
+}
+
+impl AsFd for Listener {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}

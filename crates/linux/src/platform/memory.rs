@@ -1,0 +1,63 @@
+//! Reading and writing the memory of the guest's process.
+
+use rustix::process::Pid;
+
+use super::PlatformError;
+
+/// Copies from `address` of the process; `false` when a part of the range cannot be read.
+pub(crate) fn read(pid: Pid, address: u64, out: &mut [u8]) -> Result<bool, PlatformError> {
+    let mut done = 0;
+    while done < out.len() {
+        let rest = &mut out[done..];
+        let local = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
+        let remote = remote(address.wrapping_add(done as u64), rest.len());
+        // SAFETY: the local vector is one live, exclusively borrowed slice; the remote one is checked by the kernel.
+        let n =
+            unsafe { libc::process_vm_readv(pid.as_raw_nonzero().get(), &local, 1, &remote, 1, 0) };
+        match moved(n, "process_vm_readv")? {
+            0 => return Ok(false),
+            n => done += n,
+        }
+    }
+    Ok(true)
+}
+
+/// Copies `bytes` to `address` of the process; `false` when a part of the range cannot be written.
+pub(crate) fn write(pid: Pid, address: u64, bytes: &[u8]) -> Result<bool, PlatformError> {
+    let mut done = 0;
+    while done < bytes.len() {
+        let rest = &bytes[done..];
+        let local = libc::iovec { iov_base: rest.as_ptr().cast_mut().cast(), iov_len: rest.len() };
+        let remote = remote(address.wrapping_add(done as u64), rest.len());
+        // SAFETY: the kernel only reads the local vector, which is one live slice; it checks the remote one.
+        let n = unsafe {
+            libc::process_vm_writev(pid.as_raw_nonzero().get(), &local, 1, &remote, 1, 0)
+        };
+        match moved(n, "process_vm_writev")? {
+            0 => return Ok(false),
+            n => done += n,
+        }
+    }
+    Ok(true)
+}
+
+fn remote(address: u64, len: usize) -> libc::iovec {
+    libc::iovec { iov_base: std::ptr::without_provenance_mut(address as usize), iov_len: len }
+}
+
+/// Bytes moved; none means that the guest's address was bad.
+fn moved(n: isize, what: &'static str) -> Result<usize, PlatformError> {
+    if let Ok(n) = usize::try_from(n) {
+        return Ok(n);
+    }
+    let error = std::io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EFAULT) => Ok(0),
+        Some(libc::EPERM | libc::ENOSYS) => Err(PlatformError::missing(
+            what,
+            error,
+            "let this process reach its children's memory: the seccomp profile and Yama's ptrace_scope must allow it",
+        )),
+        _ => Err(PlatformError::Kernel { what, error }),
+    }
+}

@@ -1,0 +1,527 @@
+//! The guest's process: made, run until it calls, answered, given orders, ended.
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use afresh_sys::{Memfd, fork};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+
+use super::control::Control;
+use super::frame::{self, Bases, Register, Registers};
+use super::image::{Image, Segment};
+use super::listener::{Answer, Listener, Notice};
+use super::orders::{Orders, Then};
+use super::track::Track;
+use super::{PlatformError, boot, memory, stub};
+use crate::ranges::Ranges;
+
+/// How long the stub may take for its orders, and a new process to start.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A system call of the guest's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Call {
+    pub(crate) number: i64,
+    pub(crate) args: [u64; 6],
+    pub(crate) place: Place,
+}
+
+/// Where a call waits for its answer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Place {
+    /// In the kernel, under this number.
+    Kernel(u64),
+    /// In the stub, which takes orders.
+    Stub,
+}
+
+/// What the guest did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Event {
+    /// It made a system call.
+    Call(Call),
+    /// Time is up; the guest runs on.
+    Late,
+}
+
+/// The process.
+#[derive(Debug)]
+pub(crate) struct Process {
+    child: Child,
+    pid: Pid,
+    pidfd: OwnedFd,
+    listener: Listener,
+    control: Control,
+    track: Option<Track>,
+    /// The question that waits, if the stub asked.
+    asked: Option<u64>,
+    /// Where the frame lies in the control area, once one was seen.
+    frame: Option<usize>,
+    pub(crate) bases: Bases,
+    core: Option<usize>,
+    /// Of the process that made this one. A child forked from that must leave it alone.
+    generation: u32,
+}
+
+impl Process {
+    /// Makes a process in which nothing runs yet: with nothing mapped, or with `image`, whose writable parts are then watched.
+    pub(crate) fn new(image: Option<&Image>) -> Result<Self, PlatformError> {
+        require_bases()?;
+        let program = Memfd::new(c"afresh-stub")
+            .and_then(|file| {
+                let code = stub::program();
+                file.set_len(code.len())?;
+                file.write_at(&code, 0)?;
+                file.seal()?;
+                Ok(file)
+            })
+            .map_err(|e| {
+                PlatformError::kernel("writing the stub", io::Error::from_raw_os_error(e.errno))
+            })?;
+        let mut control = Control::new()?;
+        boot::write(&mut control, image);
+        let duplicate = |fd: std::os::fd::BorrowedFd<'_>| {
+            fd.try_clone_to_owned()
+                .map_err(|e| PlatformError::kernel("duplicating a descriptor", e))
+        };
+        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_fd().as_raw_fd()));
+        command
+            .env_clear()
+            .process_group(0)
+            .stdin(Stdio::from(duplicate(control.file())?))
+            .stderr(Stdio::null());
+        match image {
+            Some(image) => command.stdout(Stdio::from(duplicate(image.file())?)),
+            None => command.stdout(Stdio::null()),
+        };
+        let mut child = command.spawn().map_err(|error| {
+            PlatformError::missing(
+                "starting the stub from a memory file",
+                error,
+                "vm.memfd_noexec must be 0, and the limit of processes not reached",
+            )
+        })?;
+        let attached = match Attached::fetch(&child, image.is_some()) {
+            Ok(attached) => attached,
+            Err(error) => {
+                let _ = child.kill();
+                let _ = child.wait();
+                return Err(error);
+            }
+        };
+        let mut process = Self {
+            pid: Pid::from_child(&child),
+            child,
+            pidfd: attached.pidfd,
+            listener: attached.listener,
+            control,
+            track: attached.track,
+            asked: None,
+            frame: None,
+            bases: Bases::default(),
+            core: None,
+            generation: fork::generation(),
+        };
+        process.question(Instant::now() + PATIENCE).map_err(|error| match error {
+            PlatformError::Kernel { error, .. } => PlatformError::missing(
+                "preparing the guest's process",
+                error,
+                "its mappings must not be sealed (CONFIG_MSEAL_SYSTEM_MAPPINGS), and the seccomp profile must allow memory calls",
+            ),
+            error => error,
+        })?;
+        if let Some(image) = image {
+            let calls = image.segments().iter().skip(boot::SEGMENTS).map(Segment::order).collect();
+            process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
+            for segment in image.segments().iter().filter(|s| s.is_writable()) {
+                process.watch(segment.range())?;
+            }
+        }
+        Ok(process)
+    }
+
+    /// Waits until the guest calls, or until `deadline`.
+    pub(crate) fn next(&mut self, deadline: Instant) -> Result<Event, PlatformError> {
+        let Some(notice) = self.receive(deadline)? else { return Ok(Event::Late) };
+        if !stub::holds(notice.pointer) {
+            let place = Place::Kernel(notice.id);
+            return Ok(Event::Call(Call { number: notice.number, args: notice.args, place }));
+        }
+        self.take_question(&notice)?;
+        let [fs, gs, frame, ..] = notice.args;
+        // Where the kernel put the frame of the first signal is where it puts all, the stack being the same.
+        let offset = frame.wrapping_sub(stub::CONTROL) as usize;
+        let last = (stub::CONTROL_LEN - frame::FRAME_LEN) as u64;
+        let inside = (stub::SIGNAL_STACK..=stub::CONTROL + last).contains(&frame);
+        if !inside || !frame.is_multiple_of(8) || self.frame.is_some_and(|known| known != offset) {
+            return Err(self.forged("its frame is elsewhere"));
+        }
+        self.frame = Some(offset);
+        self.bases = Bases { fs, gs };
+        let register = |register: Register| self.control.read_word(offset + register.offset());
+        Ok(Event::Call(Call {
+            number: i64::from(register(Register::Rax) as u32),
+            args: Register::ARGUMENTS.map(register),
+            place: Place::Stub,
+        }))
+    }
+
+    /// Answers a call with `value`, which is a negative error number or a result.
+    pub(crate) fn answer(&mut self, call: &Call, value: i64) -> Result<(), PlatformError> {
+        match call.place {
+            Place::Kernel(id) => self.send(id, Answer::Value(value)),
+            Place::Stub => {
+                self.set_result(value);
+                self.carry_out(&Orders::default(), Then::Resume)
+            }
+        }
+    }
+
+    /// Sets what the call that waits in the stub returns.
+    pub(crate) fn set_result(&mut self, value: i64) {
+        let frame = self.frame.expect("a call waits in the stub");
+        self.control.write_word(frame + Register::Rax.offset(), value as u64);
+    }
+
+    /// Has the stub carry out `orders`, each of whose calls is checked when it is made.
+    pub(crate) fn carry_out(&mut self, orders: &Orders, then: Then) -> Result<(), PlatformError> {
+        let deadline = Instant::now() + PATIENCE;
+        let pieces = orders.pieces();
+        for (index, piece) in pieces.iter().enumerate() {
+            let then = if index + 1 == pieces.len() { then } else { Then::Ask };
+            let frame = self.frame.unwrap_or(stub::ORDERS_LEN);
+            self.control.write(0, &piece.encode(then, self.bases, frame));
+            let id = self.asked.take().ok_or_else(|| self.forged("it takes no orders now"))?;
+            self.send(id, Answer::Value(0))?;
+            for expected in &piece.calls {
+                let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
+                let made = stub::holds(notice.pointer)
+                    && notice.number as u64 == expected[0]
+                    && notice.args == expected[1..];
+                if !made {
+                    return Err(self.forged("a call that was not ordered"));
+                }
+                self.send(notice.id, Answer::Made)?;
+            }
+            if then == Then::Ask {
+                self.question(deadline)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Prepares the registers of a program that starts.
+    pub(crate) fn set_start(&mut self, entry: u64, stack: u64) {
+        self.control.write(frame::START, &frame::start(entry, stack));
+        self.frame = Some(frame::START);
+    }
+
+    /// Forgets where the frame of a start was: the kernel chooses where those of signals are.
+    pub(crate) fn forget_frame(&mut self) {
+        self.frame = None;
+    }
+
+    /// The registers of the guest, while it waits in the stub.
+    pub(crate) fn registers(&self) -> Registers {
+        let mut stack = vec![0; stub::SIGNAL_STACK_LEN];
+        self.control.read(stub::ORDERS_LEN, &mut stack);
+        Registers {
+            stack,
+            frame: self.frame.expect("the guest waits in the stub"),
+            bases: self.bases,
+        }
+    }
+
+    /// Sets the registers that it returns to.
+    pub(crate) fn set_registers(&mut self, registers: &Registers) {
+        self.control.write(stub::ORDERS_LEN, &registers.stack);
+        self.frame = Some(registers.frame);
+        self.bases = registers.bases;
+    }
+
+    /// Whether the orders are wiped and the signal stack holds `registers`.
+    pub(crate) fn control_equals(&self, registers: &Registers) -> bool {
+        let mut orders = vec![0; stub::ORDERS_LEN];
+        self.control.read(0, &mut orders);
+        orders.iter().all(|&byte| byte == 0) && self.registers() == *registers
+    }
+
+    pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> Result<bool, PlatformError> {
+        memory::read(self.pid, address, out)
+    }
+
+    /// Writes guest memory; the pages count as written.
+    pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<bool, PlatformError> {
+        if let Some(track) = &mut self.track {
+            track.touch(address..address.saturating_add(bytes.len() as u64))?;
+        }
+        memory::write(self.pid, address, bytes)
+    }
+
+    /// Pages written since they were protected; nothing for a process that is not tracked.
+    pub(crate) fn written(&self) -> Option<&Ranges> {
+        self.track.as_ref().map(Track::set)
+    }
+
+    pub(crate) fn watch(&mut self, range: std::ops::Range<u64>) -> Result<(), PlatformError> {
+        self.track.as_mut().map_or(Ok(()), |track| track.watch(range))
+    }
+
+    pub(crate) fn protect(&mut self, range: std::ops::Range<u64>) -> Result<(), PlatformError> {
+        self.track.as_mut().map_or(Ok(()), |track| track.protect(range))
+    }
+
+    pub(crate) fn forget(&mut self, range: std::ops::Range<u64>) {
+        if let Some(track) = &mut self.track {
+            track.forget(range);
+        }
+    }
+
+    /// Keeps the guest on the processor that the caller is on: across two each call costs ten times as much.
+    pub(crate) fn follow(&mut self) {
+        let core = rustix::thread::sched_getcpu();
+        if self.core != Some(core) {
+            let mut set = rustix::thread::CpuSet::new();
+            set.set(core);
+            // Refused where the caller may not run there any more; then it is only slower.
+            if rustix::thread::sched_setaffinity(Some(self.pid), &set).is_ok() {
+                self.core = Some(core);
+            }
+        }
+    }
+
+    /// Whether this process made it, not one that this was forked from.
+    pub(crate) fn is_ours(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// What the kernel has mapped for the guest: start, end, protection.
+    ///
+    /// Whatever else is mapped must be the stub's own, or an entry for it appears, too.
+    pub(crate) fn mappings(&self) -> Result<Vec<(u64, u64, u64)>, PlatformError> {
+        let text = std::fs::read_to_string(format!("/proc/{}/maps", self.id()))
+            .map_err(|e| PlatformError::kernel("reading the list of mappings", e))?;
+        let mut list = Vec::new();
+        for line in text.lines() {
+            let mut fields = line.split(' ');
+            let range = fields.next().and_then(|range| range.split_once('-'));
+            let address = |text| u64::from_str_radix(text, 16).ok();
+            let Some((start, end)) = range.and_then(|(s, e)| address(s).zip(address(e))) else {
+                continue;
+            };
+            let modes = fields.next().unwrap_or_default().as_bytes();
+            let own =
+                [stub::CODE, stub::CONTROL, stub::IMAGE].contains(&start) || start >= stub::TOP;
+            if !own {
+                let bits =
+                    [(b'r', libc::PROT_READ), (b'w', libc::PROT_WRITE), (b'x', libc::PROT_EXEC)];
+                let held = bits.iter().filter(|(letter, _)| modes.contains(letter));
+                list.push((start, end, held.fold(0, |all, (_, bit)| all | *bit as u64)));
+            }
+        }
+        Ok(list)
+    }
+
+    /// Waits for `length`, or less if the process ends.
+    pub(crate) fn pause(&self, length: Duration) {
+        let timeout = Timespec::try_from(length).unwrap_or_default();
+        let _ = poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&timeout));
+    }
+
+    /// Waits for the stub's question, which must come without an error.
+    fn question(&mut self, deadline: Instant) -> Result<(), PlatformError> {
+        let notice = self.receive(deadline)?.ok_or(PlatformError::Late)?;
+        self.take_question(&notice)?;
+        // What the stub has just loaded.
+        if notice.args[..2] != [self.bases.fs, self.bases.gs] {
+            return Err(self.forged("its bases are not those it was given"));
+        }
+        Ok(())
+    }
+
+    fn take_question(&mut self, notice: &Notice) -> Result<(), PlatformError> {
+        if notice.pointer != stub::asked_at() || notice.number != stub::ASK {
+            return Err(self.forged("a call that was not ordered"));
+        }
+        self.asked = Some(notice.id);
+        match notice.args[3] as i64 {
+            0 => Ok(()),
+            error => Err(PlatformError::kernel(
+                "an order to the stub",
+                io::Error::from_raw_os_error(error.wrapping_neg() as i32),
+            )),
+        }
+    }
+
+    /// The next notice; serves page faults meanwhile. `None` when `deadline` passed.
+    fn receive(&mut self, deadline: Instant) -> Result<Option<Notice>, PlatformError> {
+        loop {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Ok(None);
+            }
+            let timeout = Timespec::try_from(left).unwrap_or_default();
+            let (called, faulted, ended);
+            {
+                let mut wait = [
+                    PollFd::new(&self.listener, PollFlags::IN),
+                    PollFd::new(&self.pidfd, PollFlags::IN),
+                    // A tracked process has a third; otherwise the second stands there twice.
+                    match &self.track {
+                        Some(track) => PollFd::from_borrowed_fd(track.descriptor(), PollFlags::IN),
+                        None => PollFd::new(&self.pidfd, PollFlags::IN),
+                    },
+                ];
+                match poll(&mut wait, Some(&timeout)) {
+                    Ok(0) => return Ok(None),
+                    Ok(_) => {}
+                    Err(Errno::INTR) => continue,
+                    Err(error) => {
+                        return Err(PlatformError::kernel("waiting for the guest", error));
+                    }
+                }
+                called = wait[0].revents().contains(PollFlags::IN);
+                ended = !wait[1].revents().is_empty();
+                faulted = self.track.is_some() && !wait[2].revents().is_empty();
+            }
+            if ended {
+                let status = self
+                    .child
+                    .wait()
+                    .map_err(|e| PlatformError::kernel("waiting for the process", e))?;
+                return Err(PlatformError::Ended(status));
+            }
+            if faulted && let Some(track) = &mut self.track {
+                track.serve()?;
+            }
+            if called && let Some(notice) = self.listener.receive()? {
+                return Ok(Some(notice));
+            }
+        }
+    }
+
+    fn send(&mut self, id: u64, answer: Answer) -> Result<(), PlatformError> {
+        if self.listener.answer(id, answer)? {
+            return Ok(());
+        }
+        // Nobody waits for it any more: the process was killed.
+        let status = self.child.wait();
+        Err(status.map_or_else(
+            |error| PlatformError::kernel("waiting for the process", error),
+            PlatformError::Ended,
+        ))
+    }
+
+    /// Kills the process for what it did.
+    fn forged(&mut self, what: &'static str) -> PlatformError {
+        let _ = self.child.kill();
+        PlatformError::Forged(what)
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        if !self.is_ours() {
+            return;
+        }
+        // It runs nobody's code but the guest's; nothing of it is waited for.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+/// What a process has made for us while it booted.
+struct Attached {
+    pidfd: OwnedFd,
+    listener: Listener,
+    track: Option<Track>,
+}
+
+impl Attached {
+    fn fetch(child: &Child, tracked: bool) -> Result<Self, PlatformError> {
+        let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
+            .map_err(|e| PlatformError::missing("pidfd_open", e, "it needs Linux 5.3 or newer"))?;
+        let deadline = Instant::now() + PATIENCE;
+        // The process opens the userfaultfd, if any, and then the listener.
+        let (uffd, listener) = if tracked { (3, 4) } else { (-1, 3) };
+        let listener = loop {
+            match pidfd_getfd(&pidfd, listener, PidfdGetfdFlags::empty()) {
+                // Before it has closed them, the process has descriptors that it inherited.
+                Ok(descriptor) if is_listener(&descriptor) => break Listener::new(descriptor)?,
+                Ok(_) | Err(Errno::BADF) => {
+                    let other = pidfd_getfd(&pidfd, 3, PidfdGetfdFlags::empty());
+                    if tracked && other.is_ok_and(|descriptor| is_listener(&descriptor)) {
+                        return Err(PlatformError::missing(
+                            "userfaultfd in the guest's process",
+                            io::Error::from_raw_os_error(libc::EPERM),
+                            "the kernel must have it, and the seccomp profile allow it",
+                        ));
+                    }
+                }
+                Err(Errno::SRCH) => {
+                    return Err(PlatformError::missing(
+                        "seccomp user notification in the guest's process",
+                        io::Error::from_raw_os_error(libc::EPERM),
+                        "Linux 6.6 or newer is needed, and a seccomp profile that allows it",
+                    ));
+                }
+                Err(error) => {
+                    return Err(PlatformError::missing(
+                        "pidfd_getfd",
+                        error,
+                        "this process must be allowed its children's descriptors: see Yama's ptrace_scope and the seccomp profile",
+                    ));
+                }
+            }
+            if Instant::now() >= deadline {
+                return Err(PlatformError::Late);
+            }
+            std::thread::sleep(Duration::from_micros(50));
+        };
+        let track = if tracked {
+            let uffd = pidfd_getfd(&pidfd, uffd, PidfdGetfdFlags::empty())
+                .map_err(|e| PlatformError::kernel("fetching the userfaultfd", e))?;
+            Some(Track::new(uffd)?)
+        } else {
+            None
+        };
+        Ok(Self { pidfd, listener, track })
+    }
+}
+
+/// Whether a descriptor is that of a filter's listener.
+fn is_listener(descriptor: &OwnedFd) -> bool {
+    let name = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
+    name.is_ok_and(|name| name.as_os_str() == "anon_inode:seccomp notify")
+}
+
+/// The stub loads the bases by instruction.
+fn require_bases() -> Result<(), PlatformError> {
+    // SAFETY: the call takes a number and reads what the kernel gave this process.
+    if unsafe { libc::getauxval(libc::AT_HWCAP2) } & 2 == 0 {
+        return Err(PlatformError::missing(
+            "FSGSBASE",
+            io::Error::from_raw_os_error(libc::ENOTSUP),
+            "a processor of 2012 or later and Linux 5.9 or newer are needed",
+        ));
+    }
+    // SAFETY: as above.
+    let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
+    if frame + 1024 > stub::SIGNAL_STACK_LEN {
+        return Err(PlatformError::missing(
+            "a signal frame of this processor",
+            io::Error::from_raw_os_error(libc::E2BIG),
+            "its state is larger than the stub's stack",
+        ));
+    }
+    Ok(())
+}

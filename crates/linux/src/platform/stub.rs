@@ -1,0 +1,204 @@
+//! The code that runs inside the guest's process on the sentry's behalf, and where it lies.
+//!
+//! The process starts as a program of one page: this code. It maps the control area, carries out the orders that the
+//! sentry put there (maps, the filter), and asks for more. From then on it is the handler of SIGSYS, which the
+//! filter raises at system calls that need more than an answer: it asks the sentry, carries out its orders, wipes them,
+//! and returns to the guest by `rt_sigreturn`, which loads every register from the frame that the sentry has prepared.
+//!
+//! ```text
+//! 0x0000_0001_0000 .. CODE     the guest's, laid out by the personality
+//! CODE                         this code, one page, r-x
+//! CONTROL                      orders: header, system calls, copies, data; rw, shared with the sentry
+//! SIGNAL_STACK                 the frame with the guest's registers; rw, shared with the sentry
+//! IMAGE ..                     the warm image, read-only
+//! ```
+//!
+//! None of it is trusted. The guest may jump anywhere into this code and may write its own orders: what it gains are
+//! system calls from this page, and the sentry lets one of those through only if it is, to the last argument, the next of its own
+//! orders.
+
+use std::ops::Range;
+
+/// Where the code lies: the only page whose system calls may be continued.
+pub(crate) const CODE: u64 = 0x7000_0000_0000;
+/// The control area.
+pub(crate) const CONTROL: u64 = CODE + 0x1_0000;
+/// Bytes for orders at the start of the control area. A reset wipes them all, so they are few.
+pub(crate) const ORDERS_LEN: usize = 32 << 10;
+/// The stack on which SIGSYS is handled, at the end of the control area.
+pub(crate) const SIGNAL_STACK: u64 = CONTROL + ORDERS_LEN as u64;
+/// Its length; the processor's whole state must fit.
+pub(crate) const SIGNAL_STACK_LEN: usize = 16 << 10;
+/// Length of the control area.
+pub(crate) const CONTROL_LEN: usize = ORDERS_LEN + SIGNAL_STACK_LEN;
+/// Where the image is mapped for copying.
+pub(crate) const IMAGE: u64 = 0x7100_0000_0000;
+/// One past the last address of user memory on x86-64 with four levels of page tables.
+pub(crate) const TOP: u64 = 0x7fff_ffff_f000;
+/// What the guest may have mapped.
+pub(crate) const GUEST: Range<u64> = 0x1_0000..CODE;
+
+/// The number that the stub asks with (`getppid`, which is never passed on).
+pub(crate) const ASK: i64 = 110;
+
+// Header of the orders: offsets in the control area.
+pub(crate) const CALLS: usize = 0;
+pub(crate) const COPIES: usize = 8;
+pub(crate) const AGAIN: usize = 16;
+pub(crate) const FS_BASE: usize = 24;
+pub(crate) const GS_BASE: usize = 32;
+pub(crate) const WIPE: usize = 40;
+pub(crate) const FRAME: usize = 48;
+/// Where the first order lies.
+pub(crate) const FIRST: usize = 64;
+
+std::arch::global_asm!(
+    ".pushsection .rodata.afresh_linux_stub,\"a\",@progbits",
+    ".globl afresh_linux_stub, afresh_linux_stub_boot, afresh_linux_stub_asked, afresh_linux_stub_end",
+    "afresh_linux_stub:",
+    "    xor r14d, r14d",
+    // Ask: the bases, the frame and the first error go as arguments.
+    "2:  rdfsbase rdi",
+    "    rdgsbase rsi",
+    "    mov rdx, rsp",
+    "    mov r10, r14",
+    "    mov eax, {ask}",
+    "    syscall",
+    "afresh_linux_stub_asked:",
+    "    xor r14d, r14d",
+    "3:  movabs rbx, {control}",
+    "    mov r12, [rbx + {calls}]",
+    "    mov r13, [rbx + {copies}]",
+    "    lea rbx, [rbx + {first}]",
+    // System calls: number, six arguments, a spare word.
+    "4:  test r12, r12",
+    "    jz 6f",
+    "    mov rax, [rbx]",
+    "    mov rdi, [rbx + 8]",
+    "    mov rsi, [rbx + 16]",
+    "    mov rdx, [rbx + 24]",
+    "    mov r10, [rbx + 32]",
+    "    mov r8, [rbx + 40]",
+    "    mov r9, [rbx + 48]",
+    "    syscall",
+    "    cmp rax, -4095",
+    "    jb 5f",
+    "    test r14, r14",
+    "    cmovz r14, rax",
+    "5:  add rbx, 64",
+    "    dec r12",
+    "    jmp 4b",
+    // Copies: to, from, length.
+    "6:  test r13, r13",
+    "    jz 7f",
+    "    mov rdi, [rbx]",
+    "    mov rsi, [rbx + 8]",
+    "    mov rcx, [rbx + 16]",
+    "    rep movsb",
+    "    add rbx, 24",
+    "    dec r13",
+    "    jmp 6b",
+    // Wipe the orders: what an earlier call made the sentry do is not for the next one to read.
+    "7:  movabs rbx, {control}",
+    "    mov r15, [rbx + {again}]",
+    "    mov r8, [rbx + {fs_base}]",
+    "    mov r9, [rbx + {gs_base}]",
+    "    mov rsp, [rbx + {frame}]",
+    "    mov rcx, [rbx + {wipe}]",
+    "    mov rdi, rbx",
+    "    xor eax, eax",
+    "    rep stosb",
+    // What a signal frame does not hold: data selectors and the two bases.
+    "    mov ds, eax",
+    "    mov es, eax",
+    "    mov fs, eax",
+    "    mov gs, eax",
+    "    wrfsbase r8",
+    "    wrgsbase r9",
+    "    test r14, r14",
+    "    jnz 2b",
+    "    test r15, r15",
+    "    jnz 2b",
+    "    add rsp, 8",
+    "    mov eax, 15",
+    "    syscall",
+    "    ud2",
+    // Where the process starts: descriptor 0 is the control area.
+    "afresh_linux_stub_boot:",
+    "    mov eax, 9",
+    "    movabs rdi, {control}",
+    "    mov esi, {control_len}",
+    "    mov edx, 3",
+    "    mov r10d, 0x11",
+    "    xor r8d, r8d",
+    "    xor r9d, r9d",
+    "    syscall",
+    "    xor r14d, r14d",
+    "    jmp 3b",
+    "afresh_linux_stub_end:",
+    ".popsection",
+    ask = const ASK,
+    control = const CONTROL,
+    control_len = const CONTROL_LEN,
+    calls = const CALLS,
+    copies = const COPIES,
+    again = const AGAIN,
+    fs_base = const FS_BASE,
+    gs_base = const GS_BASE,
+    wipe = const WIPE,
+    frame = const FRAME,
+    first = const FIRST,
+);
+
+unsafe extern "C" {
+    static afresh_linux_stub: u8;
+    static afresh_linux_stub_boot: u8;
+    static afresh_linux_stub_asked: u8;
+    static afresh_linux_stub_end: u8;
+}
+
+fn offset_of(label: *const u8) -> usize {
+    label.addr() - (&raw const afresh_linux_stub).addr()
+}
+
+/// Whether `pointer` is in the stub's page.
+pub(crate) fn holds(pointer: u64) -> bool {
+    pointer & !0xfff == CODE
+}
+
+/// The instruction after the one that asks: a question comes from there and from nowhere else.
+pub(crate) fn asked_at() -> u64 {
+    CODE + offset_of(&raw const afresh_linux_stub_asked) as u64
+}
+
+/// The code as a program of its own: a static ELF file of one segment.
+pub(crate) fn program() -> Vec<u8> {
+    let length = offset_of(&raw const afresh_linux_stub_end);
+    // SAFETY: both labels are in the same section of this very assembly, the second after the first, so the bytes between
+    // them are initialised and belong to the program's read-only data.
+    let code = unsafe { std::slice::from_raw_parts(&raw const afresh_linux_stub, length) };
+    let entry = CODE + offset_of(&raw const afresh_linux_stub_boot) as u64;
+    let mut elf = Vec::with_capacity(4096 + length);
+    elf.extend([0x7f, b'E', b'L', b'F', 2, 1, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0]);
+    for half in [2u16, 62] {
+        elf.extend(half.to_le_bytes()); // an executable, for x86-64
+    }
+    elf.extend(1u32.to_le_bytes());
+    for word in [entry, 64, 0] {
+        elf.extend(word.to_le_bytes());
+    }
+    elf.extend(0u32.to_le_bytes());
+    for half in [64u16, 56, 2, 0, 0, 0] {
+        elf.extend(half.to_le_bytes());
+    }
+    let mut segment = |kind: u32, flags: u32, words: [u64; 6]| {
+        elf.extend(kind.to_le_bytes());
+        elf.extend(flags.to_le_bytes());
+        words.iter().for_each(|word| elf.extend(word.to_le_bytes()));
+    };
+    segment(1, 5, [4096, CODE, CODE, length as u64, length as u64, 4096]);
+    segment(0x6474_e551, 6, [0, 0, 0, 0, 0, 16]); // a stack that is not executable
+    elf.resize(4096, 0);
+    elf.extend(code);
+    elf
+}

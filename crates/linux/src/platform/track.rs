@@ -1,0 +1,130 @@
+//! Which pages of the image's mappings the guest has written.
+//!
+//! A page is write-protected until it is written first; that write stops the guest until the sentry has put the page into
+//! the set and lifted the protection. Pages of the set stay writable and are copied back at every reset, so that in the
+//! steady state nothing faults. The kernel refuses its own writes to a protected page on the sentry's behalf, so those are noted
+//! beforehand.
+
+use std::ops::Range;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+
+use afresh_sys::{Interest, PAGE_SIZE, SysError, Uffd, UffdEvent, UffdMode};
+use linux_raw_sys::general::{
+    UFFD_API, UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
+    UFFD_FEATURE_WP_UNPOPULATED, uffdio_api,
+};
+use linux_raw_sys::ioctl::UFFDIO_API;
+
+use super::PlatformError;
+use crate::ranges::Ranges;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// The write set of a process, and what is watched for it.
+#[derive(Debug)]
+pub(crate) struct Track {
+    uffd: Uffd,
+    /// Ranges that are registered; protected but for those in `set`.
+    watched: Ranges,
+    /// Pages that were written since they were protected.
+    set: Ranges,
+}
+
+impl Track {
+    /// Takes over the userfaultfd that the guest's process opened on itself.
+    pub(crate) fn new(descriptor: OwnedFd) -> Result<Self, PlatformError> {
+        let features = UFFD_FEATURE_PAGEFAULT_FLAG_WP
+            | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
+            | UFFD_FEATURE_WP_UNPOPULATED;
+        let mut api =
+            uffdio_api { api: u64::from(UFFD_API), features: u64::from(features), ioctls: 0 };
+        // SAFETY: the request takes this structure, which lives through the call.
+        let rc = unsafe {
+            libc::ioctl(descriptor.as_raw_fd(), libc::c_ulong::from(UFFDIO_API), &raw mut api)
+        };
+        if rc < 0 {
+            return Err(PlatformError::missing(
+                "userfaultfd with write protection of files",
+                std::io::Error::last_os_error(),
+                "it needs Linux 6.4 or newer",
+            ));
+        }
+        Ok(Self {
+            uffd: Uffd::from_fd(descriptor, UffdMode::Events),
+            watched: Ranges::default(),
+            set: Ranges::default(),
+        })
+    }
+
+    pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
+        self.uffd.as_fd()
+    }
+
+    pub(crate) fn set(&self) -> &Ranges {
+        &self.set
+    }
+
+    /// Watches `range`, which must just have been mapped from the image.
+    pub(crate) fn watch(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
+        let (start, len) = pointer(&range);
+        self.uffd.register(start, len, Interest::WRITES).map_err(refused)?;
+        self.watched.insert(range.clone());
+        self.protect(range)
+    }
+
+    /// Protects `range` again and drops it from the set; its pages must equal the image.
+    pub(crate) fn protect(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
+        let (start, len) = pointer(&range);
+        self.uffd.write_protect(start, len, true).map_err(refused)?;
+        self.set.remove(range);
+        Ok(())
+    }
+
+    /// Forgets `range`, whose mapping went.
+    pub(crate) fn forget(&mut self, range: Range<u64>) {
+        self.watched.remove(range.clone());
+        self.set.remove(range);
+    }
+
+    /// Takes what faulted into the set, and lets the guest go on.
+    pub(crate) fn serve(&mut self) -> Result<(), PlatformError> {
+        while let Some(event) = self.uffd.next_event().map_err(refused)? {
+            if let UffdEvent::Fault { address, .. } = event {
+                let page = address as u64 & !(PAGE - 1);
+                self.open(page..page + PAGE)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Opens the pages of `bytes`, which the sentry is about to write.
+    pub(crate) fn touch(&mut self, bytes: Range<u64>) -> Result<(), PlatformError> {
+        let pages = bytes.start & !(PAGE - 1)..bytes.end.saturating_add(PAGE - 1) & !(PAGE - 1);
+        for watched in self.watched.within(pages) {
+            let mut from = watched.start;
+            let known = self.set.within(watched.clone());
+            for known in known.into_iter().chain(std::iter::once(watched.end..watched.end)) {
+                if from < known.start {
+                    self.open(from..known.start)?;
+                }
+                from = known.end;
+            }
+        }
+        Ok(())
+    }
+
+    fn open(&mut self, pages: Range<u64>) -> Result<(), PlatformError> {
+        let (start, len) = pointer(&pages);
+        self.set.insert(pages);
+        self.uffd.write_protect(start, len, false).map_err(refused)
+    }
+}
+
+/// An address in the other process, as the wrappers take it; nothing here follows it.
+fn pointer(range: &Range<u64>) -> (*const u8, usize) {
+    (std::ptr::without_provenance(range.start as usize), (range.end - range.start) as usize)
+}
+
+fn refused(error: SysError) -> PlatformError {
+    PlatformError::kernel(error.call.name(), std::io::Error::from_raw_os_error(error.errno))
+}

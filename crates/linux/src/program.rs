@@ -1,0 +1,244 @@
+//! A program to be warmed: which one, with what, and what it may have.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::error::WarmError;
+use crate::guest::{Guest, Halt, after};
+use crate::load;
+use crate::personality::{Kind, Layout, Person, State, Tree};
+use crate::platform::Process;
+use crate::warm::Warm;
+
+/// What of the host every guest may read: programs and libraries, and what says where they are.
+const SYSTEM: [&str; 10] = [
+    "/usr",
+    "/lib",
+    "/lib64",
+    "/bin",
+    "/sbin",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/localtime",
+    "/etc/alternatives",
+    "/etc/ssl/openssl.cnf",
+];
+
+/// A Linux program, its arguments, the files it may see and its limits.
+///
+/// It is started by [`Program::warm`] and runs until it waits for input on descriptor 0: that is the state that every
+/// call starts from. It has one thread, no network, no other processes; it sees of the host's files the system's programs and libraries and
+/// what is granted, all read-only, and keeps its own in memory.
+#[derive(Clone, Debug)]
+pub struct Program {
+    path: PathBuf,
+    args: Vec<OsString>,
+    env: Vec<(OsString, OsString)>,
+    granted: Vec<PathBuf>,
+    files: Vec<(PathBuf, Vec<u8>)>,
+    requests: Vec<Vec<u8>>,
+    directory: PathBuf,
+    memory: u64,
+    storage: u64,
+    output: usize,
+    time: Duration,
+    start: Duration,
+}
+
+impl Program {
+    /// The program at `path`: an absolute path of the host's to an ELF file for x86-64, static or dynamic.
+    #[must_use]
+    pub fn new(path: impl Into<PathBuf>) -> Self {
+        Self {
+            path: path.into(),
+            args: Vec::new(),
+            env: Vec::new(),
+            granted: Vec::new(),
+            files: Vec::new(),
+            requests: Vec::new(),
+            directory: PathBuf::from("/"),
+            memory: 1 << 30,
+            storage: 256 << 20,
+            output: 64 << 20,
+            time: Duration::from_secs(10),
+            start: Duration::from_secs(60),
+        }
+    }
+
+    /// Adds an argument.
+    #[must_use]
+    pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
+        self.args.push(arg.as_ref().to_os_string());
+        self
+    }
+
+    /// Sets a variable of the environment, which is empty otherwise.
+    #[must_use]
+    pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
+        self.env.push((name.as_ref().to_os_string(), value.as_ref().to_os_string()));
+        self
+    }
+
+    /// Lets the guest read the host's file or directory at `path` (absolute), and what lies below it.
+    ///
+    /// What is there must not change while guests are warm: a file that is open is read again in every call.
+    #[must_use]
+    pub fn grant(mut self, path: impl Into<PathBuf>) -> Self {
+        self.granted.push(path.into());
+        self
+    }
+
+    /// Gives the guest a file of its own at `path` (absolute).
+    #[must_use]
+    pub fn file(mut self, path: impl Into<PathBuf>, bytes: impl Into<Vec<u8>>) -> Self {
+        self.files.push((path.into(), bytes.into()));
+        self
+    }
+
+    /// Has the program answer `bytes` before it counts as warm, so that what it does once is done. Answers are dropped.
+    /// Empty bytes are the end of the input.
+    #[must_use]
+    pub fn request(mut self, bytes: impl Into<Vec<u8>>) -> Self {
+        self.requests.push(bytes.into());
+        self
+    }
+
+    /// The directory that the program starts in; `/` otherwise.
+    #[must_use]
+    pub fn directory(mut self, path: impl Into<PathBuf>) -> Self {
+        self.directory = path.into();
+        self
+    }
+
+    /// Bytes of memory it may map; 1 GiB otherwise. More is refused with `ENOMEM`.
+    #[must_use]
+    pub fn memory_limit(mut self, bytes: u64) -> Self {
+        self.memory = bytes;
+        self
+    }
+
+    /// Bytes of files it may write; 256 MiB otherwise. More is refused with `ENOSPC`.
+    #[must_use]
+    pub fn storage_limit(mut self, bytes: u64) -> Self {
+        self.storage = bytes;
+        self
+    }
+
+    /// Bytes of output a call may have; 64 MiB otherwise. More ends the call.
+    #[must_use]
+    pub fn output_limit(mut self, bytes: usize) -> Self {
+        self.output = bytes;
+        self
+    }
+
+    /// How long a call may run; 10 seconds otherwise.
+    #[must_use]
+    pub fn time_limit(mut self, limit: Duration) -> Self {
+        self.time = limit;
+        self
+    }
+
+    /// How long it may take to become warm; a minute otherwise.
+    #[must_use]
+    pub fn start_limit(mut self, limit: Duration) -> Self {
+        self.start = limit;
+        self
+    }
+
+    /// Starts the program in a process of its own, with nothing mapped but the program.
+    fn start(&self) -> Result<Guest, WarmError> {
+        let real = self.path.canonicalize().map_err(|_| WarmError::NotFound(self.path.clone()))?;
+        let mut granted: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
+        granted.extend(self.granted.iter().cloned());
+        granted.push(self.path.clone());
+        granted.retain(|path| path.is_absolute());
+        // What a grant leads to through links is granted by its own name, too.
+        let meant: Vec<_> = granted.iter().filter_map(|path| path.canonicalize().ok()).collect();
+        granted.extend(meant);
+        granted.sort();
+        granted.dedup();
+        let mut tree = Tree::new(granted, self.storage);
+        tree.plant(Path::new("/proc/self/exe"), Kind::Link(real), 0o777);
+        for (path, bytes) in &self.files {
+            tree.plant(path, Kind::File(Arc::new(bytes.clone())), 0o644);
+        }
+        let state = State::new(Layout::new(self.memory), tree, self.directory.clone());
+        let mut guest = Guest::new(Process::new(None)?, Person::new(Arc::new(state), self.output));
+        guest.process.follow();
+        let mut args = vec![self.path.as_os_str().as_bytes().to_vec()];
+        args.extend(self.args.iter().map(|arg| arg.as_bytes().to_vec()));
+        let pair =
+            |(name, value): &(OsString, OsString)| [name.as_bytes(), value.as_bytes()].join(&b'=');
+        let env: Vec<_> = self.env.iter().map(pair).collect();
+        load::load(&mut guest, &self.path, &args, &env)?;
+        Ok(guest)
+    }
+
+    /// Runs the program once, from its start to its end, with `input`.
+    ///
+    /// # Errors
+    /// As [`Program::warm`]; that the program ended is no error, however it did.
+    pub fn run(&self, input: &[u8]) -> Result<Run, WarmError> {
+        let mut guest = self.start()?;
+        let deadline = after(self.start);
+        guest.person.streams.input = input.to_vec();
+        loop {
+            match guest.run(deadline)? {
+                // Nothing comes any more: the end of the input.
+                Halt::Idle(call) => guest.process.answer(&call, 0)?,
+                Halt::Late => return Err(WarmError::Late { messages: guest.messages() }),
+                Halt::End(end, _) => {
+                    let messages = guest.messages();
+                    let output = std::mem::take(&mut guest.person.streams.output);
+                    return Ok(Run { end, output, messages });
+                }
+            }
+        }
+    }
+
+    /// Runs the program until it has answered the warm-up requests and waits for input, and freezes it there.
+    ///
+    /// # Errors
+    /// When the host cannot run guests, the program cannot be loaded, or it ends or takes too long before it waits.
+    pub fn warm(&self) -> Result<Warm, WarmError> {
+        let mut guest = self.start()?;
+        let deadline = after(self.start);
+        let mut requests = self.requests.iter();
+        loop {
+            match guest.run(deadline)? {
+                Halt::Idle(call) => {
+                    guest.person.streams.output.clear();
+                    let Some(request) = requests.next() else {
+                        return Warm::freeze(guest, call, self.time);
+                    };
+                    if request.is_empty() {
+                        guest.process.answer(&call, 0)?;
+                        continue;
+                    }
+                    guest.person.streams.input.clone_from(request);
+                    guest.person.streams.taken = 0;
+                    guest.serve(&call, deadline)?;
+                }
+                Halt::Late => return Err(WarmError::Late { messages: guest.messages() }),
+                Halt::End(end, _) => {
+                    return Err(WarmError::Ended { end, messages: guest.messages() });
+                }
+            }
+        }
+    }
+}
+
+/// What a program did from its start to its end.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Run {
+    /// How it ended.
+    pub end: crate::End,
+    /// What it wrote to its standard output.
+    pub output: Vec<u8>,
+    /// The end of what it wrote to its standard error.
+    pub messages: String,
+}

@@ -1,0 +1,134 @@
+/* Tries to get out. Each mode is one attempt; what the host would see of it is the test's to check.
+ * It makes system calls by instruction, from its own code and from the stub's. */
+#define _GNU_SOURCE
+#include <fcntl.h>
+#include <linux/seccomp.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#define STUB 0x700000000000UL
+#define CONTROL 0x700000010000UL
+
+static long raw(long n, long a, long b, long c, long d, long e, long f) {
+    register long r10 __asm__("r10") = d, r8 __asm__("r8") = e, r9 __asm__("r9") = f;
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(r8), "r"(r9) : "rcx", "r11", "memory");
+    return result;
+}
+
+/* Jumps to the nth `syscall` instruction of the stub with these registers. It does not come back. */
+static void from_stub(int nth, long n, long a, long b, long c, long d) {
+    const unsigned char *code = (void *)STUB;
+    for (int i = 0; i < 4095; i++)
+        if (code[i] == 0x0f && code[i + 1] == 0x05 && nth-- == 0) {
+            register long r10 __asm__("r10") = d;
+            __asm__ volatile("jmp *%5" ::"a"(n), "D"(a), "S"(b), "d"(c), "r"(r10), "r"(code + i) : "memory");
+        }
+    write(1, "no such place\n", 14);
+}
+
+static const char marker[] = "/tmp/afresh-hostile-marker";
+
+int main(void) {
+    static char in[256], out[256];
+    for (;;) {
+        long n = read(0, in, sizeof in - 1);
+        if (n <= 0) return 0;
+        in[n] = 0;
+        int mode = 0, nth = 0;
+        sscanf(in, "%d %d", &mode, &nth);
+        long made = 0;
+        switch (mode) {
+        case 0: /* Every number there is, from the guest's own code; memory calls and ends apart. */
+            for (long i = 0; i < 600; i++) {
+                switch (i) {
+                case SYS_read: case SYS_readv: case SYS_exit: case SYS_exit_group: case SYS_brk: case SYS_mmap: case SYS_munmap:
+                case SYS_mremap: case SYS_mprotect: case SYS_kill: case SYS_tkill: case SYS_tgkill: case SYS_arch_prctl:
+                case SYS_write: case SYS_writev: case SYS_pwrite64: case SYS_nanosleep: case SYS_clock_nanosleep: case SYS_close_range: case SYS_close:
+                    continue;
+                case 335: case 336: continue; /* uretprobe, uprobe: see mode 17 */
+                }
+                made += raw(i, (long)marker, O_CREAT | O_RDWR, 0600, 0, 0, 0) >= 0;
+                made += raw(i, 0, 0, 0, 0, 0, 0) >= 0;
+                made += raw(i, -1, -1, -1, -1, -1, -1) >= 0;
+            }
+            break;
+        case 1: from_stub(nth, SYS_open, (long)marker, O_CREAT | O_RDWR, 0600, 0); break;
+        case 2: from_stub(nth, SYS_kill, raw(SYS_getppid, 0, 0, 0, 0, 0, 0), 9, 0, 0); break;
+        case 3: from_stub(nth, SYS_mmap, 0x10000000, 4096, 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED); break;
+        case 4: from_stub(nth, SYS_fork, 0, 0, 0, 0); break;
+        case 5: from_stub(nth, SYS_getppid, 0, 0, 0, 0); break; /* A question with a frame that is none. */
+        case 6: { /* The loop of the stub, with orders of its own. */
+            long *orders = (void *)CONTROL;
+            orders[0] = 1, orders[1] = 0, orders[2] = 1, orders[5] = 0, orders[6] = CONTROL;
+            orders[8] = SYS_open, orders[9] = (long)marker, orders[10] = O_CREAT | O_RDWR, orders[11] = 0600;
+            const unsigned char *code = (void *)STUB;
+            for (int i = 0; i < 4095; i++)
+                if (code[i] == 0x48 && code[i + 1] == 0xbb) __asm__ volatile("jmp *%0" ::"r"(code + i) : "memory");
+            break;
+        }
+        case 7: /* Over the stub, its memory, the image. */
+            made += (char *)mmap((void *)STUB, 4096, 7, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == (char *)STUB;
+            made += munmap((void *)STUB, 1 << 20) == 0;
+            made += mprotect((void *)STUB, 4096, 7) == 0;
+            made += mprotect((void *)0x710000000000UL, 4096, 3) == 0;
+            made += mmap((void *)0x710000000000UL, 4096, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
+            made += mremap((void *)STUB, 4096, 8192, MREMAP_MAYMOVE) != MAP_FAILED;
+            made += sbrk(0x600000000000) != (void *)-1;
+            break;
+        case 8: *(volatile char *)STUB = 1; break;
+        case 9: *(volatile char *)0x710000000000UL = 1; break;
+        case 10: /* Another architecture's calls. */
+            __asm__ volatile("int $0x80" : "=a"(made) : "a"(5), "b"(0), "c"(0), "d"(0));
+            break;
+        case 11: made = raw(SYS_open | 0x40000000, (long)marker, O_CREAT | O_RDWR, 0600, 0, 0, 0) >= 0; break;
+        case 12: { /* A frame with the signal blocked and the stack elsewhere, through the stub's own return. */
+            static long frame[200] __attribute__((aligned(64)));
+            memset(frame, 0, sizeof frame);
+            static char stack[4096];
+            frame[0] = 6, frame[2] = (long)stack, frame[4] = sizeof stack;
+            frame[5 + 15] = (long)(stack + 2048), frame[5 + 16] = (long)raw, frame[5 + 17] = 0x202, frame[5 + 18] = 0x33 | 0x2bL << 48;
+            frame[5 + 8] = SYS_brk; /* rdi of the call to raw */
+            frame[5 + 32] = nth ? -1 : 0;
+            const unsigned char *code = (void *)STUB;
+            int last = 0;
+            for (int i = 0; i < 4095; i++)
+                if (code[i] == 0xb8 && code[i + 1] == 15) last = i;
+            __asm__ volatile("mov %0, %%rsp\n jmp *%1" ::"r"(frame), "r"(code + last) : "memory");
+            break;
+        }
+        case 13: { /* As many maps, files and descriptors as there are. */
+            for (int i = 0; i < 5000; i++) made += mmap(0, 4096, i & 1 ? 1 : 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0) != MAP_FAILED;
+            char *all = mmap(0, 64 << 20, 3, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            for (int i = 0; i < 8000; i++) munmap(all + 8192L * i, 4096);
+            for (int i = 0; i < 3000; i++) open("/dev/null", O_RDONLY);
+            int file = open("/tmp/full", O_CREAT | O_RDWR, 0600);
+            static char block[1 << 20];
+            while (write(file, block, sizeof block) > 0);
+            ftruncate(file, 1L << 60);
+            lseek(file, 1L << 60, SEEK_SET), write(file, block, 1);
+            break;
+        }
+        case 14: /* Pointers to where nothing is, or where the sentry would write. */
+            for (long i = 0; i < 340; i++)
+                switch (i) {
+                case SYS_read: case SYS_exit: case SYS_exit_group: case SYS_kill: case SYS_tkill: case SYS_tgkill: case SYS_brk:
+                case SYS_arch_prctl: case SYS_munmap: case SYS_mmap: case SYS_mprotect: case SYS_close_range: case SYS_mremap: case 335: case 336: continue;
+                default:
+                    raw(i, 1, -8, 8, -8, -8, -8), raw(i, 2, 8, 8, 8, 8, 8), raw(i, -8, -8, -1, -1, 0, 0);
+                    raw(i, 0, STUB, 4096, STUB, STUB, 0), raw(i, 1, 0x710000000000, 4096, 0x710000000000, 8, 0);
+                }
+            break;
+        case 15: made = raw(SYS_arch_prctl, 0x1002, 1L << 62, 0, 0, 0, 0) == 0; break;
+        case 16: raw(SYS_mprotect, (long)in & -4096, 1 << 30, 0, 0, 0, 0), raw(SYS_munmap, 0x10000, STUB - 0x10000, 0, 0, 0, 0); break;
+        case 17: raw(335, 0, 0, 0, 0, 0, 0), raw(336, 0, 0, 0, 0, 0, 0); break; /* The kernel lets these by every filter. */
+        default: made = -1;
+        }
+        n = sprintf(out, "%ld\n", made);
+        write(1, out, n);
+    }
+}
