@@ -10,8 +10,8 @@ use afresh_sys::{Inherited, fork, host};
 
 use crate::LoadError;
 use crate::cache::Cache;
-use crate::guest::GuestOptions;
 use crate::linear::SlotMemories;
+use crate::stores::CallLimits;
 
 /// Where memories that grow by whole 2 MiB get them from: what is ready there is touched without faults.
 #[derive(Clone, Debug, Default)]
@@ -220,17 +220,17 @@ impl Engine {
         hasher.update(&Space::of_process().reservation.to_le_bytes()).finalize()
     }
 
-    /// Makes sure that the limits in `options` are kept.
+    /// Makes sure that `limits` are kept.
     ///
     /// # Errors
     /// [`LoadError::Limit`] for a limit that code compiled by this engine would not notice, and as
     /// [`Engine::keep_ticking`].
-    pub(crate) fn keep_limits(&self, options: &GuestOptions) -> Result<(), LoadError> {
+    pub(crate) fn keep_limits(&self, limits: CallLimits) -> Result<(), LoadError> {
         let config = &self.inner.config;
-        if options.fuel.is_some() && !config.fuel {
+        if limits.fuel.is_some() && !config.fuel {
             return Err(LoadError::Limit { limit: "fuel", setting: "EngineConfig::fuel" });
         }
-        if options.timeout.is_some() {
+        if limits.timeout.is_some() {
             if !config.timeouts {
                 return Err(LoadError::Limit {
                     limit: "timeout",

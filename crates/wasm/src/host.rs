@@ -14,6 +14,8 @@ use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::p2::pipe::{MemoryInputPipe, MemoryOutputPipe};
 use wasmtime_wasi::{FsPerms, HostMonotonicClock, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 
+use crate::LoadError;
+
 /// Where the guest's standard output and error go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
@@ -57,6 +59,27 @@ impl Wasi {
             })?;
         }
         Ok(builder)
+    }
+}
+
+impl Wasi {
+    /// Refuses directories for one lease with which a descriptor that the guest knows from its warm-up would
+    /// name another thing: each that `guest` gives has to be there, at its place and under its name.
+    pub(crate) fn fits(&self, guest: &Self) -> Result<(), LoadError> {
+        for (at, (_, name, _)) in guest.dirs.iter().enumerate() {
+            match self.dirs.get(at) {
+                Some((_, own, _)) if own == name => {}
+                other => {
+                    let instead =
+                        other.map_or("nothing".to_owned(), |(_, own, _)| format!("{own:?}"));
+                    return Err(LoadError::Wasi(format!(
+                        "{instead} where the guest's options have the directory {name:?}: give a lease the \
+                         same names in the same order, and others after them"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -110,7 +133,10 @@ enum Context {
 
 /// The state of one call that lives outside the guest; the `T` of its `Store<T>`.
 pub struct Host {
+    /// What WASI gives to every call of the guest.
     wasi: Arc<Wasi>,
+    /// What it gives to the calls of this lease instead.
+    own: Option<Arc<Wasi>>,
     clock: Clock,
     /// Why WASI could not give this call what it was to give.
     failure: Option<String>,
@@ -142,6 +168,7 @@ impl Host {
     ) -> Self {
         Self {
             wasi,
+            own: None,
             clock,
             failure: None,
             context: Context::None,
@@ -166,6 +193,9 @@ impl Host {
         if self.data.is_some() {
             self.data = None;
         }
+        if self.own.is_some() {
+            self.own = None;
+        }
     }
 
     /// Whether nothing of a call is here.
@@ -174,6 +204,7 @@ impl Host {
             && self.stdout.is_none()
             && self.stderr.is_none()
             && self.data.is_none()
+            && self.own.is_none()
     }
 
     pub(crate) fn set_generation(&mut self, generation: u64) {
@@ -227,25 +258,31 @@ impl Host {
         std::mem::swap(&mut self.stderr, &mut other.stderr);
     }
 
-    /// Directories given to the guest.
+    /// Directories that every call of the guest is given.
     pub(crate) fn directories(&self) -> usize {
         self.wasi.dirs.len()
     }
 
+    /// Gives the calls of one lease a context of their own.
+    pub(crate) fn set_wasi(&mut self, wasi: Arc<Wasi>) {
+        self.own = Some(wasi);
+    }
+
     fn builder(&mut self) -> WasiCtxBuilder {
-        let mut builder = self.wasi.with_dirs().unwrap_or_else(|error| {
+        let wasi = self.own.as_ref().unwrap_or(&self.wasi).clone();
+        let mut builder = wasi.with_dirs().unwrap_or_else(|error| {
             // None at all: descriptors are numbered by order, and one that is missing would give its
             // number to the next.
             self.failure = Some(error);
             WasiCtxBuilder::new()
         });
-        builder.args(&self.wasi.args).envs(&self.wasi.env).monotonic_clock(self.clock.clone());
-        if !self.wasi.stdin.is_empty() {
-            builder.stdin(MemoryInputPipe::new(self.wasi.stdin.clone()));
-        } else if self.wasi.inherit_stdin {
+        builder.args(&wasi.args).envs(&wasi.env).monotonic_clock(self.clock.clone());
+        if !wasi.stdin.is_empty() {
+            builder.stdin(MemoryInputPipe::new(wasi.stdin.clone()));
+        } else if wasi.inherit_stdin {
             builder.inherit_stdin();
         }
-        match self.wasi.output {
+        match wasi.output {
             Output::Discard => {}
             Output::Inherit => {
                 builder.inherit_stdout().inherit_stderr();

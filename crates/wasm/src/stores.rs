@@ -8,6 +8,7 @@ use wasmtime::{AsContextMut, Store};
 use crate::engine::TICK;
 use crate::guest::GuestOptions;
 use crate::host::{Clock, Host, Wasi};
+use crate::way::Way;
 use crate::{Engine, LoadError};
 
 /// Epochs and fuel for our own functions: as good as unlimited, and far from overflow.
@@ -27,6 +28,8 @@ pub(crate) struct Stores {
     fuel: bool,
     /// Whether calls have a timeout.
     timed: bool,
+    /// How code in them is entered.
+    pub(crate) way: Way,
 }
 
 impl Stores {
@@ -46,7 +49,22 @@ impl Stores {
             timeouts: engine.inner.config.timeouts,
             fuel: engine.inner.config.fuel,
             timed: options.timeout.is_some(),
+            way: Way::of(options.asynchronous),
         })
+    }
+
+    /// The limits of one lease, where they are to be others than the guest's.
+    ///
+    /// # Errors
+    /// As [`Engine::keep_limits`].
+    pub(crate) fn keep(&self, limits: CallLimits) -> Result<(), LoadError> {
+        self.engine.keep_limits(limits)
+    }
+
+    /// # Errors
+    /// As [`Wasi::fits`].
+    pub(crate) fn check_wasi(&self, own: &Wasi) -> Result<(), LoadError> {
+        own.fits(&self.wasi)
     }
 
     /// # Errors
