@@ -13,9 +13,9 @@ use afresh_pool::{Budget, Held, Lease as PoolLease, Pool, PoolStats};
 use afresh_rewrite::{
     DataSegment, MARK_BYTES, NestedModule, PreparedComponent, WarmState, names, prepare_component,
 };
-use wasmtime::Store;
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Func, Instance, InstancePre, Linker, Type, Val};
+use wasmtime::{AsContextMut, Store, StoreContextMut};
 
 use crate::compare::Comparison;
 use crate::dynamic::call_error;
@@ -37,7 +37,6 @@ struct Inner {
     memories: Vec<WarmMemory>,
     policy: MemoryPolicy,
     stores: Stores,
-    limits: CallLimits,
     pool: Pool<FreshMemories>,
     /// What the code takes of the process's budget.
     _code: Held,
@@ -188,7 +187,7 @@ impl WarmComponent {
     pub(crate) async fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
         let engine = &guest.engine;
         let options = &guest.options;
-        engine.keep_limits(CallLimits::of(options))?;
+        engine.keep_limits(options.timeout, options.fuel)?;
         engine.check_process()?;
         let Outline { prepared, linker, stores, cold } =
             Outline::new(engine, options, &guest.wasm, &Clock::from(0))?;
@@ -235,7 +234,7 @@ impl WarmComponent {
         let Some(state) = &frozen.nested else {
             return Err(bad("it is a core module; thaw it with `Warm::thaw`"));
         };
-        engine.keep_limits(CallLimits::of(options)).map_err(WarmError::from)?;
+        engine.keep_limits(options.timeout, options.fuel).map_err(WarmError::from)?;
         engine.check_process().map_err(WarmError::from)?;
         let wasm = frozen.program.read()?;
         let outline = Outline::new(engine, options, &wasm, &Clock::from(frozen.read))?;
@@ -272,7 +271,6 @@ impl WarmComponent {
             pre,
             memories,
             policy: options.policy(&guest.engine),
-            limits: CallLimits::of(options),
             pool: Pool::new(options.limits),
             program,
             read: stores.clock.latest(),
@@ -387,7 +385,7 @@ impl WarmComponent {
 
 impl Inner {
     async fn take(&self, options: &LeaseOptions) -> Result<ComponentLease<'_>, WarmError> {
-        let limits = options.limits(&self.stores, self.limits)?;
+        let limits = options.limits(&self.stores)?;
         let memories = self.pool.get(0, |_| FreshMemories::new(&self.memories, &self.policy))?;
         let mut store = self.stores.make()?;
         if let Some(wasi) = &options.wasi {
@@ -552,18 +550,18 @@ impl ComponentLease<'_> {
 
     /// Refuses a plain call of a component whose calls may wait.
     fn may_block(&self) -> Result<(), CallError> {
-        match self.warm.stores.way {
-            Way::Direct => Ok(()),
-            Way::Fiber => Err(CallError::Asynchronous),
+        match self.warm.stores.way.waits() {
+            false => Ok(()),
+            true => Err(CallError::Asynchronous),
         }
     }
 
     /// Refuses a call that may wait where none may, and one after a call that was cut off.
     fn may_wait(&self) -> Result<(), CallError> {
-        match self.warm.stores.way {
-            Way::Direct => Err(CallError::Synchronous),
-            Way::Fiber if self.unfinished => Err(CallError::CutOff),
-            Way::Fiber => Ok(()),
+        match self.warm.stores.way.waits() {
+            false => Err(CallError::Synchronous),
+            true if self.unfinished => Err(CallError::CutOff),
+            true => Ok(()),
         }
     }
 
@@ -629,6 +627,13 @@ impl ComponentLease<'_> {
     /// The call's host state, to set what host functions of the embedder need.
     pub fn host_mut(&mut self) -> &mut Host {
         self.store.data_mut()
+    }
+
+    /// Its store and instance, for what `wasmtime::component::bindgen!` generates. The limits of its calls are
+    /// set; whoever makes several calls sets them again by asking again.
+    pub fn bindings(&mut self) -> (StoreContextMut<'_, Host>, Instance) {
+        self.limits.apply(&mut self.store);
+        (self.store.as_context_mut(), self.instance)
     }
 
     /// Bytes of the component's memories that differ from what it starts with.

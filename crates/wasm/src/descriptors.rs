@@ -182,7 +182,7 @@ pub(crate) fn check(stores: &Stores, host: &mut Host) -> Result<(), WarmError> {
     }
     let store = stores.make()?;
     let found = match stores.way {
-        Way::Direct => find(store, host),
+        Way::Direct | Way::Deep => find(store, host),
         // Asking waits for files, which a task of a runtime must not do on its thread.
         Way::Fiber => std::thread::scope(|scope| {
             let asked = scope.spawn(|| find(store, host)).join();

@@ -57,6 +57,16 @@ pub enum LoadError {
         /// The setting that makes the engine keep it.
         setting: &'static str,
     },
+    /// An engine of the embedder's is not set up as memories that are brought back need it.
+    #[error(
+        "this wasmtime engine is not set up for warm guests, by {}: give its `Config` to `EngineConfig::apply` \
+         before it is made",
+        missing.join(", ")
+    )]
+    Settings {
+        /// The settings of `wasmtime::Config` that are otherwise.
+        missing: Vec<String>,
+    },
     /// The guest imports something that nobody provides.
     #[error(
         "the guest's imports cannot be satisfied: {0:#}; provide them with `GuestOptions::imports`, or \

@@ -9,7 +9,7 @@ use afresh_rewrite::{Analysis, Roots, analyze};
 use serde::{Deserialize, Serialize};
 use wasmtime::{Linker, Val, component};
 
-use crate::host::{Host, Wasi};
+use crate::host::{Host, Limiter, State, Wasi};
 use crate::linear::MemoryPolicy;
 use crate::way::{Way, drive};
 use crate::{Engine, LoadError, Warm, WarmComponent, WarmError};
@@ -54,7 +54,7 @@ type LinkComponent = dyn Fn(&mut component::Linker<Host>) -> wasmtime::Result<()
 
 /// Host functions of the embedder's own, beside WASI and `afresh.generation`. The default has none.
 ///
-/// They must keep their state in [`Host::set_data`], which is new for every call, or leak it knowingly.
+/// They must keep their state in [`Host::state`], which is new for every lease, or leak it knowingly.
 ///
 /// A guest with [`GuestOptions::asynchronous`] may have asynchronous ones; no other may.
 #[derive(Clone, Default)]
@@ -110,6 +110,10 @@ pub struct GuestOptions {
     pub verify_every: Option<u32>,
     /// Host functions of the embedder's own.
     pub imports: Imports,
+    /// State of the embedder's own, made new for each lease; host functions find it with [`Host::state`].
+    pub state: State,
+    /// A limiter of the embedder's own, beside `memory_limit`.
+    pub limiter: Limiter,
     /// Whether WASI and host functions may wait without blocking the thread: for guests that are called in
     /// tasks, where WASI that blocks would panic. Such a guest is called with
     /// [`Lease::call_async`](crate::Lease::call_async) and its like, in a task of tokio's; each call runs on
@@ -145,6 +149,8 @@ impl Default for GuestOptions {
             limits: Limits::default(),
             verify_every: None,
             imports: Imports::default(),
+            state: State::default(),
+            limiter: Limiter::default(),
             asynchronous: false,
             stub_imports: false,
         }
@@ -166,9 +172,9 @@ impl GuestOptions {
     pub(crate) fn linker(&self, engine: &Engine) -> Result<Linker<Host>, LoadError> {
         let mut linker = Linker::new(engine.wasmtime());
         let result = (|| {
-            match Way::of(self.asynchronous) {
-                Way::Direct => wasmtime_wasi::p1::add_to_linker_sync(&mut linker, Host::p1)?,
-                Way::Fiber => wasmtime_wasi::p1::add_to_linker_async(&mut linker, Host::p1)?,
+            match self.asynchronous {
+                false => wasmtime_wasi::p1::add_to_linker_sync(&mut linker, Host::p1)?,
+                true => wasmtime_wasi::p1::add_to_linker_async(&mut linker, Host::p1)?,
             }
             linker.func_wrap("afresh", "generation", |caller: wasmtime::Caller<'_, Host>| {
                 caller.data().generation() as i64
@@ -192,9 +198,9 @@ impl GuestOptions {
     ) -> Result<component::Linker<Host>, LoadError> {
         let mut linker = component::Linker::new(engine.wasmtime());
         let result = (|| {
-            match Way::of(self.asynchronous) {
-                Way::Direct => wasmtime_wasi::p2::add_to_linker_sync(&mut linker)?,
-                Way::Fiber => wasmtime_wasi::p2::add_to_linker_async(&mut linker)?,
+            match self.asynchronous {
+                false => wasmtime_wasi::p2::add_to_linker_sync(&mut linker)?,
+                true => wasmtime_wasi::p2::add_to_linker_async(&mut linker)?,
             }
             match &self.imports.component {
                 Some(link) => {
@@ -325,7 +331,7 @@ impl Guest {
     }
 
     pub(crate) fn way(&self) -> Way {
-        Way::of(self.options.asynchronous)
+        Way::of(self.options.asynchronous, self.engine.deep())
     }
 
     /// Like [`Guest::warm`], for a component without a warm-up of its own: what its start functions leave is

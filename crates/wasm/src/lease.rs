@@ -160,9 +160,9 @@ impl<'a> Lease<'a> {
             self.run("_initialize", &[]).await.map_err(failed("_initialize"))?;
         }
         if let Some(reseed) = &self.warm.reseed {
-            let taken = match self.warm.way {
-                Way::Direct => self.invoke(reseed, entropy()),
-                Way::Fiber => self.invoke_async(reseed, entropy()).await,
+            let taken = match self.warm.way.waits() {
+                false => self.invoke(reseed, entropy()),
+                true => self.invoke_async(reseed, entropy()).await,
             };
             taken.map_err(failed(&reseed.name))?;
         }
@@ -187,12 +187,15 @@ impl<'a> Lease<'a> {
     #[inline]
     pub fn invoke<P, R>(&mut self, entry: &Entry<P, R>, params: P) -> Result<R, CallError>
     where
-        P: WasmParams + 'static,
-        R: WasmResults + 'static,
+        P: WasmParams + Sync + 'static,
+        R: WasmResults + Sync + 'static,
     {
         // Numbers mean something within one guest only.
         if entry.guest != self.warm.id {
             return Err(entry.foreign());
+        }
+        if self.warm.way.waits() {
+            return Err(CallError::Asynchronous);
         }
         let limits = self.limits;
         let result = match &mut self.kind {
@@ -208,12 +211,12 @@ impl<'a> Lease<'a> {
                 let Some(typed) = typed else {
                     return Err(entry.foreign());
                 };
-                typed.call(&mut item.store, params)
+                self.warm.way.call_now(typed, &mut item.store, params)
             }
             Kind::Fresh { store, instance, .. } => {
                 let typed = typed(store, *instance, entry)?;
                 limits.apply(&mut *store);
-                typed.call(store, params)
+                self.warm.way.call_now(&typed, store, params)
             }
         };
         self.outcome(result)
@@ -304,10 +307,10 @@ impl<'a> Lease<'a> {
     /// with exit code 0 has succeeded, without results.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         self.warm.callable(name)?;
-        match self.warm.way {
-            Way::Direct => drive(Way::Direct, self.run(name, arguments)),
-            Way::Fiber => Err(CallError::Asynchronous),
+        if self.warm.way.waits() {
+            return Err(CallError::Asynchronous);
         }
+        drive(Way::Direct, self.run(name, arguments))
     }
 
     pub(crate) async fn run(
@@ -316,7 +319,7 @@ impl<'a> Lease<'a> {
         arguments: &[Val],
     ) -> Result<Vec<Val>, CallError> {
         let (way, limits) = (self.warm.way, self.limits);
-        self.set_unfinished(way == Way::Fiber);
+        self.set_unfinished(way.waits());
         let (mut store, instance) = self.store();
         limits.apply(&mut store);
         let result = call_dynamic(way, &mut store, instance, name, arguments, limits).await;

@@ -8,13 +8,12 @@ use wasmtime::{TypedFunc, Val, WasmParams, WasmResults};
 
 use crate::CallError;
 use crate::lease::{BytesEntry, Entry, Kind, Lease, typed};
-use crate::way::Way;
 
 impl Lease<'_> {
     /// Refuses a call that may wait where none may, and one after a call that was cut off.
     #[inline]
     fn may_wait(&self) -> Result<(), CallError> {
-        if self.warm.way == Way::Direct {
+        if !self.warm.way.waits() {
             return Err(CallError::Synchronous);
         }
         if self.is_unfinished() { Err(CallError::CutOff) } else { Ok(()) }

@@ -55,20 +55,14 @@ impl LeaseOptions {
     /// # Errors
     /// [`LoadError`] for a limit that it does not keep, and for directories that do not fit.
     #[inline]
-    pub(crate) fn limits(
-        &self,
-        stores: &Stores,
-        mut limits: CallLimits,
-    ) -> Result<CallLimits, LoadError> {
-        if self.timeout.is_some() || self.fuel.is_some() {
-            limits.timeout = self.timeout.or(limits.timeout);
-            limits.fuel = self.fuel.or(limits.fuel);
-            stores.keep(limits)?;
-        }
+    pub(crate) fn limits(&self, stores: &Stores) -> Result<CallLimits, LoadError> {
         if let Some(wasi) = &self.wasi {
             stores.check_wasi(wasi)?;
         }
-        Ok(limits)
+        match (self.timeout, self.fuel) {
+            (None, None) => Ok(stores.limits),
+            (timeout, fuel) => stores.limits(timeout, fuel),
+        }
     }
 }
 
@@ -87,7 +81,7 @@ pub(crate) fn at_once<T>(
 impl Inner {
     /// Takes a lease; `new` for one of an instance made for it.
     async fn take(&self, options: &LeaseOptions, new: bool) -> Result<Lease<'_>, WarmError> {
-        let limits = options.limits(&self.pools.blueprint().stores, self.limits)?;
+        let limits = options.limits(&self.pools.blueprint().stores)?;
         let wasi = options.wasi.as_ref();
         let kind = match &self.pools {
             Pools::Reset { state, pool } => {

@@ -394,7 +394,7 @@ impl Recycle for ResetInstance {
     fn mappings(&self) -> usize {
         let own = match self.of.blueprint.stores.way {
             Way::Direct => INSTANCE_MAPPINGS,
-            Way::Fiber => INSTANCE_MAPPINGS + FIBER_MAPPINGS,
+            Way::Deep | Way::Fiber => INSTANCE_MAPPINGS + FIBER_MAPPINGS,
         };
         self.memories.iter().map(|(m, _)| m.mappings()).sum::<usize>() + own
     }

@@ -11,7 +11,6 @@ use crate::guest::GuestOptions;
 use crate::host::Clock;
 use crate::plan::Plan;
 use crate::reset::{Blueprint, ResetState};
-use crate::stores::CallLimits;
 use crate::warm::{Pools, Times};
 use crate::{Engine, Mode, ThawError, Warm, WarmError};
 
@@ -29,7 +28,7 @@ impl Warm {
         options: &GuestOptions,
         frozen: &Frozen,
     ) -> Result<Self, ThawError> {
-        engine.keep_limits(CallLimits::of(options)).map_err(WarmError::from)?;
+        engine.keep_limits(options.timeout, options.fuel).map_err(WarmError::from)?;
         if frozen.is_component() {
             return Err(ThawError::State(
                 "it is a component; thaw it with `WarmComponent::thaw`".to_owned(),

@@ -194,7 +194,7 @@ impl Warmer<'_> {
             let name = name.to_owned();
             move |error| WarmError::Call { name, error }
         };
-        let way = Way::of(self.guest.options.asynchronous);
+        let way = self.guest.way();
         let exported = &prepared.analysis.exported_functions;
         let automatic = prepared.analysis.has_start.then_some(names::START);
         let reactor = exported.iter().any(|n| n == INITIALIZE).then_some(INITIALIZE);
@@ -277,7 +277,7 @@ impl Warm {
     pub(crate) async fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
         let options = &guest.options;
         let engine = &guest.engine;
-        engine.keep_limits(CallLimits::of(options))?;
+        engine.keep_limits(options.timeout, options.fuel)?;
         let started = Instant::now();
         let (mut plan, mut prepared) = Plan::make(&guest.wasm, options, !warm_up.calls.is_empty())?;
         let mut warmer = Warmer { guest, clock: Clock::from(0), compile: started.elapsed() };
@@ -393,14 +393,16 @@ impl Warm {
         let initialize = cold && exports.contains_key(INITIALIZE);
         let memory = module.get_export_index(&names::memory(0));
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let blueprint = pools.blueprint();
+        let (limits, way) = (blueprint.stores.limits, blueprint.stores.way);
         let mut inner = Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             exports,
             memory,
             pools,
             initialize,
-            limits: CallLimits::of(options),
-            way: Way::of(options.asynchronous),
+            limits,
+            way,
             reseed: None,
             entries: Mutex::default(),
             report,

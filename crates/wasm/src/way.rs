@@ -4,7 +4,8 @@
 //! engine itself runs in an instance, to bring it back, goes the guest's way, too; it calls no host function,
 //! and is over when it was polled once.
 //!
-//! What it promises: a guest whose calls are synchronous never has a fiber. What may break it: a wasmtime
+//! What it promises: a guest whose calls are synchronous has no fiber, unless its engine allows it more stack
+//! than threads have. What may break it: a wasmtime
 //! whose `call_async` yields of itself; then restoring fails, and the instance is dropped.
 
 use std::pin::pin;
@@ -22,6 +23,8 @@ use crate::host::Host;
 pub(crate) enum Way {
     /// By a call on the thread's own stack.
     Direct,
+    /// The same, on a larger stack than a thread need have; nothing waits.
+    Deep,
     /// On a stack of its own, which is put aside while a host function waits.
     Fiber,
 }
@@ -32,8 +35,18 @@ pub(crate) trait Held: AsContextMut<Data = Host> + Send {}
 impl<S: AsContextMut<Data = Host> + Send> Held for S {}
 
 impl Way {
-    pub(crate) fn of(asynchronous: bool) -> Self {
-        if asynchronous { Way::Fiber } else { Way::Direct }
+    /// That of a guest which waits or not, on an engine that allows it a deep stack or not.
+    pub(crate) fn of(asynchronous: bool, deep: bool) -> Self {
+        match (asynchronous, deep) {
+            (true, _) => Way::Fiber,
+            (false, true) => Way::Deep,
+            (false, false) => Way::Direct,
+        }
+    }
+
+    /// Whether calls may wait.
+    pub(crate) fn waits(self) -> bool {
+        self == Way::Fiber
     }
 
     pub(crate) async fn instantiate(
@@ -43,7 +56,7 @@ impl Way {
     ) -> wasmtime::Result<Instance> {
         match self {
             Way::Direct => pre.instantiate(store).map_err(explained),
-            Way::Fiber => pre.instantiate_async(store).await,
+            Way::Deep | Way::Fiber => pre.instantiate_async(store).await,
         }
     }
 
@@ -54,7 +67,7 @@ impl Way {
     ) -> wasmtime::Result<component::Instance> {
         match self {
             Way::Direct => pre.instantiate(store).map_err(explained),
-            Way::Fiber => pre.instantiate_async(store).await,
+            Way::Deep | Way::Fiber => pre.instantiate_async(store).await,
         }
     }
 
@@ -67,7 +80,7 @@ impl Way {
     ) -> wasmtime::Result<()> {
         match self {
             Way::Direct => func.call(store, arguments, results),
-            Way::Fiber => func.call_async(store, arguments, results).await,
+            Way::Deep | Way::Fiber => func.call_async(store, arguments, results).await,
         }
     }
 
@@ -80,7 +93,7 @@ impl Way {
     ) -> wasmtime::Result<()> {
         match self {
             Way::Direct => func.call(store, arguments, results),
-            Way::Fiber => func.call_async(store, arguments, results).await,
+            Way::Deep | Way::Fiber => func.call_async(store, arguments, results).await,
         }
     }
 
@@ -98,7 +111,7 @@ impl Way {
     {
         match self {
             Way::Direct => func.call(store, params),
-            Way::Fiber => now(func.call_async(store, params)),
+            Way::Deep | Way::Fiber => now(func.call_async(store, params)),
         }
     }
 
@@ -115,7 +128,7 @@ impl Way {
     {
         match self {
             Way::Direct => func.call(store, params),
-            Way::Fiber => now(func.call_async(store, params)),
+            Way::Deep | Way::Fiber => now(func.call_async(store, params)),
         }
     }
 }
@@ -147,12 +160,12 @@ pub(crate) fn now<T>(future: impl Future<Output = wasmtime::Result<T>>) -> wasmt
         .unwrap_or_else(|| Err(wasmtime::Error::msg("it waits for a host function, and may not")))
 }
 
-/// Runs a future to its end on this thread. One that goes [`Way::Direct`] waits for nothing; any other may
-/// need a runtime, which this thread must not be a task of.
+/// Runs a future to its end on this thread. Only one that goes [`Way::Fiber`] waits, and may need a runtime,
+/// which this thread must not be a task of.
 pub(crate) fn drive<F: Future>(way: Way, future: F) -> F::Output {
     match way {
-        Way::Direct => poll_once(future)
-            .unwrap_or_else(|| unreachable!("nothing but a fiber is ever put aside")),
+        Way::Direct | Way::Deep => poll_once(future)
+            .unwrap_or_else(|| unreachable!("nothing waits that calls no asynchronous function")),
         Way::Fiber => wasmtime_wasi::runtime::in_tokio(future),
     }
 }
