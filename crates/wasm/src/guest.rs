@@ -228,6 +228,8 @@ pub(crate) enum Arguments {
     /// To be read by the function's type.
     Texts(Vec<String>),
     Component(Vec<wasmtime::component::Val>),
+    /// The input of a handler.
+    Bytes(Vec<u8>),
 }
 
 impl WarmUp {
@@ -249,6 +251,14 @@ impl WarmUp {
     #[must_use]
     pub fn call_text(mut self, name: impl Into<String>, arguments: &[String]) -> Self {
         self.calls.push((name.into(), Arguments::Texts(arguments.to_vec())));
+        self
+    }
+
+    /// Like [`WarmUp::call`], of a handler that takes and gives bytes, as [`crate::BytesEntry`] says; of a
+    /// component, of a function that takes one string. What it answers is dropped.
+    #[must_use]
+    pub fn call_bytes(mut self, name: impl Into<String>, input: impl Into<Vec<u8>>) -> Self {
+        self.calls.push((name.into(), Arguments::Bytes(input.into())));
         self
     }
 

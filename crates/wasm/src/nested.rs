@@ -20,7 +20,7 @@ use crate::linear::{GuestMemory, Whose, with_memories};
 use crate::reset::WarmMemory;
 use crate::stores::{CallLimits, Stores};
 use crate::way::{Way, now};
-use crate::{LoadError, WarmError};
+use crate::{CallError, LoadError, WarmError};
 
 /// A component's warm state.
 pub(crate) struct WarmNested {
@@ -63,6 +63,14 @@ pub(crate) async fn warm(
             }
             Arguments::Texts(texts) => {
                 caller.call_text(name, texts).await.map(drop).map_err(failed)?;
+            }
+            Arguments::Bytes(input) => {
+                let text = String::from_utf8(input.clone()).map_err(|_| {
+                    failed(CallError::Interface(
+                        "a component's function takes text, and the input is none".to_owned(),
+                    ))
+                })?;
+                caller.call_text(name, &[text]).await.map(drop).map_err(failed)?;
             }
             Arguments::Values(values) if values.is_empty() => {
                 caller.call(name, &[]).await.map(drop).map_err(failed)?;

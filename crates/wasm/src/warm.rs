@@ -12,7 +12,7 @@ use afresh_rewrite::{AnalyzeError, Prepared, Roots, WarmState, bake, names};
 use afresh_sys::host::random_word;
 use afresh_sys::{PerProcess, fork};
 use wasmtime::{
-    AsContextMut, FuncType, Instance, ModuleExport, RootScope, Store, WasmParams, WasmResults,
+    AsContextMut, FuncType, Instance, ModuleExport, RootScope, Store, Val, WasmParams, WasmResults,
 };
 
 use crate::compare::Comparison;
@@ -219,6 +219,10 @@ impl Warmer<'_> {
                     None => Ok(Vec::new()),
                 }
                 .map_err(failed(name))?,
+                Arguments::Bytes(input) => {
+                    self.hand(store, instance, name, input).await.map_err(failed(name))?;
+                    continue;
+                }
                 Arguments::Component(_) => {
                     return Err(WarmError::State(format!(
                         "the warm-up call {name:?} has values of a component; this is a core module"
@@ -230,6 +234,34 @@ impl Warmer<'_> {
                 .map_err(failed(name))?;
         }
         Ok(())
+    }
+
+    /// Gives bytes to a handler.
+    async fn hand(
+        &self,
+        store: &mut impl Held,
+        instance: Instance,
+        name: &str,
+        input: &[u8],
+    ) -> Result<(), CallError> {
+        let broken = |what: &str| CallError::Interface(what.to_owned());
+        let (way, limits) = (self.guest.way(), CallLimits::default());
+        let length = Val::I32(BytesEntry::length(input)?);
+        let given = call_dynamic(way, store, instance, names::BUFFER, &[length], limits).await?;
+        let [Val::I32(address)] = given[..] else {
+            return Err(broken("afresh_buffer does not give an address"));
+        };
+        let memory = instance
+            .get_memory(&mut *store, &names::memory(0))
+            .ok_or_else(|| broken("the guest has no memory"))?;
+        let address = address as u32 as usize;
+        if address == 0 && !input.is_empty() {
+            return Err(broken("the guest has no room for the input"));
+        }
+        memory
+            .write(&mut *store, address, input)
+            .map_err(|_| broken("the input lies outside the guest's memory"))?;
+        call_dynamic(way, store, instance, name, &[length], limits).await.map(drop)
     }
 
     /// Warms a guest whose state can be read out again.
