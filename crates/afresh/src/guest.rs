@@ -367,22 +367,16 @@ pub(crate) fn thaw_wasm(frozen: &afresh_wasm::Frozen, options: &Options) -> Resu
 
 /// The calls of the warm-up.
 #[cfg(feature = "wasm")]
-fn warm_up(name: &str, options: &Options) -> Result<afresh_wasm::WarmUp, OpenError> {
+fn warm_up(options: &Options) -> afresh_wasm::WarmUp {
     use crate::call::Given;
     let mut warm_up = afresh_wasm::WarmUp::new();
     for call in &options.warm_up {
         match &call.given {
             Given::Text(texts) => warm_up = warm_up.call_text(&call.function, texts),
-            Given::Bytes(_) => {
-                return Err(refused(
-                    name,
-                    "a warm-up calls functions with arguments as text; to give bytes to a handler, take a \
-                     lease, call it, save the lease as a snapshot and open that",
-                ));
-            }
+            Given::Bytes(input) => warm_up = warm_up.call_bytes(&call.function, input.clone()),
         }
     }
-    Ok(warm_up)
+    warm_up
 }
 
 #[cfg(feature = "wasm")]
@@ -391,7 +385,7 @@ fn module(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError
     let engine = options.make_engine().map_err(load)?;
     let guest =
         afresh_wasm::Guest::with_options(&engine, wasm, options.for_wasm()).map_err(load)?;
-    let warm = guest.warm(warm_up(name, options)?).map_err(|e| failed(name, e))?;
+    let warm = guest.warm(warm_up(options)).map_err(|e| failed(name, e))?;
     Ok(Ready::Module(warm))
 }
 
@@ -401,7 +395,7 @@ fn component(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenEr
     let engine = options.make_engine().map_err(load)?;
     let guest =
         afresh_wasm::Guest::with_options(&engine, wasm, options.for_wasm()).map_err(load)?;
-    let warm = guest.warm_component_with(&warm_up(name, options)?);
+    let warm = guest.warm_component_with(&warm_up(options));
     Ok(Ready::Component(warm.map_err(|e| failed(name, e))?))
 }
 

@@ -32,6 +32,8 @@ pub struct Options {
     #[cfg(feature = "wasm")]
     pub(crate) engine: Option<afresh_wasm::Engine>,
     #[cfg(feature = "wasm")]
+    stack: Option<usize>,
+    #[cfg(feature = "wasm")]
     pub(crate) wasm: afresh_wasm::GuestOptions,
     #[cfg(feature = "vm")]
     pub(crate) vm: Option<std::sync::Arc<Build>>,
@@ -118,6 +120,13 @@ impl Options {
         self
     }
 
+    /// Most bytes of native stack that a Wasm guest may use, if not 512 KiB: deep recursion, an interpreter of
+    /// nested expressions, say, takes more. Part of the engine, so it says nothing about one that is given.
+    pub fn stack(mut self, bytes: usize) -> Self {
+        self.stack = Some(bytes);
+        self
+    }
+
     /// What only Wasm guests have: mode, strategy, WASI, imports, fuel. Its time limit, memory limit and
     /// pool limits give way to those of these options.
     pub fn wasm(mut self, options: afresh_wasm::GuestOptions) -> Self {
@@ -130,11 +139,13 @@ impl Options {
         if let Some(engine) = &self.engine {
             return Ok(engine.clone());
         }
+        let usual = afresh_wasm::EngineConfig::default();
         afresh_wasm::Engine::new(afresh_wasm::EngineConfig {
             timeouts: self.timeout.or(self.wasm.timeout).is_some(),
             fuel: self.wasm.fuel.is_some(),
             cache: self.cache.clone(),
-            ..afresh_wasm::EngineConfig::default()
+            stack: self.stack.unwrap_or(usual.stack),
+            ..usual
         })
     }
 

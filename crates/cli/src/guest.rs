@@ -65,7 +65,7 @@ impl GuestArguments {
             options = options.warm(text_call(call));
         }
         #[cfg(feature = "wasm")]
-        let options = options.wasm(self.wasm.options(&self.guest, command)?);
+        let options = self.wasm.engine(options).wasm(self.wasm.options(&self.guest, command)?);
         #[cfg(not(feature = "wasm"))]
         let _ = command;
         #[cfg(feature = "vm")]

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use afresh::Options;
 use afresh::memory::Strategy;
 use afresh::wasm::{GuestOptions, Mode, Output, Wasi};
 use anyhow::Context;
@@ -22,6 +23,9 @@ pub(crate) struct WasmArguments {
     /// Most fuel one call may use.
     #[arg(long)]
     fuel: Option<u64>,
+    /// Most MiB of native stack that the guest may use, for deep recursion; 512 KiB if not given.
+    #[arg(long, value_name = "MIB")]
+    stack: Option<usize>,
     /// Environment variables for the guest.
     #[arg(long, value_name = "NAME=VALUE")]
     env: Vec<String>,
@@ -34,6 +38,14 @@ pub(crate) struct WasmArguments {
 }
 
 impl WasmArguments {
+    /// What concerns the engine.
+    pub(crate) fn engine(&self, options: Options) -> Options {
+        match self.stack {
+            Some(mib) => options.stack(mib.saturating_mul(1 << 20)),
+            None => options,
+        }
+    }
+
     pub(crate) fn options(
         &self,
         guest: &str,

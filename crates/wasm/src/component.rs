@@ -13,18 +13,23 @@ use afresh_pool::{Budget, Held, Lease as PoolLease, Pool, PoolStats};
 use afresh_rewrite::{
     DataSegment, MARK_BYTES, NestedModule, PreparedComponent, WarmState, names, prepare_component,
 };
-use wasmtime::Store;
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Component, Func, Instance, InstancePre, Linker, Type, Val};
+use wasmtime::{AsContextMut, Store, StoreContextMut};
 
 use crate::compare::Comparison;
+use crate::dynamic::call_error;
 use crate::fresh::FreshMemories;
 use crate::frozen::Program;
 use crate::guest::{Guest, GuestOptions, WarmUp};
 use crate::host::{Clock, Host};
+use crate::leasing::{LeaseOptions, at_once};
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, record_memories, with_memories};
 use crate::reset::{CODE_MAPPINGS, WarmMemory};
 use crate::stores::{CallLimits, Stores};
+use crate::values::{read_component_value, show_component_value};
+use crate::warm::next_generation;
+use crate::way::{Way, drive, now};
 use crate::{CallError, Engine, FreezeError, Frozen, LoadError, ThawError, WarmError, nested};
 
 struct Inner {
@@ -32,7 +37,6 @@ struct Inner {
     memories: Vec<WarmMemory>,
     policy: MemoryPolicy,
     stores: Stores,
-    limits: CallLimits,
     pool: Pool<FreshMemories>,
     /// What the code takes of the process's budget.
     _code: Held,
@@ -62,8 +66,7 @@ impl Outline {
         clock: &Clock,
     ) -> Result<Self, WarmError> {
         let prepared = prepare_component(wasm).map_err(LoadError::from)?;
-        let mut linker: Linker<Host> = Linker::new(engine.wasmtime());
-        wasmtime_wasi::p2::add_to_linker_sync(&mut linker).map_err(LoadError::Link)?;
+        let mut linker = options.component_linker(engine)?;
         let stores = Stores::new(engine, options, clock, None)?;
         let probe = compile(engine, &prepared.probe)?;
         if options.stub_imports {
@@ -71,8 +74,10 @@ impl Outline {
         }
         let probe = linker.instantiate_pre(&probe).map_err(LoadError::Link)?;
         let mut store = stores.make()?;
+        // It has no code that could wait.
         let (_, probed) =
-            record_memories(|| probe.instantiate(&mut store)).map_err(WarmError::Instantiate)?;
+            record_memories(|| now(stores.way.instantiate_component(&probe, &mut store)))
+                .map_err(WarmError::Instantiate)?;
         let cold = in_order(&prepared, &probed)?
             .into_iter()
             .map(|declared| declared.warm_memory())
@@ -179,17 +184,17 @@ fn in_order<'a>(
 }
 
 impl WarmComponent {
-    pub(crate) fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
+    pub(crate) async fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
         let engine = &guest.engine;
         let options = &guest.options;
-        engine.keep_limits(options)?;
+        engine.keep_limits(options.timeout, options.fuel)?;
         engine.check_process()?;
         let Outline { prepared, linker, stores, cold } =
             Outline::new(engine, options, &guest.wasm, &Clock::from(0))?;
         // Where instantiation does nothing, what it leaves is what the images hold already.
         let starts = prepared.modules.iter().any(|module| module.starts);
         let warmed = match starts || !warm_up.calls.is_empty() {
-            true => nested::warm(guest, &linker, &stores, &cold, warm_up).map(Some),
+            true => nested::warm(guest, &linker, &stores, &cold, warm_up).await.map(Some),
             false => Ok(None),
         };
         let (memories, state, why_cold) = match warmed {
@@ -212,7 +217,7 @@ impl WarmComponent {
         };
         let program = Program::new(guest.wasm.clone());
         let pre = linker.instantiate_pre(&compile(engine, &component)?).map_err(LoadError::Link)?;
-        Self::finish(guest, pre, memories, stores, program, state, why_cold)
+        Self::finish(guest, pre, memories, stores, program, state, why_cold).await
     }
 
     /// A warm component in the state of `frozen`, without running its warm-up. With a cache of compiled
@@ -229,7 +234,7 @@ impl WarmComponent {
         let Some(state) = &frozen.nested else {
             return Err(bad("it is a core module; thaw it with `Warm::thaw`"));
         };
-        engine.keep_limits(options).map_err(WarmError::from)?;
+        engine.keep_limits(options.timeout, options.fuel).map_err(WarmError::from)?;
         engine.check_process().map_err(WarmError::from)?;
         let wasm = frozen.program.read()?;
         let outline = Outline::new(engine, options, &wasm, &Clock::from(frozen.read))?;
@@ -248,10 +253,11 @@ impl WarmComponent {
         let guest = Guest { engine: engine.clone(), wasm, options: options.clone() };
         let (stores, program) = (outline.stores, frozen.program.clone());
         let memories = frozen.memories.clone();
-        Ok(Self::finish(&guest, pre, memories, stores, program, Some(state.clone()), None)?)
+        let state = Some(state.clone());
+        Ok(drive(guest.way(), Self::finish(&guest, pre, memories, stores, program, state, None))?)
     }
 
-    fn finish(
+    async fn finish(
         guest: &Guest,
         pre: InstancePre<Host>,
         memories: Vec<WarmMemory>,
@@ -265,7 +271,6 @@ impl WarmComponent {
             pre,
             memories,
             policy: options.policy(&guest.engine),
-            limits: CallLimits::of(options),
             pool: Pool::new(options.limits),
             program,
             read: stores.clock.latest(),
@@ -276,7 +281,7 @@ impl WarmComponent {
         };
         let this = Self { inner: Arc::new(inner) };
         // What no lease could get past is found now.
-        drop(this.lease()?);
+        drop(this.inner.take(&LeaseOptions::default()).await?);
         Ok(this)
     }
 
@@ -303,14 +308,45 @@ impl WarmComponent {
     /// # Errors
     /// [`WarmError`] when the pool is exhausted or the instance cannot be made.
     pub fn lease(&self) -> Result<ComponentLease<'_>, WarmError> {
-        let inner = &*self.inner;
-        let memories = inner.pool.get(0, |_| FreshMemories::new(&inner.memories, &inner.policy))?;
-        let mut store = inner.stores.make()?;
-        let instance = with_memories(&memories.memories, Whose::Component, || {
-            inner.pre.instantiate(&mut store)
-        })
-        .map_err(WarmError::Instantiate)?;
-        Ok(ComponentLease { store, instance, memories, warm: inner })
+        self.lease_with(&LeaseOptions::default())
+    }
+
+    /// As [`WarmComponent::lease`], with options of its own.
+    ///
+    /// # Errors
+    /// As [`WarmComponent::lease`]; [`WarmError::Load`] for a limit that the engine was not set up to keep,
+    /// and for directories that do not fit those of the guest.
+    pub fn lease_with(&self, options: &LeaseOptions) -> Result<ComponentLease<'_>, WarmError> {
+        at_once(self.inner.take(options))
+    }
+
+    /// As [`WarmComponent::lease_with`], a lease that keeps its guest itself: it can be moved to other threads
+    /// and tasks, and kept as long as one likes.
+    ///
+    /// # Errors
+    /// As [`WarmComponent::lease_with`].
+    pub fn lease_owned(&self, options: &LeaseOptions) -> Result<OwnedComponentLease, WarmError> {
+        let keep = self.inner.clone();
+        // SAFETY: the lease gets `keep`, which it drops last; until then `keep` is dropped after it.
+        let mut lease = at_once(unsafe { kept(&keep) }.take(options))?;
+        lease.keep = Some(keep);
+        Ok(lease)
+    }
+
+    /// As [`WarmComponent::lease_owned`], waiting for what start functions of the component wait for, where
+    /// each instance runs them anew ([`WarmComponent::why_cold`]).
+    ///
+    /// # Errors
+    /// As [`WarmComponent::lease_with`].
+    pub async fn lease_async(
+        &self,
+        options: &LeaseOptions,
+    ) -> Result<OwnedComponentLease, WarmError> {
+        let keep = self.inner.clone();
+        // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
+        let mut lease = unsafe { kept(&keep) }.take(options).await?;
+        lease.keep = Some(keep);
+        Ok(lease)
     }
 
     /// Compares the memories that the pool would hand out next with what the component starts with.
@@ -347,6 +383,40 @@ impl WarmComponent {
     }
 }
 
+impl Inner {
+    async fn take(&self, options: &LeaseOptions) -> Result<ComponentLease<'_>, WarmError> {
+        let limits = options.limits(&self.stores)?;
+        let memories = self.pool.get(0, |_| FreshMemories::new(&self.memories, &self.policy))?;
+        let mut store = self.stores.make()?;
+        if let Some(wasi) = &options.wasi {
+            store.data_mut().set_wasi(wasi.clone());
+        }
+        store.data_mut().set_generation(next_generation());
+        let instantiate = self.stores.way.instantiate_component(&self.pre, &mut store);
+        let instance = with_memories(&memories.memories, Whose::Component, instantiate)
+            .await
+            .map_err(WarmError::Instantiate)?;
+        Ok(ComponentLease {
+            store,
+            instance,
+            memories,
+            warm: self,
+            limits,
+            unfinished: false,
+            keep: None,
+        })
+    }
+}
+
+/// The component for as long as its lease wants it.
+///
+/// # Safety
+/// Nothing that the reference or what comes of it is used by may outlive `keep`.
+unsafe fn kept(keep: &Arc<Inner>) -> &'static Inner {
+    // SAFETY: an `Arc` does not move what it holds, and the caller keeps it for as long as it is used.
+    unsafe { &*Arc::as_ptr(keep) }
+}
+
 /// A fresh instance of a component.
 pub struct ComponentLease<'a> {
     /// Dropped before the memories come back to their pool.
@@ -354,7 +424,17 @@ pub struct ComponentLease<'a> {
     instance: Instance,
     memories: PoolLease<'a, FreshMemories>,
     warm: &'a Inner,
+    /// Of each of its calls.
+    limits: CallLimits,
+    /// A call on a fiber has begun and was not over when its future was dropped.
+    unfinished: bool,
+    /// What an owned lease borrows from, dropped after all that does.
+    keep: Option<Arc<Inner>>,
 }
+
+/// A lease that keeps its component, and can be moved to other threads and tasks; see
+/// [`WarmComponent::lease_owned`].
+pub type OwnedComponentLease = ComponentLease<'static>;
 
 impl std::fmt::Debug for ComponentLease<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -368,15 +448,24 @@ pub(crate) struct Caller<'a> {
     pub(crate) store: &'a mut Store<Host>,
     pub(crate) instance: Instance,
     pub(crate) limits: CallLimits,
+    pub(crate) way: Way,
 }
 
 impl Caller<'_> {
-    pub(crate) fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
+    pub(crate) async fn call(
+        &mut self,
+        name: &str,
+        arguments: &[Val],
+    ) -> Result<Vec<Val>, CallError> {
         let func = self.function(name)?;
-        self.call_function(name, func, arguments)
+        self.call_function(name, func, arguments).await
     }
 
-    pub(crate) fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
+    pub(crate) async fn call_text(
+        &mut self,
+        name: &str,
+        texts: &[String],
+    ) -> Result<String, CallError> {
         let func = self.function(name)?;
         let ty = func.ty(&*self.store);
         let wanted: Vec<Type> = ty.params().map(|(_, ty)| ty).collect();
@@ -392,11 +481,11 @@ impl Caller<'_> {
             .iter()
             .zip(texts)
             .map(|(ty, text)| {
-                read_value(ty, text)
+                read_component_value(ty, text)
                     .ok_or_else(|| wrong(format!("`{text}` cannot be read as {ty:?}")))
             })
             .collect::<Result<Vec<_>, _>>()?;
-        let results = self.call_function(name, func, &arguments)?;
+        let results = self.call_function(name, func, &arguments).await?;
         Ok(results.iter().map(show_component_value).collect::<Vec<_>>().join(" "))
     }
 
@@ -423,7 +512,7 @@ impl Caller<'_> {
         self.instance.get_func(&mut *self.store, export).ok_or_else(missing)
     }
 
-    fn call_function(
+    async fn call_function(
         &mut self,
         name: &str,
         func: Func,
@@ -439,11 +528,11 @@ impl Caller<'_> {
         }
         let mut results = vec![Val::Bool(false); ty.results().len()];
         self.limits.apply(&mut *self.store);
-        let result = func.call(&mut *self.store, arguments, &mut results);
+        let result = self.way.call_component(func, self.store, arguments, &mut results).await;
         if let Some(failure) = self.store.data().failure() {
             return Err(CallError::Wasi(failure.to_owned()));
         }
-        result.map_err(|e| crate::lease::call_error(e, self.limits))?;
+        result.map_err(|e| call_error(e, self.limits))?;
         Ok(results)
     }
 }
@@ -454,7 +543,25 @@ impl ComponentLease<'_> {
             pre: &self.warm.pre,
             store: &mut self.store,
             instance: self.instance,
-            limits: self.warm.limits,
+            limits: self.limits,
+            way: self.warm.stores.way,
+        }
+    }
+
+    /// Refuses a plain call of a component whose calls may wait.
+    fn may_block(&self) -> Result<(), CallError> {
+        match self.warm.stores.way.waits() {
+            false => Ok(()),
+            true => Err(CallError::Asynchronous),
+        }
+    }
+
+    /// Refuses a call that may wait where none may, and one after a call that was cut off.
+    fn may_wait(&self) -> Result<(), CallError> {
+        match self.warm.stores.way.waits() {
+            false => Err(CallError::Synchronous),
+            true if self.unfinished => Err(CallError::CutOff),
+            true => Ok(()),
         }
     }
 
@@ -464,7 +571,25 @@ impl ComponentLease<'_> {
     /// # Errors
     /// [`CallError`]; the lease is spent after a trap.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
-        self.caller().call(name, arguments)
+        self.may_block()?;
+        drive(Way::Direct, self.caller().call(name, arguments))
+    }
+
+    /// As [`ComponentLease::call`], for a guest with [`GuestOptions::asynchronous`].
+    ///
+    /// # Errors
+    /// As [`ComponentLease::call`]; [`CallError::CutOff`] when the future of an earlier call was dropped
+    /// before it was over.
+    pub async fn call_async(
+        &mut self,
+        name: &str,
+        arguments: &[Val],
+    ) -> Result<Vec<Val>, CallError> {
+        self.may_wait()?;
+        self.unfinished = true;
+        let result = self.caller().call(name, arguments).await;
+        self.unfinished = false;
+        result
     }
 
     /// Like [`ComponentLease::call`], with arguments as text (numbers, `true`, `false`, characters and
@@ -473,13 +598,42 @@ impl ComponentLease<'_> {
     /// # Errors
     /// As [`ComponentLease::call`]; parameters of other types cannot be given as text.
     pub fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
-        self.caller().call_text(name, texts)
+        self.may_block()?;
+        drive(Way::Direct, self.caller().call_text(name, texts))
+    }
+
+    /// As [`ComponentLease::call_text`], for a guest with [`GuestOptions::asynchronous`].
+    ///
+    /// # Errors
+    /// As [`ComponentLease::call_text`] and [`ComponentLease::call_async`].
+    pub async fn call_text_async(
+        &mut self,
+        name: &str,
+        texts: &[String],
+    ) -> Result<String, CallError> {
+        self.may_wait()?;
+        self.unfinished = true;
+        let result = self.caller().call_text(name, texts).await;
+        self.unfinished = false;
+        result
     }
 
     /// The call's host state.
     #[must_use]
     pub fn host(&self) -> &Host {
         self.store.data()
+    }
+
+    /// The call's host state, to set what host functions of the embedder need.
+    pub fn host_mut(&mut self) -> &mut Host {
+        self.store.data_mut()
+    }
+
+    /// Its store and instance, for what `wasmtime::component::bindgen!` generates. The limits of its calls are
+    /// set; whoever makes several calls sets them again by asking again.
+    pub fn bindings(&mut self) -> (StoreContextMut<'_, Host>, Instance) {
+        self.limits.apply(&mut self.store);
+        (self.store.as_context_mut(), self.instance)
     }
 
     /// Bytes of the component's memories that differ from what it starts with.
@@ -517,42 +671,4 @@ fn available(pre: &InstancePre<Host>) -> String {
         }
     }
     if names.is_empty() { "no function at all".to_owned() } else { names.join(", ") }
-}
-
-fn read_value(ty: &Type, text: &str) -> Option<Val> {
-    Some(match ty {
-        Type::Bool => Val::Bool(text.parse().ok()?),
-        Type::U8 => Val::U8(text.parse().ok()?),
-        Type::S8 => Val::S8(text.parse().ok()?),
-        Type::U16 => Val::U16(text.parse().ok()?),
-        Type::S16 => Val::S16(text.parse().ok()?),
-        Type::U32 => Val::U32(text.parse().ok()?),
-        Type::S32 => Val::S32(text.parse().ok()?),
-        Type::U64 => Val::U64(text.parse().ok()?),
-        Type::S64 => Val::S64(text.parse().ok()?),
-        Type::Float32 => Val::Float32(text.parse().ok()?),
-        Type::Float64 => Val::Float64(text.parse().ok()?),
-        Type::Char => Val::Char(text.parse().ok()?),
-        Type::String => Val::String(text.to_owned()),
-        _ => return None,
-    })
-}
-
-fn show_component_value(value: &Val) -> String {
-    match value {
-        Val::Bool(v) => v.to_string(),
-        Val::U8(v) => v.to_string(),
-        Val::S8(v) => v.to_string(),
-        Val::U16(v) => v.to_string(),
-        Val::S16(v) => v.to_string(),
-        Val::U32(v) => v.to_string(),
-        Val::S32(v) => v.to_string(),
-        Val::U64(v) => v.to_string(),
-        Val::S64(v) => v.to_string(),
-        Val::Float32(v) => v.to_string(),
-        Val::Float64(v) => v.to_string(),
-        Val::Char(v) => v.to_string(),
-        Val::String(v) => v.clone(),
-        other => format!("{other:?}"),
-    }
 }

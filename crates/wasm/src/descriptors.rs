@@ -23,6 +23,7 @@ use wasmtime::{Instance, Linker, Memory, Store, TypedFunc};
 use crate::WarmError;
 use crate::host::Host;
 use crate::stores::Stores;
+use crate::way::Way;
 
 const WASI: &str = "wasi_snapshot_preview1";
 /// Standard input, output and error come before the directories.
@@ -179,7 +180,16 @@ pub(crate) fn check(stores: &Stores, host: &mut Host) -> Result<(), WarmError> {
     if !host.has_used_p1() {
         return Ok(());
     }
-    match find(stores.make()?, host).map_err(WarmError::Instantiate)? {
+    let store = stores.make()?;
+    let found = match stores.way {
+        Way::Direct | Way::Deep => find(store, host),
+        // Asking waits for files, which a task of a runtime must not do on its thread.
+        Way::Fiber => std::thread::scope(|scope| {
+            let asked = scope.spawn(|| find(store, host)).join();
+            asked.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        }),
+    };
+    match found.map_err(WarmError::Instantiate)? {
         None => Ok(()),
         Some(what) => Err(WarmError::Descriptors(what)),
     }

@@ -1,5 +1,6 @@
 //! The wasmtime engine that all guests share, set up so that their memories are slots.
 
+use std::hash::{Hash, Hasher};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -10,8 +11,8 @@ use afresh_sys::{Inherited, fork, host};
 
 use crate::LoadError;
 use crate::cache::Cache;
-use crate::guest::GuestOptions;
-use crate::linear::SlotMemories;
+use crate::linear::{SlotMemories, record_memories};
+use crate::stacks::Stacks;
 
 /// Where memories that grow by whole 2 MiB get them from: what is ready there is touched without faults.
 #[derive(Clone, Debug, Default)]
@@ -38,6 +39,17 @@ impl ZeroMemory {
     }
 }
 
+/// Who advances the epoch, which timeouts are counted in.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Epochs {
+    /// A thread of the engine's, every 5 ms, once a guest has a timeout.
+    #[default]
+    Engine,
+    /// The embedder, by `wasmtime::Engine::increment_epoch`, once in so much time. Where it comes late, so do
+    /// timeouts.
+    Embedder(Duration),
+}
+
 /// How the engine is set up. What is off costs nothing in compiled code.
 #[derive(Clone, Debug)]
 pub struct EngineConfig {
@@ -51,6 +63,11 @@ pub struct EngineConfig {
     pub cache: Option<std::path::PathBuf>,
     /// Where memory for growth comes from.
     pub zero_memory: ZeroMemory,
+    /// Who advances the epoch.
+    pub epochs: Epochs,
+    /// Most bytes of native stack that a guest may use. With more than the default, 512 KiB, each call runs on
+    /// a stack of its own, for no thread need have so much; that takes a fraction of a microsecond.
+    pub stack: usize,
 }
 
 impl Default for EngineConfig {
@@ -61,12 +78,94 @@ impl Default for EngineConfig {
             memory64_capacity: 64 << 30,
             cache: None,
             zero_memory: ZeroMemory::default(),
+            epochs: Epochs::default(),
+            stack: STACK,
         }
     }
 }
 
-/// Granularity of timeouts.
-pub(crate) const TICK: Duration = Duration::from_millis(5);
+/// Granularity of timeouts, where the engine's own thread advances the epoch.
+const TICK: Duration = Duration::from_millis(5);
+
+/// Bytes of native stack that a guest may use, if nobody says otherwise: what every thread has.
+const STACK: usize = 512 << 10;
+
+/// Bytes of stack that host functions have beyond what the guest may use, on a stack of a call's own.
+const HOST_STACK: usize = 1536 << 10;
+
+impl EngineConfig {
+    /// Adds to a configuration of wasmtime's what this engine needs, so that an engine made with it can be
+    /// given to [`Engine::over`]. Everything else stays as it is there.
+    pub fn apply(&self, wasm: &mut wasmtime::Config) {
+        let space = Space::of_process();
+        wasm.memory_reservation(space.reservation)
+            .memory_guard_size(space.guard)
+            .memory_reservation_for_growth(0)
+            .memory_may_move(false)
+            .gc_heap_reservation(space.reservation)
+            .gc_heap_guard_size(space.heap_guard())
+            .gc_heap_reservation_for_growth(0)
+            .gc_heap_may_move(false)
+            // Initial content comes from the slots' images; wasmtime's own copy-on-write does not know
+            // of them.
+            .memory_init_cow(false)
+            .epoch_interruption(self.timeouts)
+            .consume_fuel(self.fuel)
+            .with_host_memory(Arc::new(SlotMemories))
+            .with_host_stack(Arc::new(Stacks));
+        if self.stack != STACK {
+            wasm.async_stack_size(self.stack.saturating_add(HOST_STACK)).max_wasm_stack(self.stack);
+        }
+        // Compilation is spread over threads that the first engine started, and that no child has.
+        static FIRST: Inherited<u32> = Inherited::new();
+        let generation = fork::generation();
+        if *FIRST.get_or_make(|| generation) != generation {
+            wasm.parallel_compilation(false);
+        }
+    }
+
+    /// What an engine of the embedder's lacks, by the setting that it takes.
+    fn missing(&self, wasm: &wasmtime::Engine) -> Vec<String> {
+        let space = Space::of_process();
+        let settings = [
+            ("memory_reservation", wasm.get_memory_reservation() == space.reservation),
+            ("memory_guard_size", wasm.get_memory_guard_size() == space.guard),
+            ("memory_reservation_for_growth", wasm.get_memory_reservation_for_growth() == 0),
+            ("memory_may_move", !wasm.get_memory_may_move()),
+            ("gc_heap_reservation", wasm.get_gc_heap_reservation() == space.reservation),
+            ("gc_heap_guard_size", wasm.get_gc_heap_guard_size() == space.heap_guard()),
+            ("gc_heap_reservation_for_growth", wasm.get_gc_heap_reservation_for_growth() == 0),
+            ("gc_heap_may_move", !wasm.get_gc_heap_may_move()),
+            ("memory_init_cow", !wasm.get_memory_init_cow()),
+            ("epoch_interruption", wasm.get_epoch_interruption() == self.timeouts),
+            ("consume_fuel", wasm.get_consume_fuel() == self.fuel),
+            ("max_wasm_stack", wasm.get_max_wasm_stack() == self.stack),
+        ];
+        let lacking = settings.into_iter().filter(|(_, there)| !there);
+        let mut missing: Vec<String> = lacking.map(|(name, _)| name.to_owned()).collect();
+        if wasm.get_pooling_config().is_some() {
+            missing.push(
+                "allocation_strategy (on demand: the pool would bring memory of its own)"
+                    .to_owned(),
+            );
+        }
+        if missing.is_empty() && !takes_slots(wasm) {
+            missing.push("with_host_memory".to_owned());
+        }
+        missing
+    }
+}
+
+/// Whether memories of this engine's guests are slots.
+fn takes_slots(wasm: &wasmtime::Engine) -> bool {
+    // A module with one memory.
+    const MODULE: [u8; 13] = [0, b'a', b's', b'm', 1, 0, 0, 0, 5, 3, 1, 0, 1];
+    let made = wasmtime::Module::new(wasm, MODULE).and_then(|module| {
+        let mut store = wasmtime::Store::new(wasm, ());
+        record_memories(|| wasmtime::Instance::new(&mut store, &module, &[]))
+    });
+    made.is_ok_and(|(_, made)| made.len() == 1)
+}
 
 pub(crate) struct Inner {
     pub(crate) wasmtime: wasmtime::Engine,
@@ -141,7 +240,6 @@ impl Engine {
     /// # Errors
     /// [`LoadError::Engine`] when wasmtime does not support this machine or configuration.
     pub fn new(config: EngineConfig) -> Result<Self, LoadError> {
-        let space = Space::of_process();
         let mut wasm = wasmtime::Config::new();
         wasm.wasm_multi_memory(true)
             .wasm_memory64(true)
@@ -149,28 +247,42 @@ impl Engine {
             .wasm_function_references(true)
             .wasm_gc(true)
             .wasm_exceptions(true)
-            .wasm_extended_const(true)
-            .memory_reservation(space.reservation)
-            .memory_guard_size(space.guard)
-            .memory_reservation_for_growth(0)
-            .memory_may_move(false)
-            .gc_heap_reservation(space.reservation)
-            .gc_heap_guard_size(space.heap_guard())
-            .gc_heap_reservation_for_growth(0)
-            .gc_heap_may_move(false)
-            // Initial content comes from the slots' images; wasmtime's own copy-on-write does not know
-            // of them.
-            .memory_init_cow(false)
-            .epoch_interruption(config.timeouts)
-            .consume_fuel(config.fuel)
-            .with_host_memory(Arc::new(SlotMemories));
-        // Compilation is spread over threads that the first engine started, and that no child has.
-        static FIRST: Inherited<u32> = Inherited::new();
-        let generation = fork::generation();
-        wasm.parallel_compilation(*FIRST.get_or_make(|| generation) == generation);
-        let wasmtime = wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?;
-        let inner = Inner { wasmtime, config, ticking: AtomicU32::new(0), generation };
-        Ok(Self { inner: Arc::new(inner) })
+            .wasm_extended_const(true);
+        config.apply(&mut wasm);
+        Ok(Self::with(wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?, config))
+    }
+
+    /// An engine of the embedder's own, made with a configuration that [`EngineConfig::apply`] was given. The
+    /// embedder may go on to use it for guests of its own.
+    ///
+    /// # Errors
+    /// [`LoadError::Settings`] names what the engine lacks.
+    pub fn over(wasmtime: wasmtime::Engine, config: EngineConfig) -> Result<Self, LoadError> {
+        let missing = config.missing(&wasmtime);
+        if missing.is_empty() {
+            Ok(Self::with(wasmtime, config))
+        } else {
+            Err(LoadError::Settings { missing })
+        }
+    }
+
+    fn with(wasmtime: wasmtime::Engine, config: EngineConfig) -> Self {
+        let inner =
+            Inner { wasmtime, config, ticking: AtomicU32::new(0), generation: fork::generation() };
+        Self { inner: Arc::new(inner) }
+    }
+
+    /// Whether guests may use more stack than every thread has.
+    pub(crate) fn deep(&self) -> bool {
+        self.inner.config.stack > STACK
+    }
+
+    /// What timeouts are counted in.
+    pub(crate) fn tick(&self) -> Duration {
+        match self.inner.config.epochs {
+            Epochs::Engine => TICK,
+            Epochs::Embedder(tick) => tick.max(Duration::from_nanos(1)),
+        }
     }
 
     /// The wasmtime engine underneath.
@@ -217,20 +329,28 @@ impl Engine {
         }
         let config = &self.inner.config;
         hasher.update(&[u8::from(config.timeouts), u8::from(config.fuel)]);
+        // What else an embedder may have set for compiled code.
+        let mut settings = std::hash::DefaultHasher::new();
+        self.wasmtime().precompile_compatibility_hash().hash(&mut settings);
+        hasher.update(&settings.finish().to_le_bytes());
         hasher.update(&Space::of_process().reservation.to_le_bytes()).finalize()
     }
 
-    /// Makes sure that the limits in `options` are kept.
+    /// Makes sure that limits are kept.
     ///
     /// # Errors
     /// [`LoadError::Limit`] for a limit that code compiled by this engine would not notice, and as
     /// [`Engine::keep_ticking`].
-    pub(crate) fn keep_limits(&self, options: &GuestOptions) -> Result<(), LoadError> {
+    pub(crate) fn keep_limits(
+        &self,
+        timeout: Option<Duration>,
+        fuel: Option<u64>,
+    ) -> Result<(), LoadError> {
         let config = &self.inner.config;
-        if options.fuel.is_some() && !config.fuel {
+        if fuel.is_some() && !config.fuel {
             return Err(LoadError::Limit { limit: "fuel", setting: "EngineConfig::fuel" });
         }
-        if options.timeout.is_some() {
+        if timeout.is_some() {
             if !config.timeouts {
                 return Err(LoadError::Limit {
                     limit: "timeout",
@@ -248,6 +368,9 @@ impl Engine {
     /// # Errors
     /// [`LoadError::Engine`] when the thread cannot be started: timeouts would never come.
     pub(crate) fn keep_ticking(&self) -> Result<(), LoadError> {
+        if self.inner.config.epochs != Epochs::Engine {
+            return Ok(());
+        }
         let generation = fork::generation();
         if self.inner.ticking.load(Ordering::Acquire) == generation
             || self.inner.ticking.swap(generation, Ordering::AcqRel) == generation

@@ -57,6 +57,16 @@ pub enum LoadError {
         /// The setting that makes the engine keep it.
         setting: &'static str,
     },
+    /// An engine of the embedder's is not set up as memories that are brought back need it.
+    #[error(
+        "this wasmtime engine is not set up for warm guests, by {}: give its `Config` to `EngineConfig::apply` \
+         before it is made",
+        missing.join(", ")
+    )]
+    Settings {
+        /// The settings of `wasmtime::Config` that are otherwise.
+        missing: Vec<String>,
+    },
     /// The guest imports something that nobody provides.
     #[error(
         "the guest's imports cannot be satisfied: {0:#}; provide them with `GuestOptions::imports`, or \
@@ -249,6 +259,24 @@ pub enum CallError {
     /// The guest's memory comes from a snapshot, and a page of it could not be fetched.
     #[error("the guest's memory is incomplete: {0}")]
     Memory(String),
+    /// A plain call of a guest whose calls may wait.
+    #[error(
+        "this guest's host functions are asynchronous (`GuestOptions::asynchronous`): call it with \
+         `call_async`, `invoke_async` or `call_bytes_async`"
+    )]
+    Asynchronous,
+    /// An asynchronous call of a guest whose host functions would block the thread.
+    #[error(
+        "this guest's host functions are synchronous: set `GuestOptions::asynchronous` before it is warmed, \
+         or use `call`, `invoke` or `call_bytes`"
+    )]
+    Synchronous,
+    /// The future of an earlier call was dropped before the call was over.
+    #[error(
+        "an earlier call of this lease was dropped before it was over, and what it left is not used again: \
+         take another lease"
+    )]
+    CutOff,
     /// The guest does not keep the byte-handling interface.
     #[error("the guest does not keep the byte interface: {0}")]
     Interface(String),

@@ -12,8 +12,8 @@ use wasmtime::{Extern, Instance, Store};
 
 use crate::WarmError;
 use crate::compare::Comparison;
-use crate::host::Host;
-use crate::linear::{GuestMemory, Whose, with_memories};
+use crate::host::{Host, Wasi};
+use crate::linear::GuestMemory;
 use crate::reset::{Blueprint, WarmMemory};
 
 /// What a warm guest in fresh mode consists of.
@@ -30,16 +30,21 @@ impl FreshState {
         FreshMemories::new(&self.memories, &self.blueprint.policy)
     }
 
-    /// A new instance over `memories`.
-    pub(crate) fn instantiate(
+    /// A new instance over `memories`, with a WASI context of its own, if it is to have one.
+    pub(crate) async fn instantiate(
         &self,
         memories: &FreshMemories,
+        wasi: Option<&Arc<Wasi>>,
     ) -> Result<(Store<Host>, Instance), WarmError> {
         let mut store = self.blueprint.stores.make()?;
-        let pre = &self.blueprint.pre;
-        let instance =
-            with_memories(&memories.memories, Whose::Module, || pre.instantiate(&mut store))
-                .map_err(WarmError::Instantiate)?;
+        if let Some(wasi) = wasi {
+            store.data_mut().set_wasi(wasi.clone());
+        }
+        let instance = self
+            .blueprint
+            .instantiate(&mut store, &memories.memories)
+            .await
+            .map_err(WarmError::Instantiate)?;
         for (memory, export) in memories.memories.iter().zip(&self.blueprint.memories) {
             let address = match instance.get_module_export(&mut store, export) {
                 Some(Extern::Memory(handle)) => handle.data_ptr(&store),

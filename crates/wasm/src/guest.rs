@@ -7,10 +7,11 @@ use afresh_memory::{HostAccess, Strategy};
 use afresh_pool::Limits;
 use afresh_rewrite::{Analysis, Roots, analyze};
 use serde::{Deserialize, Serialize};
-use wasmtime::{Linker, Val};
+use wasmtime::{Linker, Val, component};
 
-use crate::host::{Host, Wasi};
+use crate::host::{Host, Limiter, State, Wasi};
 use crate::linear::MemoryPolicy;
+use crate::way::{Way, drive};
 use crate::{Engine, LoadError, Warm, WarmComponent, WarmError};
 
 /// Which wall stands between two calls.
@@ -49,19 +50,35 @@ impl std::str::FromStr for Mode {
 }
 
 type Link = dyn Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync;
+type LinkComponent = dyn Fn(&mut component::Linker<Host>) -> wasmtime::Result<()> + Send + Sync;
 
 /// Host functions of the embedder's own, beside WASI and `afresh.generation`. The default has none.
 ///
-/// They must keep their state in [`Host::set_data`], which is new for every call, or leak it knowingly.
+/// They must keep their state in [`Host::state`], which is new for every lease, or leak it knowingly.
+///
+/// A guest with [`GuestOptions::asynchronous`] may have asynchronous ones; no other may.
 #[derive(Clone, Default)]
-pub struct Imports(Option<Arc<Link>>);
+pub struct Imports {
+    module: Option<Arc<Link>>,
+    component: Option<Arc<LinkComponent>>,
+}
 
 impl Imports {
-    /// What `link` defines, which may also replace what is there.
+    /// What `link` defines for a module, which may also replace what is there.
     pub fn new(
         link: impl Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
     ) -> Self {
-        Self(Some(Arc::new(link)))
+        Self { module: Some(Arc::new(link)), component: None }
+    }
+
+    /// Adds what `link` defines for a component, which may also replace what is there.
+    #[must_use]
+    pub fn component(
+        mut self,
+        link: impl Fn(&mut component::Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        self.component = Some(Arc::new(link));
+        self
     }
 }
 
@@ -93,6 +110,15 @@ pub struct GuestOptions {
     pub verify_every: Option<u32>,
     /// Host functions of the embedder's own.
     pub imports: Imports,
+    /// State of the embedder's own, made new for each lease; host functions find it with [`Host::state`].
+    pub state: State,
+    /// A limiter of the embedder's own, beside `memory_limit`.
+    pub limiter: Limiter,
+    /// Whether WASI and host functions may wait without blocking the thread: for guests that are called in
+    /// tasks, where WASI that blocks would panic. Such a guest is called with
+    /// [`Lease::call_async`](crate::Lease::call_async) and its like, in a task of tokio's; each call runs on
+    /// a stack of its own, and takes a fraction of a microsecond more.
+    pub asynchronous: bool,
     /// Loads a guest although it imports functions that nobody provides; a call of one of them fails.
     pub stub_imports: bool,
 }
@@ -123,6 +149,9 @@ impl Default for GuestOptions {
             limits: Limits::default(),
             verify_every: None,
             imports: Imports::default(),
+            state: State::default(),
+            limiter: Limiter::default(),
+            asynchronous: false,
             stub_imports: false,
         }
     }
@@ -143,11 +172,37 @@ impl GuestOptions {
     pub(crate) fn linker(&self, engine: &Engine) -> Result<Linker<Host>, LoadError> {
         let mut linker = Linker::new(engine.wasmtime());
         let result = (|| {
-            wasmtime_wasi::p1::add_to_linker_sync(&mut linker, Host::p1)?;
+            match self.asynchronous {
+                false => wasmtime_wasi::p1::add_to_linker_sync(&mut linker, Host::p1)?,
+                true => wasmtime_wasi::p1::add_to_linker_async(&mut linker, Host::p1)?,
+            }
             linker.func_wrap("afresh", "generation", |caller: wasmtime::Caller<'_, Host>| {
                 caller.data().generation() as i64
             })?;
-            match &self.imports.0 {
+            match &self.imports.module {
+                Some(link) => {
+                    linker.allow_shadowing(true);
+                    link(&mut linker)
+                }
+                None => Ok(()),
+            }
+        })();
+        result.map_err(LoadError::Link)?;
+        Ok(linker)
+    }
+
+    /// A linker with everything a component may import.
+    pub(crate) fn component_linker(
+        &self,
+        engine: &Engine,
+    ) -> Result<component::Linker<Host>, LoadError> {
+        let mut linker = component::Linker::new(engine.wasmtime());
+        let result = (|| {
+            match self.asynchronous {
+                false => wasmtime_wasi::p2::add_to_linker_sync(&mut linker)?,
+                true => wasmtime_wasi::p2::add_to_linker_async(&mut linker)?,
+            }
+            match &self.imports.component {
                 Some(link) => {
                     linker.allow_shadowing(true);
                     link(&mut linker)
@@ -173,6 +228,8 @@ pub(crate) enum Arguments {
     /// To be read by the function's type.
     Texts(Vec<String>),
     Component(Vec<wasmtime::component::Val>),
+    /// The input of a handler.
+    Bytes(Vec<u8>),
 }
 
 impl WarmUp {
@@ -194,6 +251,14 @@ impl WarmUp {
     #[must_use]
     pub fn call_text(mut self, name: impl Into<String>, arguments: &[String]) -> Self {
         self.calls.push((name.into(), Arguments::Texts(arguments.to_vec())));
+        self
+    }
+
+    /// Like [`WarmUp::call`], of a handler that takes and gives bytes, as [`crate::BytesEntry`] says; of a
+    /// component, of a function that takes one string. What it answers is dropped.
+    #[must_use]
+    pub fn call_bytes(mut self, name: impl Into<String>, input: impl Into<Vec<u8>>) -> Self {
+        self.calls.push((name.into(), Arguments::Bytes(input.into())));
         self
     }
 
@@ -259,8 +324,24 @@ impl Guest {
     ///
     /// # Errors
     /// [`WarmError`], naming what the guest or the host lacks.
+    ///
+    /// # Panics
+    /// Within a task, for a guest with [`GuestOptions::asynchronous`]: see [`Guest::warm_async`].
     pub fn warm(&self, warm_up: WarmUp) -> Result<Warm, WarmError> {
-        Warm::new(self, &warm_up)
+        drive(self.way(), Warm::new(self, &warm_up))
+    }
+
+    /// As [`Guest::warm`], waiting for asynchronous host functions as a task does. Analysis and compilation
+    /// keep the thread busy for as long as they take.
+    ///
+    /// # Errors
+    /// As [`Guest::warm`].
+    pub async fn warm_async(&self, warm_up: WarmUp) -> Result<Warm, WarmError> {
+        Warm::new(self, &warm_up).await
+    }
+
+    pub(crate) fn way(&self) -> Way {
+        Way::of(self.options.asynchronous, self.engine.deep())
     }
 
     /// Like [`Guest::warm`], for a component without a warm-up of its own: what its start functions leave is
@@ -279,6 +360,15 @@ impl Guest {
     /// [`WarmError`] for a core module, when the component does not compile or link, when a call of the
     /// warm-up fails, or names what of its state no new instance can start with.
     pub fn warm_component_with(&self, warm_up: &WarmUp) -> Result<WarmComponent, WarmError> {
-        WarmComponent::new(self, warm_up)
+        drive(self.way(), WarmComponent::new(self, warm_up))
+    }
+
+    /// As [`Guest::warm_component_with`], waiting for asynchronous host functions as a task does. Compilation
+    /// keeps the thread busy for as long as it takes.
+    ///
+    /// # Errors
+    /// As [`Guest::warm_component_with`].
+    pub async fn warm_component_async(&self, warm_up: &WarmUp) -> Result<WarmComponent, WarmError> {
+        WarmComponent::new(self, warm_up).await
     }
 }

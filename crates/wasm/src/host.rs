@@ -14,6 +14,8 @@ use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::p2::pipe::{MemoryInputPipe, MemoryOutputPipe};
 use wasmtime_wasi::{FsPerms, HostMonotonicClock, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 
+use crate::LoadError;
+
 /// Where the guest's standard output and error go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Output {
@@ -57,6 +59,27 @@ impl Wasi {
             })?;
         }
         Ok(builder)
+    }
+}
+
+impl Wasi {
+    /// Refuses directories for one lease with which a descriptor that the guest knows from its warm-up would
+    /// name another thing: each that `guest` gives has to be there, at its place and under its name.
+    pub(crate) fn fits(&self, guest: &Self) -> Result<(), LoadError> {
+        for (at, (_, name, _)) in guest.dirs.iter().enumerate() {
+            match self.dirs.get(at) {
+                Some((_, own, _)) if own == name => {}
+                other => {
+                    let instead =
+                        other.map_or("nothing".to_owned(), |(_, own, _)| format!("{own:?}"));
+                    return Err(LoadError::Wasi(format!(
+                        "{instead} where the guest's options have the directory {name:?}: give a lease the \
+                         same names in the same order, and others after them"
+                    )));
+                }
+            }
+        }
+        Ok(())
     }
 }
 
@@ -108,49 +131,100 @@ enum Context {
     P2(Box<(WasiCtx, ResourceTable)>),
 }
 
+type Make = dyn Fn() -> Box<dyn Any + Send> + Send + Sync;
+
+/// The embedder's own state, made new for each lease by a function of the embedder's, when it is first asked
+/// for with [`Host::state`], and dropped with the lease. The default is none.
+#[derive(Clone, Default)]
+pub struct State(Option<Arc<Make>>);
+
+impl State {
+    /// State that `make` makes.
+    pub fn new<T: Send + 'static>(make: impl Fn() -> T + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(move || Box::new(make()) as Box<dyn Any + Send>)))
+    }
+}
+
+impl std::fmt::Debug for State {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("State").field(&self.0.is_some()).finish()
+    }
+}
+
+type FindLimiter = dyn (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync;
+
+/// A limiter of the embedder's own, in its state, that is asked after the limits of the guest's options. The
+/// default is none.
+#[derive(Clone, Default)]
+pub struct Limiter(Option<Arc<FindLimiter>>);
+
+impl Limiter {
+    /// The limiter that `find` finds in the lease's host state. It is asked while memories and tables grow, and
+    /// when instances are made; what it counts must be in the state, to be new for each lease.
+    pub fn new(
+        find: impl (Fn(&mut Host) -> &mut dyn ResourceLimiter) + Send + Sync + 'static,
+    ) -> Self {
+        Self(Some(Arc::new(find)))
+    }
+
+    pub(crate) fn is_some(&self) -> bool {
+        self.0.is_some()
+    }
+}
+
+impl std::fmt::Debug for Limiter {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_tuple("Limiter").field(&self.0.is_some()).finish()
+    }
+}
+
+/// What a [`Host`] is made of.
+pub(crate) struct HostParts {
+    pub(crate) wasi: Arc<Wasi>,
+    pub(crate) clock: Clock,
+    pub(crate) state: State,
+    pub(crate) limiter: Limiter,
+    pub(crate) memory_limit: usize,
+    /// Most instances in the store, if not as many as wasmtime allows.
+    pub(crate) instances: Option<usize>,
+}
+
 /// The state of one call that lives outside the guest; the `T` of its `Store<T>`.
 pub struct Host {
-    wasi: Arc<Wasi>,
-    clock: Clock,
+    parts: HostParts,
+    /// What it gives to the calls of this lease instead.
+    own: Option<Arc<Wasi>>,
     /// Why WASI could not give this call what it was to give.
     failure: Option<String>,
     context: Context,
     stdout: Option<MemoryOutputPipe>,
     stderr: Option<MemoryOutputPipe>,
-    memory_limit: usize,
-    /// Most instances in the store, if not as many as wasmtime allows.
-    instances: Option<usize>,
     generation: u64,
     data: Option<Box<dyn Any + Send>>,
+    state: Option<Box<dyn Any + Send>>,
 }
 
 impl std::fmt::Debug for Host {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Host")
             .field("generation", &self.generation)
-            .field("memory_limit", &self.memory_limit)
+            .field("memory_limit", &self.parts.memory_limit)
             .finish_non_exhaustive()
     }
 }
 
 impl Host {
-    pub(crate) fn new(
-        wasi: Arc<Wasi>,
-        clock: Clock,
-        memory_limit: usize,
-        instances: Option<usize>,
-    ) -> Self {
+    pub(crate) fn new(parts: HostParts) -> Self {
         Self {
-            wasi,
-            clock,
+            parts,
+            own: None,
             failure: None,
             context: Context::None,
             stdout: None,
             stderr: None,
-            memory_limit,
-            instances,
             generation: 0,
             data: None,
+            state: None,
         }
     }
 
@@ -166,6 +240,12 @@ impl Host {
         if self.data.is_some() {
             self.data = None;
         }
+        if self.own.is_some() {
+            self.own = None;
+        }
+        if self.state.is_some() {
+            self.state = None;
+        }
     }
 
     /// Whether nothing of a call is here.
@@ -174,6 +254,8 @@ impl Host {
             && self.stdout.is_none()
             && self.stderr.is_none()
             && self.data.is_none()
+            && self.own.is_none()
+            && self.state.is_none()
     }
 
     pub(crate) fn set_generation(&mut self, generation: u64) {
@@ -195,6 +277,25 @@ impl Host {
     /// Sets the embedder's own state; it is dropped with the lease.
     pub fn set_data(&mut self, data: impl Any + Send) {
         self.data = Some(Box::new(data));
+    }
+
+    /// The embedder's own state of this lease, made when it is first asked for.
+    ///
+    /// # Panics
+    /// When [`crate::GuestOptions::state`] makes none, or one of another type.
+    pub fn state<T: 'static>(&mut self) -> &mut T {
+        let make = &self.parts.state.0;
+        let state = self.state.get_or_insert_with(|| match make {
+            Some(make) => make(),
+            None => panic!("`GuestOptions::state` makes no state for host functions"),
+        });
+        match state.downcast_mut() {
+            Some(state) => state,
+            None => panic!(
+                "`GuestOptions::state` makes another type than {}",
+                std::any::type_name::<T>()
+            ),
+        }
     }
 
     /// What the call wrote to standard output so far, when captured.
@@ -227,25 +328,31 @@ impl Host {
         std::mem::swap(&mut self.stderr, &mut other.stderr);
     }
 
-    /// Directories given to the guest.
+    /// Directories that every call of the guest is given.
     pub(crate) fn directories(&self) -> usize {
-        self.wasi.dirs.len()
+        self.parts.wasi.dirs.len()
+    }
+
+    /// Gives the calls of one lease a context of their own.
+    pub(crate) fn set_wasi(&mut self, wasi: Arc<Wasi>) {
+        self.own = Some(wasi);
     }
 
     fn builder(&mut self) -> WasiCtxBuilder {
-        let mut builder = self.wasi.with_dirs().unwrap_or_else(|error| {
+        let wasi = self.own.as_ref().unwrap_or(&self.parts.wasi).clone();
+        let mut builder = wasi.with_dirs().unwrap_or_else(|error| {
             // None at all: descriptors are numbered by order, and one that is missing would give its
             // number to the next.
             self.failure = Some(error);
             WasiCtxBuilder::new()
         });
-        builder.args(&self.wasi.args).envs(&self.wasi.env).monotonic_clock(self.clock.clone());
-        if !self.wasi.stdin.is_empty() {
-            builder.stdin(MemoryInputPipe::new(self.wasi.stdin.clone()));
-        } else if self.wasi.inherit_stdin {
+        builder.args(&wasi.args).envs(&wasi.env).monotonic_clock(self.parts.clock.clone());
+        if !wasi.stdin.is_empty() {
+            builder.stdin(MemoryInputPipe::new(wasi.stdin.clone()));
+        } else if wasi.inherit_stdin {
             builder.inherit_stdin();
         }
-        match self.wasi.output {
+        match wasi.output {
             Output::Discard => {}
             Output::Inherit => {
                 builder.inherit_stdout().inherit_stderr();
@@ -284,30 +391,64 @@ impl WasiView for Host {
     }
 }
 
+impl Host {
+    /// The embedder's own limiter.
+    fn limiter(&mut self) -> Option<&mut dyn ResourceLimiter> {
+        let find = self.parts.limiter.0.clone()?;
+        Some(find(self))
+    }
+}
+
 /// Instances that wasmtime allows in a store by default.
 const WASMTIME_INSTANCES: usize = 10_000;
 
 impl ResourceLimiter for Host {
     fn memory_growing(
         &mut self,
-        _current: usize,
+        current: usize,
         desired: usize,
-        _maximum: Option<usize>,
+        maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
-        Ok(desired <= self.memory_limit)
+        if desired > self.parts.memory_limit {
+            return Ok(false);
+        }
+        match self.limiter() {
+            Some(limiter) => limiter.memory_growing(current, desired, maximum),
+            None => Ok(true),
+        }
+    }
+
+    fn memory_grow_failed(&mut self, error: wasmtime::Error) -> wasmtime::Result<()> {
+        match self.limiter() {
+            Some(limiter) => limiter.memory_grow_failed(error),
+            None => Ok(()),
+        }
     }
 
     fn table_growing(
         &mut self,
-        _current: usize,
+        current: usize,
         desired: usize,
-        _maximum: Option<usize>,
+        maximum: Option<usize>,
     ) -> wasmtime::Result<bool> {
         // A table element takes a few words of host memory; the memory limit bounds those too.
-        Ok(desired.saturating_mul(16) <= self.memory_limit)
+        if desired.saturating_mul(16) > self.parts.memory_limit {
+            return Ok(false);
+        }
+        match self.limiter() {
+            Some(limiter) => limiter.table_growing(current, desired, maximum),
+            None => Ok(true),
+        }
+    }
+
+    fn table_grow_failed(&mut self, error: wasmtime::Error) -> wasmtime::Result<()> {
+        match self.limiter() {
+            Some(limiter) => limiter.table_grow_failed(error),
+            None => Ok(()),
+        }
     }
 
     fn instances(&self) -> usize {
-        self.instances.unwrap_or(WASMTIME_INSTANCES)
+        self.parts.instances.unwrap_or(WASMTIME_INSTANCES)
     }
 }

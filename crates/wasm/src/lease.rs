@@ -2,17 +2,18 @@
 
 use std::any::Any;
 use std::marker::PhantomData;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_rewrite::WarmState;
 use afresh_sys::PerProcess;
 use wasmtime::{
     AsContext, AsContextMut, Extern, Instance, Memory, ModuleExport, Store, StoreContextMut,
-    ThrownException, Trap, TypedFunc, Val, ValType, WasmParams, WasmResults,
+    TypedFunc, Val, WasmParams, WasmResults,
 };
 
 use crate::compare::Comparison;
-use crate::error::without_backtrace;
+use crate::dynamic::{call_dynamic, call_error};
 use crate::fresh::FreshMemories;
 use crate::host::Host;
 use crate::loan::Loan;
@@ -20,15 +21,16 @@ use crate::reset::{ResetInstance, WarmMemory};
 use crate::scope::forget_exception;
 use crate::stores::CallLimits;
 use crate::warm::{Inner, next_generation};
+use crate::way::{Way, drive};
 use crate::{CallError, FreezeError, WarmError};
 
 /// A typed export, resolved once by [`crate::Warm::entry`].
 pub struct Entry<P, R> {
     name: String,
     export: ModuleExport,
-    number: usize,
+    pub(crate) number: usize,
     /// The guest it belongs to.
-    guest: u64,
+    pub(crate) guest: u64,
     signature: PhantomData<fn(P) -> R>,
 }
 
@@ -38,7 +40,7 @@ impl<P, R> Entry<P, R> {
     }
 
     #[cold]
-    fn foreign(&self) -> CallError {
+    pub(crate) fn foreign(&self) -> CallError {
         CallError::Interface(format!("the entry for {:?} belongs to another guest", self.name))
     }
 }
@@ -63,6 +65,8 @@ pub(crate) enum Kind<'a> {
         store: Store<Host>,
         instance: Instance,
         memories: afresh_pool::Lease<'a, FreshMemories>,
+        /// As [`ResetInstance::unfinished`].
+        unfinished: bool,
     },
 }
 
@@ -71,105 +75,20 @@ pub(crate) enum Kind<'a> {
 pub struct Lease<'a> {
     pub(crate) kind: Kind<'a>,
     pub(crate) warm: &'a Inner,
+    /// Of each of its calls.
+    pub(crate) limits: CallLimits,
+    /// What an owned lease borrows from, dropped after all that does. No function hands out what `kind` or
+    /// `warm` refer to for longer than it borrows the lease, so nothing else outlives it.
+    keep: Option<Arc<Inner>>,
 }
+
+/// A lease that keeps its guest, and can be moved to other threads and tasks; see
+/// [`crate::Warm::lease_owned`].
+pub type OwnedLease = Lease<'static>;
 
 impl std::fmt::Debug for Lease<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lease").field("host", self.host()).finish()
-    }
-}
-
-/// What a failed wasmtime call means.
-pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallError {
-    if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
-        return CallError::Exit(exit.0);
-    }
-    if error.is::<ThrownException>() {
-        return CallError::Exception(format!("{error:#}"));
-    }
-    match error.downcast_ref::<Trap>() {
-        Some(Trap::Interrupt) => CallError::Timeout(limits.timeout.unwrap_or_default()),
-        Some(Trap::OutOfFuel) => CallError::OutOfFuel(limits.fuel.unwrap_or_default()),
-        Some(trap) => {
-            let (message, backtrace) = without_backtrace(&error);
-            CallError::Trap { trap: *trap, message, backtrace }
-        }
-        None => CallError::Host(error),
-    }
-}
-
-/// What wasmtime says of an argument that it refuses.
-const REFUSED: [&str; 2] = [
-    "argument type mismatch",
-    "attempted to use a garbage-collected object that has been unrooted",
-];
-
-/// Whether a value could be a `ty`. References that are not null are left to wasmtime: it says, before
-/// anything runs, whether one belongs to this store and is still rooted, where asking it would panic.
-fn may_match(store: impl AsContext, value: &Val, ty: &ValType) -> bool {
-    match value {
-        Val::FuncRef(Some(_))
-        | Val::ExternRef(Some(_))
-        | Val::AnyRef(Some(_))
-        | Val::ExnRef(Some(_))
-        | Val::ContRef(_) => ty.is_ref(),
-        _ => value.matches_ty(store, ty).unwrap_or(false),
-    }
-}
-
-/// Calls an export by name with dynamic values, within the limits that the store has now.
-pub(crate) fn call_dynamic(
-    store: &mut impl AsContextMut<Data = Host>,
-    instance: Instance,
-    name: &str,
-    arguments: &[Val],
-    limits: CallLimits,
-) -> Result<Vec<Val>, CallError> {
-    let Some(func) = instance.get_func(&mut *store, name) else {
-        let mut available: Vec<String> = instance
-            .exports(&mut *store)
-            .filter(|e| !e.name().starts_with(afresh_rewrite::names::PREFIX))
-            .filter_map(|e| Some((e.name().to_owned(), e.into_func()?)))
-            .map(|(name, _)| name)
-            .collect();
-        available.sort_unstable();
-        return Err(CallError::NoSuchExport {
-            name: name.to_owned(),
-            available: available.join(", "),
-        });
-    };
-    let ty = func.ty(&*store);
-    let wrong = |reason: String| CallError::Arguments {
-        name: name.to_owned(),
-        expected: ty.to_string(),
-        reason,
-    };
-    if ty.params().len() != arguments.len() {
-        return Err(wrong(format!("{} given, {} wanted", arguments.len(), ty.params().len())));
-    }
-    for (position, (ty, value)) in ty.params().zip(arguments).enumerate() {
-        if !may_match(&*store, value, &ty) {
-            return Err(wrong(format!("argument {} is no {ty}", position + 1)));
-        }
-    }
-    let mut results = vec![Val::I32(0); ty.results().len()];
-    let result = func.call(&mut *store, arguments, &mut results);
-    if let Some(failure) = store.as_context().data().failure() {
-        return Err(CallError::Wasi(failure.to_owned()));
-    }
-    match result {
-        Ok(()) => Ok(results),
-        Err(error) => {
-            forget_exception(&mut *store);
-            if REFUSED.contains(&&*error.to_string()) {
-                return Err(wrong(error.root_cause().to_string()));
-            }
-            match call_error(error, limits) {
-                // A command that ends itself with success has succeeded.
-                CallError::Exit(0) => Ok(Vec::new()),
-                other => Err(other),
-            }
-        }
     }
 }
 
@@ -202,38 +121,56 @@ fn entropy() -> (i64, i64) {
 /// its answer.
 #[derive(Clone, Debug)]
 pub struct BytesEntry {
-    buffer: Entry<i32, i32>,
-    handler: Entry<i32, i64>,
+    pub(crate) buffer: Entry<i32, i32>,
+    pub(crate) handler: Entry<i32, i64>,
 }
 
 impl BytesEntry {
     pub(crate) fn new(buffer: Entry<i32, i32>, handler: Entry<i32, i64>) -> Self {
         Self { buffer, handler }
     }
+
+    /// The length of an input, as the guest takes it.
+    pub(crate) fn length(input: &[u8]) -> Result<i32, CallError> {
+        i32::try_from(input.len())
+            .map_err(|_| CallError::Interface("the input is larger than 2 GiB".to_owned()))
+    }
 }
 
 impl<'a> Lease<'a> {
     #[inline]
-    pub(crate) fn begin(warm: &'a Inner, kind: Kind<'a>) -> Result<Self, WarmError> {
-        let mut lease = Self { kind, warm };
+    pub(crate) fn begin(warm: &'a Inner, kind: Kind<'a>, limits: CallLimits) -> Self {
+        let mut lease = Self { kind, warm, limits, keep: None };
         lease.host_mut().set_generation(next_generation());
-        if warm.initialize || warm.reseed.is_some() {
-            lease.prepare()?;
-        }
-        Ok(lease)
+        lease
     }
 
-    /// Runs the guest's own hooks for a new clone.
-    fn prepare(&mut self) -> Result<(), WarmError> {
+    /// A lease of an instance that goes on where it was.
+    pub(crate) fn resume(warm: &'a Inner, kind: Kind<'a>) -> Self {
+        Self { kind, warm, limits: warm.limits, keep: None }
+    }
+
+    /// Has the lease keep what it borrows from.
+    pub(crate) fn keep(mut self, keep: Arc<Inner>) -> Self {
+        self.keep = Some(keep);
+        self
+    }
+
+    /// Runs the guest's own hooks for a new clone, where it has any.
+    pub(crate) async fn prepare(&mut self) -> Result<(), WarmError> {
         let failed = |name: &str| {
             let name = name.to_owned();
             move |error| WarmError::Call { name, error }
         };
         if self.warm.initialize {
-            self.run("_initialize", &[]).map_err(failed("_initialize"))?;
+            self.run("_initialize", &[]).await.map_err(failed("_initialize"))?;
         }
         if let Some(reseed) = &self.warm.reseed {
-            self.invoke(reseed, entropy()).map_err(failed(&reseed.name))?;
+            let taken = match self.warm.way.waits() {
+                false => self.invoke(reseed, entropy()),
+                true => self.invoke_async(reseed, entropy()).await,
+            };
+            taken.map_err(failed(&reseed.name))?;
         }
         Ok(())
     }
@@ -256,45 +193,70 @@ impl<'a> Lease<'a> {
     #[inline]
     pub fn invoke<P, R>(&mut self, entry: &Entry<P, R>, params: P) -> Result<R, CallError>
     where
-        P: WasmParams + 'static,
-        R: WasmResults + 'static,
+        P: WasmParams + Sync + 'static,
+        R: WasmResults + Sync + 'static,
     {
-        let warm = self.warm;
         // Numbers mean something within one guest only.
-        if entry.guest != warm.id {
+        if entry.guest != self.warm.id {
             return Err(entry.foreign());
         }
+        if self.warm.way.waits() {
+            return Err(CallError::Asynchronous);
+        }
+        let limits = self.limits;
         let result = match &mut self.kind {
             Kind::Reset(lease) => {
                 let item = &mut **lease;
                 if !matches!(item.typed.get(entry.number), Some(Some(_))) {
                     Self::resolve(item, entry)?;
                 }
-                warm.limits.apply(&mut item.store);
+                limits.apply(&mut item.store);
                 let typed = item.typed[entry.number]
                     .as_ref()
                     .and_then(|f| f.downcast_ref::<TypedFunc<P, R>>());
                 let Some(typed) = typed else {
                     return Err(entry.foreign());
                 };
-                typed.call(&mut item.store, params)
+                self.warm.way.call_now(typed, &mut item.store, params)
             }
             Kind::Fresh { store, instance, .. } => {
                 let typed = typed(store, *instance, entry)?;
-                warm.limits.apply(&mut *store);
-                typed.call(store, params)
+                limits.apply(&mut *store);
+                self.warm.way.call_now(&typed, store, params)
             }
         };
+        self.outcome(result)
+    }
+
+    /// What has become of a call.
+    #[inline]
+    pub(crate) fn outcome<R>(&mut self, result: wasmtime::Result<R>) -> Result<R, CallError> {
         if let Some(failure) = self.host().failure() {
             return Err(CallError::Wasi(failure.to_owned()));
         }
         result.map_err(|error| self.failed(error))
     }
 
+    /// Whether a call on a fiber has begun and was never over.
+    #[inline]
+    pub(crate) fn is_unfinished(&self) -> bool {
+        match &self.kind {
+            Kind::Reset(lease) => lease.unfinished,
+            Kind::Fresh { unfinished, .. } => *unfinished,
+        }
+    }
+
+    fn set_unfinished(&mut self, now: bool) {
+        match &mut self.kind {
+            Kind::Reset(lease) => lease.unfinished = now,
+            Kind::Fresh { unfinished, .. } => *unfinished = now,
+        }
+    }
+
     /// What the failure of a call means; what it left in the store is forgotten.
     #[cold]
     fn failed(&mut self, error: wasmtime::Error) -> CallError {
-        let limits = self.warm.limits;
+        let limits = self.limits;
         forget_exception(self.store().0);
         self.explain(call_error(error, limits))
     }
@@ -328,7 +290,10 @@ impl<'a> Lease<'a> {
 
     /// Looks an entry up in an instance that sees it for the first time.
     #[cold]
-    fn resolve<P, R>(item: &mut ResetInstance, entry: &Entry<P, R>) -> Result<(), CallError>
+    pub(crate) fn resolve<P, R>(
+        item: &mut ResetInstance,
+        entry: &Entry<P, R>,
+    ) -> Result<(), CallError>
     where
         P: WasmParams + 'static,
         R: WasmResults + 'static,
@@ -348,14 +313,23 @@ impl<'a> Lease<'a> {
     /// with exit code 0 has succeeded, without results.
     pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
         self.warm.callable(name)?;
-        self.run(name, arguments)
+        if self.warm.way.waits() {
+            return Err(CallError::Asynchronous);
+        }
+        drive(Way::Direct, self.run(name, arguments))
     }
 
-    fn run(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
-        let warm = self.warm;
+    pub(crate) async fn run(
+        &mut self,
+        name: &str,
+        arguments: &[Val],
+    ) -> Result<Vec<Val>, CallError> {
+        let (way, limits) = (self.warm.way, self.limits);
+        self.set_unfinished(way.waits());
         let (mut store, instance) = self.store();
-        warm.limits.apply(&mut store);
-        let result = call_dynamic(&mut store, instance, name, arguments, warm.limits);
+        limits.apply(&mut store);
+        let result = call_dynamic(way, &mut store, instance, name, arguments, limits).await;
+        self.set_unfinished(false);
         result.map_err(|error| self.explain(error))
     }
 
@@ -364,22 +338,33 @@ impl<'a> Lease<'a> {
     /// # Errors
     /// [`CallError`]; [`CallError::Interface`] when the guest names memory that it does not have.
     pub fn call_bytes(&mut self, entry: &BytesEntry, input: &[u8]) -> Result<Vec<u8>, CallError> {
-        let len = i32::try_from(input.len())
-            .map_err(|_| CallError::Interface("the input is larger than 2 GiB".to_owned()))?;
-        let address = self.invoke(&entry.buffer, len)? as u32 as usize;
+        let len = BytesEntry::length(input)?;
+        let address = self.invoke(&entry.buffer, len)?;
+        self.put_input(address, input)?;
+        let packed = self.invoke(&entry.handler, len)?;
+        self.take_answer(packed)
+    }
+
+    /// Puts the input of a handler where the guest has room for it.
+    pub(crate) fn put_input(&mut self, address: i32, input: &[u8]) -> Result<(), CallError> {
+        let (address, len) = (address as u32 as usize, input.len());
         if address == 0 && len > 0 {
             return Err(CallError::Interface(format!(
                 "the guest has no room for {len} bytes of input"
             )));
         }
-        let memory = self.memory_at(address, input.len())?;
+        let memory = self.memory_at(address, len)?;
         let (store, _) = self.store();
         memory.write(store, address, input).map_err(|_| {
             CallError::Interface(format!(
                 "afresh_buffer returned {address:#x}, and {len} bytes there lie outside its memory"
             ))
-        })?;
-        let packed = self.invoke(&entry.handler, len)? as u64;
+        })
+    }
+
+    /// Copies the answer of a handler out of the guest.
+    pub(crate) fn take_answer(&mut self, packed: i64) -> Result<Vec<u8>, CallError> {
+        let packed = packed as u64;
         let (address, len) = ((packed >> 32) as usize, (packed & 0xffff_ffff) as usize);
         let memory = self.memory_at(address, len)?;
         let (store, _) = self.store();
@@ -508,7 +493,7 @@ impl<'a> Lease<'a> {
 }
 
 /// The typed function behind an entry, in one instance.
-fn typed<P: WasmParams, R: WasmResults>(
+pub(crate) fn typed<P: WasmParams, R: WasmResults>(
     store: &mut impl AsContextMut<Data = Host>,
     instance: Instance,
     entry: &Entry<P, R>,

@@ -14,8 +14,11 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
+use std::future::poll_fn;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Poll;
 
 use afresh_memory::{
     HostAccess, Image, ImageError, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError, Strategy,
@@ -287,10 +290,7 @@ thread_local! {
 }
 
 /// Runs `instantiate` inside of `scope`, and gives back what has become of it.
-fn within<R>(
-    scope: Scope,
-    instantiate: impl FnOnce() -> wasmtime::Result<R>,
-) -> wasmtime::Result<(R, Scope)> {
+fn within<R>(scope: Scope, instantiate: impl FnOnce() -> R) -> wasmtime::Result<(R, Scope)> {
     /// Leaves the scope, also when a host function panics.
     struct Leave(usize);
     impl Drop for Leave {
@@ -303,7 +303,7 @@ fn within<R>(
         scopes.len() - 1
     });
     let leave = Leave(depth);
-    let result = instantiate()?;
+    let result = instantiate();
     let scope = SCOPES.with_borrow_mut(Vec::pop);
     drop(leave);
     scope.map(|scope| (result, scope)).ok_or_else(|| wasmtime::Error::msg("a scope was lost"))
@@ -314,23 +314,37 @@ pub(crate) fn record_memories<R>(
     instantiate: impl FnOnce() -> wasmtime::Result<R>,
 ) -> wasmtime::Result<(R, Vec<Arc<GuestMemory>>)> {
     match within(Scope::Record(Vec::new()), instantiate)? {
-        (result, Scope::Record(made)) => Ok((result, made)),
+        (result, Scope::Record(made)) => Ok((result?, made)),
         _ => Err(wasmtime::Error::msg("a scope was lost")),
     }
 }
 
 /// Runs `instantiate` with `memories` laid out for wasmtime to take, in the order in which it makes
 /// them. Fails unless it asked for exactly these: an instance would run on other memory than its own.
-pub(crate) fn with_memories<R>(
+///
+/// They are laid out on the thread that polls it, for as long as it does: while it waits, others may
+/// instantiate there, and it may go on elsewhere.
+pub(crate) async fn with_memories<R>(
     memories: &[Arc<GuestMemory>],
     whose: Whose,
-    instantiate: impl FnOnce() -> wasmtime::Result<R>,
+    instantiate: impl Future<Output = wasmtime::Result<R>>,
 ) -> wasmtime::Result<R> {
     let layout = Layout { left: memories.iter().cloned().collect(), whose, beyond: 0 };
-    let (result, scope) = within(Scope::Lay(layout), instantiate)?;
-    let Scope::Lay(layout) = scope else {
-        return Err(wasmtime::Error::msg("a scope was lost"));
-    };
+    let lost = || wasmtime::Error::msg("a scope was lost");
+    let mut scope = Some(Scope::Lay(layout));
+    let mut instantiate = pin!(instantiate);
+    let result = poll_fn(|context| {
+        let entered = scope.take().ok_or_else(lost);
+        match entered.and_then(|scope| within(scope, || instantiate.as_mut().poll(context))) {
+            Ok((polled, left)) => {
+                scope = Some(left);
+                polled
+            }
+            Err(error) => Poll::Ready(Err(error)),
+        }
+    })
+    .await?;
+    let Some(Scope::Lay(layout)) = scope else { return Err(lost()) };
     if !layout.left.is_empty() || layout.beyond > 0 {
         return Err(wasmtime::Error::msg(format!(
             "the instance has {} memories laid out for it, left {} of them and asked for {} more, so that \

@@ -9,11 +9,9 @@
 //! belong to the host or to other components; references that no constant stands for; tables that code has
 //! written; modules that are instantiated more than once and have come to differ.
 
-use std::sync::Arc;
-
 use afresh_rewrite::{OpenComponent, WarmState, bake_component, open_component};
 use wasmtime::Store;
-use wasmtime::component::{Component, Instance, InstancePre, Linker};
+use wasmtime::component::{Component, Instance, Linker};
 
 use crate::component::{Caller, compile};
 use crate::guest::{Arguments, Guest, WarmUp};
@@ -21,7 +19,8 @@ use crate::host::Host;
 use crate::linear::{GuestMemory, Whose, with_memories};
 use crate::reset::WarmMemory;
 use crate::stores::{CallLimits, Stores};
-use crate::{LoadError, WarmError};
+use crate::way::{Way, now};
+use crate::{CallError, LoadError, WarmError};
 
 /// A component's warm state.
 pub(crate) struct WarmNested {
@@ -32,13 +31,14 @@ pub(crate) struct WarmNested {
 }
 
 /// Runs the warm-up in one instance and reads what it leaves.
-pub(crate) fn warm(
+pub(crate) async fn warm(
     guest: &Guest,
     linker: &Linker<Host>,
     stores: &Stores,
     cold: &[WarmMemory],
     warm_up: &WarmUp,
 ) -> Result<WarmNested, WarmError> {
+    let way = stores.way;
     let policy = guest.options.policy(&guest.engine);
     let opened = open_component(&guest.wasm).map_err(LoadError::from)?;
     let pre = linker
@@ -49,16 +49,31 @@ pub(crate) fn warm(
         .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &policy))
         .collect::<Result<Vec<_>, _>>()?;
     let mut store = stores.make()?;
-    let instance = instantiate(&pre, &mut store, &memories)?;
+    let instantiate = way.instantiate_component(&pre, &mut store);
+    let instance = with_memories(&memories, Whose::Component, instantiate)
+        .await
+        .map_err(WarmError::Instantiate)?;
     for (name, arguments) in &warm_up.calls {
         let failed = |error| WarmError::Call { name: name.clone(), error };
         let mut caller =
-            Caller { pre: &pre, store: &mut store, instance, limits: CallLimits::default() };
+            Caller { pre: &pre, store: &mut store, instance, limits: CallLimits::default(), way };
         match arguments {
-            Arguments::Component(values) => caller.call(name, values).map(drop).map_err(failed)?,
-            Arguments::Texts(texts) => caller.call_text(name, texts).map(drop).map_err(failed)?,
+            Arguments::Component(values) => {
+                caller.call(name, values).await.map(drop).map_err(failed)?;
+            }
+            Arguments::Texts(texts) => {
+                caller.call_text(name, texts).await.map(drop).map_err(failed)?;
+            }
+            Arguments::Bytes(input) => {
+                let text = String::from_utf8(input.clone()).map_err(|_| {
+                    failed(CallError::Interface(
+                        "a component's function takes text, and the input is none".to_owned(),
+                    ))
+                })?;
+                caller.call_text(name, &[text]).await.map(drop).map_err(failed)?;
+            }
             Arguments::Values(values) if values.is_empty() => {
-                caller.call(name, &[]).map(drop).map_err(failed)?;
+                caller.call(name, &[]).await.map(drop).map_err(failed)?;
             }
             Arguments::Values(_) => {
                 return Err(WarmError::State(format!(
@@ -68,7 +83,7 @@ pub(crate) fn warm(
             }
         }
     }
-    let modules = read(&opened, &mut store, instance)?;
+    let modules = read(way, &opened, &mut store, instance)?;
     no_handles(stores, &mut store)?;
     let mut warm = Vec::with_capacity(memories.len());
     for (memory, cold) in memories.iter().zip(cold) {
@@ -78,15 +93,6 @@ pub(crate) fn warm(
     Ok(WarmNested { memories: warm, modules })
 }
 
-fn instantiate(
-    pre: &InstancePre<Host>,
-    store: &mut Store<Host>,
-    memories: &[Arc<GuestMemory>],
-) -> Result<Instance, WarmError> {
-    with_memories(memories, Whose::Component, || pre.instantiate(store))
-        .map_err(WarmError::Instantiate)
-}
-
 /// The component that starts in the warm state.
 pub(crate) fn baked(wasm: &[u8], modules: &[Option<WarmState>]) -> Result<Vec<u8>, WarmError> {
     bake_component(wasm, modules).map_err(|e| WarmError::State(e.to_string()))
@@ -94,16 +100,17 @@ pub(crate) fn baked(wasm: &[u8], modules: &[Option<WarmState>]) -> Result<Vec<u8
 
 /// Reads the state of every core instance.
 fn read(
+    way: Way,
     opened: &OpenComponent,
     store: &mut Store<Host>,
     instance: Instance,
 ) -> Result<Vec<Option<WarmState>>, WarmError> {
     let mut modules: Vec<Option<WarmState>> = Vec::new();
     modules.resize_with(opened.modules(), || None);
-    for way in &opened.ways {
-        let missing = || WarmError::State(format!("the component does not show {:?}", way.path));
+    for path in &opened.ways {
+        let missing = || WarmError::State(format!("the component does not show {:?}", path.path));
         let mut export = None;
-        for name in &way.path {
+        for name in &path.path {
             let next = instance.get_export_index(&mut *store, export.as_ref(), name);
             export = Some(next.ok_or_else(missing)?);
         }
@@ -111,21 +118,23 @@ fn read(
             .get_typed_func::<(u32,), (u64,)>(&mut *store, export.as_ref().ok_or_else(missing)?)
             .map_err(WarmError::Instantiate)?;
         let state = opened
-            .state(way.module, |item| function.call(&mut *store, (item,)).map(|(bits,)| bits))
+            .state(path.module, |item| {
+                way.call_component_now(&function, store, (item,)).map(|(bits,)| bits)
+            })
             .map_err(WarmError::Instantiate)?
             .map_err(|why| {
                 WarmError::State(format!(
                     "core module {} of the component: {why}, which no new instance can start with",
-                    way.module
+                    path.module
                 ))
             })?;
-        let slot = modules.get_mut(way.module).ok_or_else(missing)?;
+        let slot = modules.get_mut(path.module).ok_or_else(missing)?;
         match slot {
             Some(other) if *other != state => {
                 return Err(WarmError::State(format!(
                     "core module {} of the component is instantiated more than once, and its instances \
                      have come to differ in more than their memories",
-                    way.module
+                    path.module
                 )));
             }
             slot => *slot = Some(state),
@@ -144,12 +153,15 @@ fn no_handles(stores: &Stores, store: &mut Store<Host>) -> Result<(), WarmError>
     stores.unlimit(&mut *store);
     let taker = Component::new(store.engine(), taker()).map_err(WarmError::Instantiate)?;
     let linker: Linker<Host> = Linker::new(store.engine());
-    let taker = linker.instantiate(&mut *store, &taker).map_err(WarmError::Instantiate)?;
+    let taker = linker
+        .instantiate_pre(&taker)
+        .and_then(|pre| now(stores.way.instantiate_component(&pre, store)))
+        .map_err(WarmError::Instantiate)?;
     let take =
         taker.get_typed_func::<(), ()>(&mut *store, TAKER).map_err(WarmError::Instantiate)?;
     let most = store.max_component_handles();
     store.set_max_component_handles(1);
-    let taken = take.call(&mut *store, ());
+    let taken = stores.way.call_component_now(&take, store, ());
     store.set_max_component_handles(most);
     taken.map_err(|_| {
         WarmError::State(

@@ -26,6 +26,7 @@ use crate::plan::Plan;
 use crate::planted;
 use crate::scope::{ScopedStore, forget_exception};
 use crate::stores::Stores;
+use crate::way::{Way, now};
 use crate::{Engine, LoadError, Mode, WarmError, descriptors, state};
 
 /// A warm memory: what it is declared as, its content, and its size in bytes.
@@ -103,6 +104,18 @@ impl Blueprint {
     }
 }
 
+impl Blueprint {
+    /// A new instance in `store`, over `memories`.
+    pub(crate) async fn instantiate(
+        &self,
+        store: &mut Store<Host>,
+        memories: &[Arc<GuestMemory>],
+    ) -> wasmtime::Result<Instance> {
+        let instantiate = self.stores.way.instantiate(&self.pre, store);
+        with_memories(memories, Whose::Module, instantiate).await
+    }
+}
+
 /// Every import that the linker lacks, where that is what is wrong.
 fn unsatisfied(
     linker: &Linker<Host>,
@@ -155,9 +168,9 @@ impl ResetState {
     ) -> Result<ResetInstance, WarmError> {
         let blueprint = &self.blueprint;
         let mut store = blueprint.stores.make()?;
+        // A prepared module runs no code of its own when it is instantiated.
         let instance =
-            with_memories(&memories, Whose::Module, || blueprint.pre.instantiate(&mut store))
-                .map_err(WarmError::Instantiate)?;
+            now(blueprint.instantiate(&mut store, &memories)).map_err(WarmError::Instantiate)?;
         state::apply(&mut store, instance, &self.state)?;
         ResetInstance::adopt(self, store, instance, memories)
     }
@@ -171,6 +184,9 @@ pub(crate) struct ResetInstance {
     restore: Option<TypedFunc<(), i32>>,
     /// Functions that leases call, typed, by entry number.
     pub(crate) typed: Vec<Option<Box<dyn Any + Send>>>,
+    /// A call on a fiber has begun and is not over: its future runs, was dropped or leaked. What it left in
+    /// the store is not looked at; the instance is replaced.
+    pub(crate) unfinished: bool,
     /// Bytes of the collected heap that the warm state itself takes.
     warm_heap: usize,
     /// Bytes of the collected heap now; they stay when what was in it is collected.
@@ -182,6 +198,9 @@ pub(crate) struct ResetInstance {
 
 /// Mappings of an instance beside its memories: tables and, where it has one, the collected heap.
 pub(crate) const INSTANCE_MAPPINGS: usize = 1;
+
+/// Mappings of the stack that a store keeps for its next call on a fiber, and of its guard.
+const FIBER_MAPPINGS: usize = 2;
 
 /// Mappings of a compiled guest, in use or not.
 pub(crate) const CODE_MAPPINGS: usize = 4;
@@ -213,8 +232,9 @@ impl ResetInstance {
         let save: TypedFunc<(), i32> = instance
             .get_typed_func(&mut store, names::SAVE)
             .map_err(|_| broken("has no save function"))?;
-        of.blueprint.stores.unlimit(&mut store);
-        if save.call(&mut store, ()).map_err(WarmError::Instantiate)? != 0 {
+        let stores = &of.blueprint.stores;
+        stores.unlimit(&mut store);
+        if stores.way.call_now(&save, &mut store, ()).map_err(WarmError::Instantiate)? != 0 {
             return Err(WarmError::State(
                 "a table of the warm guest is too large to keep a copy of".to_owned(),
             ));
@@ -234,6 +254,7 @@ impl ResetInstance {
             memories: held,
             restore,
             typed: Vec::new(),
+            unfinished: false,
             warm_heap: heap,
             heap,
             unwound: false,
@@ -256,7 +277,9 @@ impl ResetInstance {
         blueprint.stores.unlimit(&mut self.store);
         if let Some(restore) = &self.restore {
             let left = planted::before(&mut self.store, self.instance, &blueprint.visible);
-            let status = restore.call(&mut self.store, ()).map_err(RestoreError::Restore)?;
+            let way = blueprint.stores.way;
+            let status =
+                way.call_now(restore, &mut self.store, ()).map_err(RestoreError::Restore)?;
             planted::after(&mut self.store, self.instance, &blueprint.visible, left);
             if status != 0 && !is(Bug::Replace) {
                 return Ok(false);
@@ -352,7 +375,7 @@ impl Recycle for ResetInstance {
 
     #[inline]
     fn recycle(&mut self) -> Result<(), RestoreError> {
-        if self.restore_in_place()? {
+        if !self.unfinished && self.restore_in_place()? {
             return Ok(());
         }
         let of = self.of.clone();
@@ -372,7 +395,11 @@ impl Recycle for ResetInstance {
     }
 
     fn mappings(&self) -> usize {
-        self.memories.iter().map(|(m, _)| m.mappings()).sum::<usize>() + INSTANCE_MAPPINGS
+        let own = match self.of.blueprint.stores.way {
+            Way::Direct => INSTANCE_MAPPINGS,
+            Way::Deep | Way::Fiber => INSTANCE_MAPPINGS + FIBER_MAPPINGS,
+        };
+        self.memories.iter().map(|(m, _)| m.mappings()).sum::<usize>() + own
     }
 
     fn trim(&mut self) -> Result<(), RestoreError> {

@@ -21,6 +21,7 @@ use wasmtime::{AsContextMut, Global, Instance, RootScope, Table, Val, ValType};
 
 use crate::host::Host;
 use crate::lease::{Kind, Lease};
+use crate::leasing::at_once;
 use crate::linear::{GuestMemory, MemoryPolicy};
 use crate::loan::{Loan, Own};
 use crate::reset::{INSTANCE_MAPPINGS, KEPT_HEAP, ResetInstance, ResetState};
@@ -289,9 +290,17 @@ impl Session {
         Ok(this)
     }
 
+    /// Whether a call was left in its middle: what it left in the store is not looked at.
+    fn is_broken(&self) -> bool {
+        self.instance.unwound || self.instance.unfinished
+    }
+
     /// Gives the instance a generation and entropy that no other has.
     fn begin(&mut self) -> Result<(), WarmError> {
-        Lease::begin(&self.warm.inner, Kind::Reset(Loan::Own(Own(&mut self.instance)))).map(drop)
+        let inner = &*self.warm.inner;
+        let kind = Kind::Reset(Loan::Own(Own(&mut self.instance)));
+        let mut lease = Lease::begin(inner, kind, inner.limits);
+        at_once(lease.prepare())
     }
 
     /// The instance as it is, for calls. What they leave stays when the lease ends; what a call gave that
@@ -302,7 +311,7 @@ impl Session {
             self.instance.store.renew(|_| ());
         }
         blueprint.stores.unlimit(&mut self.instance.store);
-        Lease { kind: Kind::Reset(Loan::Own(Own(&mut self.instance))), warm: &self.warm.inner }
+        Lease::resume(&self.warm.inner, Kind::Reset(Loan::Own(Own(&mut self.instance))))
     }
 
     /// The guest it is a session of.
@@ -363,8 +372,9 @@ impl Guest for Session {
     }
 
     fn checkpoint(&mut self) -> Result<Frozen<SessionState>, SessionError> {
-        if self.instance.unwound {
-            return Err(SessionError::State("a call of it was ended by a panic".to_owned()));
+        if self.is_broken() {
+            let why = "a call of it was cut off, or ended by a panic; roll it back first";
+            return Err(SessionError::State(why.to_owned()));
         }
         let stores = &self.instance.of.blueprint.stores;
         descriptors::check(stores, self.instance.store.data_mut())?;
@@ -385,7 +395,7 @@ impl Guest for Session {
         if to.state.0.guest != self.warm.inner.id {
             return Err(SessionError::Foreign);
         }
-        if !self.instance.unwound && self.go(to)? {
+        if !self.is_broken() && self.go(to)? {
             Ok(self.begin()?)
         } else {
             *self = Self::new(&self.warm, to)?;

@@ -5,9 +5,9 @@ use std::time::Duration;
 
 use wasmtime::{AsContextMut, Store};
 
-use crate::engine::TICK;
 use crate::guest::GuestOptions;
-use crate::host::{Clock, Host, Wasi};
+use crate::host::{Clock, Host, HostParts, Limiter, State, Wasi};
+use crate::way::Way;
 use crate::{Engine, LoadError};
 
 /// Epochs and fuel for our own functions: as good as unlimited, and far from overflow.
@@ -25,8 +25,13 @@ pub(crate) struct Stores {
     /// What the engine was set up for; here because every restore asks.
     timeouts: bool,
     fuel: bool,
-    /// Whether calls have a timeout.
-    timed: bool,
+    /// The embedder's own state and limiter.
+    state: State,
+    limiter: Limiter,
+    /// Of the guest's calls.
+    pub(crate) limits: CallLimits,
+    /// How code in them is entered.
+    pub(crate) way: Way,
 }
 
 impl Stores {
@@ -45,20 +50,51 @@ impl Stores {
             instances,
             timeouts: engine.inner.config.timeouts,
             fuel: engine.inner.config.fuel,
-            timed: options.timeout.is_some(),
+            state: options.state.clone(),
+            limiter: options.limiter.clone(),
+            limits: CallLimits::new(options.timeout, options.fuel, engine.tick()),
+            way: Way::of(options.asynchronous, engine.deep()),
         })
+    }
+
+    /// The limits of one lease, where they are to be others than the guest's.
+    ///
+    /// # Errors
+    /// As [`Engine::keep_limits`].
+    pub(crate) fn limits(
+        &self,
+        timeout: Option<Duration>,
+        fuel: Option<u64>,
+    ) -> Result<CallLimits, LoadError> {
+        let timeout = timeout.or(self.limits.timeout);
+        let fuel = fuel.or(self.limits.fuel);
+        self.engine.keep_limits(timeout, fuel)?;
+        Ok(CallLimits::new(timeout, fuel, self.engine.tick()))
+    }
+
+    /// # Errors
+    /// As [`Wasi::fits`].
+    pub(crate) fn check_wasi(&self, own: &Wasi) -> Result<(), LoadError> {
+        own.fits(&self.wasi)
     }
 
     /// # Errors
     /// As [`Engine::keep_ticking`].
     pub(crate) fn make(&self) -> Result<Store<Host>, LoadError> {
-        if self.timed {
+        if self.limits.timeout.is_some() {
             self.engine.keep_ticking()?;
         }
         let clock = self.clock.clone();
-        let host = Host::new(self.wasi.clone(), clock, self.memory_limit, self.instances);
+        let host = Host::new(HostParts {
+            wasi: self.wasi.clone(),
+            clock,
+            state: self.state.clone(),
+            limiter: self.limiter.clone(),
+            memory_limit: self.memory_limit,
+            instances: self.instances,
+        });
         let mut store = Store::new(self.engine.wasmtime(), host);
-        if self.memory_limit != usize::MAX || self.instances.is_some() {
+        if self.memory_limit != usize::MAX || self.instances.is_some() || self.limiter.is_some() {
             store.limiter(|host| host);
         }
         self.unlimit(&mut store);
@@ -81,8 +117,8 @@ impl Stores {
 }
 
 /// Ticks until `timeout` is over for certain: the first may come at once, each other after a whole tick.
-fn ticks(timeout: Duration) -> u64 {
-    let whole = timeout.as_nanos().div_ceil(TICK.as_nanos());
+fn ticks(timeout: Duration, tick: Duration) -> u64 {
+    let whole = timeout.as_nanos().div_ceil(tick.as_nanos());
     u64::try_from(whole).map_or(UNLIMITED, |whole| whole.saturating_add(1).min(UNLIMITED))
 }
 
@@ -90,20 +126,22 @@ fn ticks(timeout: Duration) -> u64 {
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct CallLimits {
     pub(crate) timeout: Option<Duration>,
+    /// The timeout in ticks of the epoch.
+    ticks: u64,
     pub(crate) fuel: Option<u64>,
 }
 
 impl CallLimits {
-    pub(crate) fn of(options: &GuestOptions) -> Self {
-        Self { timeout: options.timeout, fuel: options.fuel }
+    fn new(timeout: Option<Duration>, fuel: Option<u64>, tick: Duration) -> Self {
+        Self { timeout, ticks: timeout.map_or(UNLIMITED, |timeout| ticks(timeout, tick)), fuel }
     }
 
     /// Sets the limits for the next call.
     #[inline]
     pub(crate) fn apply(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
-        if let Some(timeout) = self.timeout {
-            store.set_epoch_deadline(ticks(timeout));
+        if self.timeout.is_some() {
+            store.set_epoch_deadline(self.ticks);
         }
         if let Some(fuel) = self.fuel {
             // Fails only where fuel is not configured, and then making the guest did.
@@ -118,7 +156,8 @@ mod tests {
 
     #[test]
     fn a_timeout_never_ends_early() {
-        let at_least = |timeout| TICK * (ticks(timeout) - 1) as u32;
+        const TICK: Duration = Duration::from_millis(5);
+        let at_least = |timeout| TICK * (ticks(timeout, TICK) - 1) as u32;
         for micros in [0, 1, 999, 4000, 4999, 5000, 5001, 9999, 10_000, 10_001, 1_000_000] {
             let timeout = Duration::from_micros(micros);
             assert!(
@@ -127,6 +166,6 @@ mod tests {
                 at_least(timeout)
             );
         }
-        assert_eq!(ticks(Duration::MAX), UNLIMITED);
+        assert_eq!(ticks(Duration::MAX, TICK), UNLIMITED);
     }
 }

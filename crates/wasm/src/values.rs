@@ -1,5 +1,6 @@
 //! Arguments and results as text, for command lines.
 
+use wasmtime::component::{self, Type};
 use wasmtime::{FuncType, Val, ValType};
 
 /// Text that is no value of the type wanted.
@@ -75,6 +76,48 @@ pub fn show_value(value: &Val) -> String {
         Val::F32(bits) => f32::from_bits(*bits).to_string(),
         Val::F64(bits) => f64::from_bits(*bits).to_string(),
         Val::V128(v) => format!("{:#034x}", v.as_u128()),
+        other => format!("{other:?}"),
+    }
+}
+
+/// Reads an argument of a component's function.
+pub(crate) fn read_component_value(ty: &Type, text: &str) -> Option<component::Val> {
+    use component::Val;
+    Some(match ty {
+        Type::Bool => Val::Bool(text.parse().ok()?),
+        Type::U8 => Val::U8(text.parse().ok()?),
+        Type::S8 => Val::S8(text.parse().ok()?),
+        Type::U16 => Val::U16(text.parse().ok()?),
+        Type::S16 => Val::S16(text.parse().ok()?),
+        Type::U32 => Val::U32(text.parse().ok()?),
+        Type::S32 => Val::S32(text.parse().ok()?),
+        Type::U64 => Val::U64(text.parse().ok()?),
+        Type::S64 => Val::S64(text.parse().ok()?),
+        Type::Float32 => Val::Float32(text.parse().ok()?),
+        Type::Float64 => Val::Float64(text.parse().ok()?),
+        Type::Char => Val::Char(text.parse().ok()?),
+        Type::String => Val::String(text.to_owned()),
+        _ => return None,
+    })
+}
+
+/// A component's result as text.
+pub(crate) fn show_component_value(value: &component::Val) -> String {
+    use component::Val;
+    match value {
+        Val::Bool(v) => v.to_string(),
+        Val::U8(v) => v.to_string(),
+        Val::S8(v) => v.to_string(),
+        Val::U16(v) => v.to_string(),
+        Val::S16(v) => v.to_string(),
+        Val::U32(v) => v.to_string(),
+        Val::S32(v) => v.to_string(),
+        Val::U64(v) => v.to_string(),
+        Val::S64(v) => v.to_string(),
+        Val::Float32(v) => v.to_string(),
+        Val::Float64(v) => v.to_string(),
+        Val::Char(v) => v.to_string(),
+        Val::String(v) => v.clone(),
         other => format!("{other:?}"),
     }
 }

@@ -12,20 +12,21 @@ use afresh_rewrite::{AnalyzeError, Prepared, Roots, WarmState, bake, names};
 use afresh_sys::host::random_word;
 use afresh_sys::{PerProcess, fork};
 use wasmtime::{
-    AsContextMut, FuncType, Instance, ModuleExport, RootScope, Store, WasmParams, WasmResults,
+    AsContextMut, FuncType, Instance, ModuleExport, RootScope, Store, Val, WasmParams, WasmResults,
 };
 
 use crate::compare::Comparison;
+use crate::dynamic::call_dynamic;
 use crate::fresh::{FreshMemories, FreshState};
 use crate::frozen::Program;
 use crate::guest::{Arguments, Guest, GuestOptions, Mode, WarmUp};
 use crate::host::{Clock, Host};
-use crate::lease::{self, BytesEntry, Entry, Kind, Lease};
-use crate::linear::{GuestMemory, Shape, Whose, size_in_bytes, with_memories};
-use crate::loan::Loan;
+use crate::lease::{BytesEntry, Entry};
+use crate::linear::{GuestMemory, Shape, size_in_bytes};
 use crate::plan::Plan;
 use crate::reset::{Blueprint, KEPT_HEAP, ResetInstance, ResetState, WarmMemory};
 use crate::stores::CallLimits;
+use crate::way::{Held, Way};
 use crate::{CallError, LoadError, WarmError, descriptors, parse_arguments, state};
 
 /// The WASI reactor initialiser, which is run before the warm-up.
@@ -89,7 +90,7 @@ impl Pools {
         }
     }
 
-    fn blueprint(&self) -> &Blueprint {
+    pub(crate) fn blueprint(&self) -> &Blueprint {
         match self {
             Pools::Reset { state, .. } => &state.blueprint,
             Pools::Fresh { state, .. } => &state.blueprint,
@@ -112,6 +113,7 @@ pub(crate) struct Inner {
     /// A guest whose warm state cannot be kept: each fresh instance runs its initialiser again.
     pub(crate) initialize: bool,
     pub(crate) limits: CallLimits,
+    pub(crate) way: Way,
     pub(crate) reseed: Option<Entry<(i64, i64), ()>>,
     entries: Mutex<HashMap<(String, TypeId), usize>>,
     pub(crate) report: WarmReport,
@@ -181,9 +183,9 @@ impl Warmer<'_> {
     }
 
     /// Runs what brings a new instance to its warm state.
-    fn run(
+    async fn run(
         &self,
-        store: &mut impl AsContextMut<Data = Host>,
+        store: &mut impl Held,
         instance: Instance,
         prepared: &Prepared,
         warm_up: &WarmUp,
@@ -192,11 +194,13 @@ impl Warmer<'_> {
             let name = name.to_owned();
             move |error| WarmError::Call { name, error }
         };
+        let way = self.guest.way();
         let exported = &prepared.analysis.exported_functions;
         let automatic = prepared.analysis.has_start.then_some(names::START);
         let reactor = exported.iter().any(|n| n == INITIALIZE).then_some(INITIALIZE);
         for name in automatic.into_iter().chain(reactor) {
-            lease::call_dynamic(store, instance, name, &[], CallLimits::default())
+            call_dynamic(way, store, instance, name, &[], CallLimits::default())
+                .await
                 .map_err(failed(name))?;
         }
         for (name, arguments) in &warm_up.calls {
@@ -215,20 +219,53 @@ impl Warmer<'_> {
                     None => Ok(Vec::new()),
                 }
                 .map_err(failed(name))?,
+                Arguments::Bytes(input) => {
+                    self.hand(store, instance, name, input).await.map_err(failed(name))?;
+                    continue;
+                }
                 Arguments::Component(_) => {
                     return Err(WarmError::State(format!(
                         "the warm-up call {name:?} has values of a component; this is a core module"
                     )));
                 }
             };
-            lease::call_dynamic(store, instance, name, &values, CallLimits::default())
+            call_dynamic(way, store, instance, name, &values, CallLimits::default())
+                .await
                 .map_err(failed(name))?;
         }
         Ok(())
     }
 
+    /// Gives bytes to a handler.
+    async fn hand(
+        &self,
+        store: &mut impl Held,
+        instance: Instance,
+        name: &str,
+        input: &[u8],
+    ) -> Result<(), CallError> {
+        let broken = |what: &str| CallError::Interface(what.to_owned());
+        let (way, limits) = (self.guest.way(), CallLimits::default());
+        let length = Val::I32(BytesEntry::length(input)?);
+        let given = call_dynamic(way, store, instance, names::BUFFER, &[length], limits).await?;
+        let [Val::I32(address)] = given[..] else {
+            return Err(broken("afresh_buffer does not give an address"));
+        };
+        let memory = instance
+            .get_memory(&mut *store, &names::memory(0))
+            .ok_or_else(|| broken("the guest has no memory"))?;
+        let address = address as u32 as usize;
+        if address == 0 && !input.is_empty() {
+            return Err(broken("the guest has no room for the input"));
+        }
+        memory
+            .write(&mut *store, address, input)
+            .map_err(|_| broken("the input lies outside the guest's memory"))?;
+        call_dynamic(way, store, instance, name, &[length], limits).await.map(drop)
+    }
+
     /// Warms a guest whose state can be read out again.
-    fn warm(
+    async fn warm(
         &mut self,
         blueprint: &Blueprint,
         prepared: &Prepared,
@@ -240,11 +277,10 @@ impl Warmer<'_> {
             .collect::<Result<Vec<_>, _>>()?;
         let mut store = blueprint.stores.make()?;
         let instance =
-            with_memories(&memories, Whose::Module, || blueprint.pre.instantiate(&mut store))
-                .map_err(WarmError::Instantiate)?;
+            blueprint.instantiate(&mut store, &memories).await.map_err(WarmError::Instantiate)?;
         // What the warm-up's calls give, and what is read below, must not stay rooted.
         let mut scope = RootScope::new(&mut store);
-        self.run(&mut scope, instance, prepared, warm_up)?;
+        self.run(&mut scope, instance, prepared, warm_up).await?;
         descriptors::check(&blueprint.stores, scope.as_context_mut().data_mut())?;
         let mut warm = Vec::new();
         let mut sizes = Vec::new();
@@ -270,10 +306,10 @@ struct Warmed {
 }
 
 impl Warm {
-    pub(crate) fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
+    pub(crate) async fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
         let options = &guest.options;
         let engine = &guest.engine;
-        engine.keep_limits(options)?;
+        engine.keep_limits(options.timeout, options.fuel)?;
         let started = Instant::now();
         let (mut plan, mut prepared) = Plan::make(&guest.wasm, options, !warm_up.calls.is_empty())?;
         let mut warmer = Warmer { guest, clock: Clock::from(0), compile: started.elapsed() };
@@ -282,7 +318,7 @@ impl Warm {
         let warmed = match plan.visible {
             None => None,
             Some(_) => {
-                let warmed = warmer.warm(&blueprint, &prepared, warm_up)?;
+                let warmed = warmer.warm(&blueprint, &prepared, warm_up).await?;
                 match warmed.state.opaque() {
                     // Without a warm-up nothing is lost when each instance starts from the module.
                     Some(why) if warm_up.calls.is_empty() && options.mode != Mode::Reset => {
@@ -302,7 +338,7 @@ impl Warm {
                 let pool = Pool::new(options.limits);
                 // What no lease could get past is found now.
                 let first = pool.get(0, |_| state.make())?;
-                drop(state.instantiate(&first)?);
+                drop(state.instantiate(&first, None).await?);
                 drop(first);
                 (Pools::Fresh { state, pool }, true)
             }
@@ -389,13 +425,16 @@ impl Warm {
         let initialize = cold && exports.contains_key(INITIALIZE);
         let memory = module.get_export_index(&names::memory(0));
         static NEXT: AtomicU64 = AtomicU64::new(0);
+        let blueprint = pools.blueprint();
+        let (limits, way) = (blueprint.stores.limits, blueprint.stores.way);
         let mut inner = Inner {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             exports,
             memory,
             pools,
             initialize,
-            limits: CallLimits::of(options),
+            limits,
+            way,
             reseed: None,
             entries: Mutex::default(),
             report,
@@ -410,45 +449,6 @@ impl Warm {
             inner.report.reseeds = true;
         }
         Ok(Self { inner: Arc::new(inner) })
-    }
-
-    /// An instance in the warm state, for one call or several that belong together. Dropping the lease
-    /// brings it back.
-    ///
-    /// # Errors
-    /// [`WarmError`] when the pool is exhausted or a new instance cannot be made.
-    #[inline]
-    pub fn lease(&self) -> Result<Lease<'_>, WarmError> {
-        let inner = &*self.inner;
-        let kind = match &inner.pools {
-            Pools::Reset { state, pool } => {
-                Kind::Reset(Loan::Pooled(pool.get(0, |_| state.make())?))
-            }
-            Pools::Fresh { state, pool } => {
-                let memories = pool.get(0, |_| state.make())?;
-                let (store, instance) = state.instantiate(&memories)?;
-                Kind::Fresh { store, instance, memories }
-            }
-        };
-        Lease::begin(inner, kind)
-    }
-
-    /// An instance that has never run anything but the warm-up, made for this lease and dropped with it:
-    /// what a pooled one can be compared with.
-    ///
-    /// # Errors
-    /// [`WarmError`] when it cannot be made.
-    pub fn lease_new(&self) -> Result<Lease<'_>, WarmError> {
-        let inner = &*self.inner;
-        let kind = match &inner.pools {
-            Pools::Reset { state, pool } => Kind::Reset(Loan::Pooled(pool.spare(|| state.make())?)),
-            Pools::Fresh { state, pool } => {
-                let memories = pool.spare(|| state.make())?;
-                let (store, instance) = state.instantiate(&memories)?;
-                Kind::Fresh { store, instance, memories }
-            }
-        };
-        Lease::begin(inner, kind)
     }
 
     /// Compares the next instance that the pool would hand out with the warm state, before it takes fresh

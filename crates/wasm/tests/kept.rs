@@ -322,3 +322,67 @@ fn the_clock_never_goes_back_behind_what_the_warm_up_saw() {
         }
     }
 }
+
+/// Keeps the bytes that its handler is given, and answers with them.
+const HANDLER: &str = r#"(module
+    (memory (export "memory") 2)
+    (global $length (mut i32) (i32.const 0))
+    (func (export "afresh_buffer") (param i32) (result i32) (i32.const 1024))
+    (func (export "learn") (param i32) (result i64)
+        (global.set $length (local.get 0))
+        (memory.copy (i32.const 65536) (i32.const 1024) (local.get 0))
+        (i64.const 0))
+    (func (export "recall") (param i32) (result i64)
+        (i64.or (i64.extend_i32_u (global.get $length)) (i64.const 0x1000000000000))))"#;
+
+#[test]
+fn a_warm_up_hands_bytes_to_a_handler() {
+    for mode in [Mode::Reset, Mode::Fresh] {
+        let options = GuestOptions { mode, ..GuestOptions::default() };
+        let warm_up = WarmUp::new().call_bytes("learn", *b"what was learnt");
+        let warm = guest(HANDLER, options.clone()).warm(warm_up).unwrap();
+        let (learn, recall) =
+            (warm.bytes_entry("learn").unwrap(), warm.bytes_entry("recall").unwrap());
+        for _ in 0..3 {
+            let mut lease = warm.lease().unwrap();
+            assert_eq!(lease.call_bytes(&recall, b"").unwrap(), b"what was learnt");
+            lease.call_bytes(&learn, b"something else").unwrap();
+            assert_eq!(lease.call_bytes(&recall, b"").unwrap(), b"something else");
+        }
+        let much = vec![0; 200_000];
+        let warm_up = WarmUp::new().call_bytes("learn", much);
+        let error = guest(HANDLER, options).warm(warm_up).unwrap_err();
+        assert!(error.to_string().contains("outside the guest's memory"), "{error}");
+    }
+}
+
+#[test]
+fn compiled_components_are_kept_between_runs() {
+    let dir = tempfile::tempdir().unwrap();
+    let wasm = wat::parse_str(
+        r#"(component
+            (core module $m (func (export "answer") (result i32) (i32.const 42)))
+            (core instance $i (instantiate $m))
+            (func (export "answer") (result u32) (canon lift (core func $i "answer"))))"#,
+    )
+    .unwrap();
+    let start = || {
+        let cache = Some(dir.path().to_owned());
+        let engine = Engine::new(EngineConfig { cache, ..EngineConfig::default() }).unwrap();
+        let warm = Guest::new(&engine, &wasm).unwrap().warm_component().unwrap();
+        let answer = warm.lease().unwrap().call("answer", &[]).unwrap();
+        assert!(matches!(answer[..], [afresh_wasm::wasmtime::component::Val::U32(42)]));
+    };
+    let kept = || {
+        let files = fs::read_dir(dir.path()).unwrap().map(|file| {
+            let file = file.unwrap();
+            (file.file_name(), file.metadata().unwrap().modified().unwrap())
+        });
+        files.collect::<std::collections::BTreeMap<_, _>>()
+    };
+    start();
+    let first = kept();
+    assert!(!first.is_empty(), "nothing was kept");
+    start();
+    assert_eq!(kept(), first, "it was compiled again");
+}

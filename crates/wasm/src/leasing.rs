@@ -1,0 +1,182 @@
+//! Taking leases: borrowed from their guest or owned, as the guest's options say or with limits and a WASI
+//! context of their own, at once or waiting for what the guest's own initialisation waits for.
+//!
+//! What it promises: an owned lease keeps its guest, so it may outlive every handle to it and move to other
+//! threads and tasks; where it is dropped does not matter.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::host::Wasi;
+use crate::lease::{Kind, Lease, OwnedLease};
+use crate::loan::Loan;
+use crate::stores::{CallLimits, Stores};
+use crate::warm::{Inner, Pools};
+use crate::way::poll_once;
+use crate::{LoadError, Warm, WarmError};
+
+/// What one lease has otherwise than its guest's options say. The default is nothing.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct LeaseOptions {
+    timeout: Option<Duration>,
+    fuel: Option<u64>,
+    pub(crate) wasi: Option<Arc<Wasi>>,
+}
+
+impl LeaseOptions {
+    /// As the guest's options say.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Most time that each of its calls may take; as [`crate::GuestOptions::timeout`].
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = Some(timeout);
+        self
+    }
+
+    /// Most fuel that each of its calls may use; needs [`crate::EngineConfig::fuel`].
+    pub fn fuel(mut self, fuel: u64) -> Self {
+        self.fuel = Some(fuel);
+        self
+    }
+
+    /// What WASI gives to its calls, instead of [`crate::GuestOptions::wasi`]. What the warm-up has read
+    /// already stays as it was read: many C libraries copy arguments and environment when they start.
+    /// Directories that the guest's options give must be there too, at the same place under the same name,
+    /// though they may be others of the host; further ones come after them.
+    pub fn wasi(mut self, wasi: impl Into<Arc<Wasi>>) -> Self {
+        self.wasi = Some(wasi.into());
+        self
+    }
+
+    /// The limits of its calls, which the engine is known to keep.
+    ///
+    /// # Errors
+    /// [`LoadError`] for a limit that it does not keep, and for directories that do not fit.
+    #[inline]
+    pub(crate) fn limits(&self, stores: &Stores) -> Result<CallLimits, LoadError> {
+        if let Some(wasi) = &self.wasi {
+            stores.check_wasi(wasi)?;
+        }
+        match (self.timeout, self.fuel) {
+            (None, None) => Ok(stores.limits),
+            (timeout, fuel) => stores.limits(timeout, fuel),
+        }
+    }
+}
+
+/// What a lease taken here and now is; an error where its guest waits for something first.
+#[inline]
+pub(crate) fn at_once<T>(
+    taken: impl Future<Output = Result<T, WarmError>>,
+) -> Result<T, WarmError> {
+    poll_once(taken).unwrap_or_else(|| {
+        Err(WarmError::Instantiate(wasmtime::Error::msg(
+            "its initialisation waits for a host function; take the lease with `lease_async`",
+        )))
+    })
+}
+
+impl Inner {
+    /// Takes a lease; `new` for one of an instance made for it.
+    async fn take(&self, options: &LeaseOptions, new: bool) -> Result<Lease<'_>, WarmError> {
+        let limits = options.limits(&self.pools.blueprint().stores)?;
+        let wasi = options.wasi.as_ref();
+        let kind = match &self.pools {
+            Pools::Reset { state, pool } => {
+                let make = || state.make();
+                let mut item = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
+                if let Some(wasi) = wasi {
+                    item.store.data_mut().set_wasi(wasi.clone());
+                }
+                Kind::Reset(Loan::Pooled(item))
+            }
+            Pools::Fresh { state, pool } => {
+                let make = || state.make();
+                let memories = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
+                let (store, instance) = state.instantiate(&memories, wasi).await?;
+                Kind::Fresh { store, instance, memories, unfinished: false }
+            }
+        };
+        let mut lease = Lease::begin(self, kind, limits);
+        lease.prepare().await?;
+        Ok(lease)
+    }
+}
+
+/// The guest for as long as its lease wants it.
+///
+/// # Safety
+/// Nothing that the reference or what comes of it is used by may outlive `keep`.
+unsafe fn kept(keep: &Arc<Inner>) -> &'static Inner {
+    // SAFETY: an `Arc` does not move what it holds, and the caller keeps it for as long as it is used.
+    unsafe { &*Arc::as_ptr(keep) }
+}
+
+impl Warm {
+    /// An instance in the warm state, for one call or several that belong together. Dropping the lease
+    /// brings it back.
+    ///
+    /// # Errors
+    /// [`WarmError`] when the pool is exhausted or a new instance cannot be made.
+    #[inline]
+    pub fn lease(&self) -> Result<Lease<'_>, WarmError> {
+        let inner = &*self.inner;
+        if let Pools::Reset { state, pool } = &inner.pools
+            && inner.reseed.is_none()
+        {
+            // The way of nearly every call.
+            let kind = Kind::Reset(Loan::Pooled(pool.get(0, |_| state.make())?));
+            return Ok(Lease::begin(inner, kind, inner.limits));
+        }
+        at_once(inner.take(&LeaseOptions::default(), false))
+    }
+
+    /// As [`Warm::lease`], with options of its own.
+    ///
+    /// # Errors
+    /// As [`Warm::lease`]; [`WarmError::Load`] for a limit that the engine was not set up to keep, and for
+    /// directories that do not fit those of the guest.
+    pub fn lease_with(&self, options: &LeaseOptions) -> Result<Lease<'_>, WarmError> {
+        at_once(self.inner.take(options, false))
+    }
+
+    /// As [`Warm::lease_with`], a lease that keeps its guest itself: it can be moved to other threads and
+    /// tasks, and kept as long as one likes. It takes some nanoseconds more, for a count that all threads
+    /// share.
+    ///
+    /// # Errors
+    /// As [`Warm::lease_with`].
+    pub fn lease_owned(&self, options: &LeaseOptions) -> Result<OwnedLease, WarmError> {
+        let keep = self.inner.clone();
+        // SAFETY: the lease gets `keep`, which it drops last; until then `keep` is dropped after it.
+        let lease = at_once(unsafe { kept(&keep) }.take(options, false))?;
+        Ok(lease.keep(keep))
+    }
+
+    /// As [`Warm::lease_owned`], waiting for what the guest's own initialisation waits for. Only where each
+    /// instance runs `_initialize`, `afresh_reseed` or a start function anew is there anything to wait for.
+    ///
+    /// A pool that is exhausted and set to wait ([`crate::Exhausted::Wait`]) blocks the thread all the same:
+    /// give guests in tasks another bound, or a semaphore.
+    ///
+    /// # Errors
+    /// As [`Warm::lease_with`].
+    pub async fn lease_async(&self, options: &LeaseOptions) -> Result<OwnedLease, WarmError> {
+        let keep = self.inner.clone();
+        // SAFETY: as for `lease_owned`; a future's parts are dropped as a function's are.
+        let lease = unsafe { kept(&keep) }.take(options, false).await?;
+        Ok(lease.keep(keep))
+    }
+
+    /// An instance that has never run anything but the warm-up, made for this lease and dropped with it:
+    /// what a pooled one can be compared with.
+    ///
+    /// # Errors
+    /// [`WarmError`] when it cannot be made.
+    pub fn lease_new(&self) -> Result<Lease<'_>, WarmError> {
+        at_once(self.inner.take(&LeaseOptions::default(), true))
+    }
+}
