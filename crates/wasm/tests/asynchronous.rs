@@ -7,10 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::{Context, Waker};
 use std::time::Duration;
 
+use afresh_snapshot::Guest as _;
 use afresh_wasm::wasmtime::{self, Caller, Linker};
 use afresh_wasm::{
     CallError, Engine, EngineConfig, Entry, Guest, GuestOptions, Host, Imports, LeaseOptions, Mode,
-    OwnedLease, Val, Warm, WarmError, WarmUp,
+    OwnedLease, Session, Val, Warm, WarmError, WarmUp,
 };
 use tokio::runtime::Runtime;
 use tokio::sync::Barrier;
@@ -196,6 +197,30 @@ fn a_call_that_is_forgotten_in_the_middle_leaves_nothing() {
             pristine(&warm, &sum).await;
         });
     }
+}
+
+#[test]
+fn a_session_whose_call_was_cut_off_is_rolled_back_and_kept_by_no_checkpoint() {
+    run(async {
+        let (warm, sum) = spoiled(Mode::Reset).await;
+        let spoil = warm.entry::<i32, ()>("spoil").unwrap();
+        let root = warm.root().unwrap();
+        let mut session = Session::make(&warm, &root).unwrap();
+        for _ in 0..3 {
+            let mut lease = session.lease();
+            drop(begun(lease.invoke_async(&spoil, -1)));
+            drop(lease);
+            let error = session.checkpoint().unwrap_err().to_string();
+            assert!(error.contains("cut off"), "{error}");
+            session.switch(&root).unwrap();
+            let state = session.checkpoint().unwrap();
+            assert_eq!(session.lease().invoke_async(&sum, ()).await.unwrap(), 42);
+            assert_ne!(session.lease().invoke_async(&sum, ()).await.unwrap(), 42);
+            session.switch(&state).unwrap();
+            assert_eq!(session.lease().invoke_async(&sum, ()).await.unwrap(), 42);
+            session.switch(&root).unwrap();
+        }
+    });
 }
 
 #[test]
