@@ -527,16 +527,15 @@ fn is_listener(descriptor: &OwnedFd) -> bool {
 
 /// The stub loads the bases by instruction.
 fn require_bases() -> Result<(), PlatformError> {
-    // SAFETY: the call takes a number and reads what the kernel gave this process.
-    if unsafe { libc::getauxval(libc::AT_HWCAP2) } & 2 == 0 {
+    let (_, capabilities) = rustix::param::linux_hwcap();
+    if capabilities & 2 == 0 {
         return Err(PlatformError::missing(
             "FSGSBASE",
             io::Error::from_raw_os_error(libc::ENOTSUP),
             "a processor of 2012 or later and Linux 5.9 or newer are needed",
         ));
     }
-    // SAFETY: as above.
-    let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
+    let frame = rustix::param::linux_minsigstksz();
     if frame + 1024 > stub::SIGNAL_STACK_LEN {
         return Err(PlatformError::missing(
             "a signal frame of this processor",
