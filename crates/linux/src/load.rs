@@ -235,6 +235,9 @@ pub(crate) fn load(
     words.extend(offsets[args.len()..offsets.len() - 1].iter().map(|&o| at(o)));
     words.push(0);
     let user = crate::personality::USER;
+    if let Some(clock) = guest.process.clock() {
+        words.extend([libc::AT_SYSINFO_EHDR, clock]);
+    }
     for (kind, value) in [
         (libc::AT_PHDR, elf.headers_at.wrapping_add(slide)),
         (libc::AT_PHENT, 56),

@@ -10,7 +10,7 @@ use crate::error::WarmError;
 use crate::guest::{Guest, Halt, after};
 use crate::load;
 use crate::personality::{Kind, Layout, Person, State, Tree};
-use crate::platform::Process;
+use crate::platform::{IMAGE_LEN, Process};
 use crate::warm::Warm;
 
 /// What of the host every guest may read: programs and libraries, and what says where they are.
@@ -113,7 +113,7 @@ impl Program {
         self
     }
 
-    /// Bytes of memory it may map; 1 GiB otherwise. More is refused with `ENOMEM`.
+    /// Bytes of memory it may map; 1 GiB otherwise, 1 TiB at most. More is refused with `ENOMEM`.
     #[must_use]
     pub fn memory_limit(mut self, bytes: u64) -> Self {
         self.memory = bytes;
@@ -165,7 +165,8 @@ impl Program {
         for (path, bytes) in &self.files {
             tree.plant(path, Kind::File(Arc::new(bytes.clone())), 0o644);
         }
-        let state = State::new(Layout::new(self.memory), tree, self.directory.clone());
+        let state =
+            State::new(Layout::new(self.memory.min(IMAGE_LEN)), tree, self.directory.clone());
         let mut guest = Guest::new(Process::new(None)?, Person::new(Arc::new(state), self.output));
         guest.process.follow();
         let mut args = vec![self.path.as_os_str().as_bytes().to_vec()];

@@ -4,6 +4,8 @@
 
 mod common;
 
+use std::path::Path;
+
 use afresh_linux::{End, Program, WarmError};
 
 fn runs(flags: &[&str]) {
@@ -13,9 +15,7 @@ fn runs(flags: &[&str]) {
     assert_eq!(run.end, End::Exit(13), "{}", run.messages);
     assert_eq!(run.output, b"3 two words green\nwhat goes in\n");
     assert_eq!(run.messages, "");
-    assert!(
-        !std::path::Path::new("/usr/new").exists() && !std::path::Path::new("/tmp/other").exists()
-    );
+    assert!(!Path::new("/usr/new").exists() && !Path::new("/tmp/other").exists());
 }
 
 #[test]
@@ -38,8 +38,38 @@ fn what_is_no_program_is_refused_by_name() {
     let refused = |program: Program| program.run(b"").expect_err("it cannot run");
     assert!(matches!(refused(Program::new("/nowhere/at/all")), WarmError::NotFound(_)));
     let script = refused(Program::new("/usr/bin/ldd")).to_string();
-    if std::path::Path::new("/usr/bin/ldd").exists() && !script.contains("cannot run Linux guests")
-    {
+    if Path::new("/usr/bin/ldd").exists() && !script.contains("cannot run Linux guests") {
         assert!(script.contains("is a script"), "{script}");
     }
+}
+
+#[test]
+fn a_guest_opens_what_was_granted_and_nothing_else() {
+    let Some(path) = common::compiled("open.c", &["-static"]) else { return };
+    let held = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (file, link) = (held.join("Cargo.toml"), path.with_extension("link"));
+    let _ = std::fs::remove_file(&link);
+    std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
+    let own = [
+        "/proc/self/environ",
+        "/proc/1/status",
+        "/proc/version",
+        "/sys/kernel",
+        "/dev/kmsg",
+        "/dev/mem",
+    ];
+    let opened = |program: Program| {
+        let named =
+            own.iter().map(Path::new).chain([file.as_path(), &link, Path::new("/etc/passwd")]);
+        let program = named.fold(program, |program, path| program.arg(path));
+        Some(String::from_utf8(common::here(program.run(b""))?.output).unwrap())
+    };
+    let Some(none) = opened(Program::new(&path)) else { return };
+    assert_eq!(none, "");
+    // A granted link leads to where it does; one in a granted directory only to what is granted, too.
+    let directory = Program::new(&path).grant(held).grant(link.parent().unwrap());
+    assert_eq!(opened(directory).unwrap(), format!("{}\n", file.display()));
+    // The root is a grant of everything but what the kernel tells of the host and the sentry.
+    let all = format!("{}\n{}\n/etc/passwd\n", file.display(), link.display());
+    assert_eq!(opened(Program::new(&path).grant("/")).unwrap(), all);
 }

@@ -51,10 +51,9 @@ pub(super) fn write(control: &mut Control, image: Option<&Image>) {
     call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
     call(libc::SYS_prctl, &[libc::PR_SET_NO_NEW_PRIVS as u64, 1]);
     call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
-    // Nothing of what the kernel mapped remains: no stack, no vDSO.
     call(libc::SYS_munmap, &[0, stub::CODE]);
     let behind = stub::CONTROL + stub::CONTROL_LEN as u64;
-    call(libc::SYS_munmap, &[behind, stub::TOP - behind]);
+    call(libc::SYS_munmap, &[behind, stub::ABOVE - behind]);
     let stack = data.words(&[stub::SIGNAL_STACK, 0, stub::SIGNAL_STACK_LEN as u64]);
     call(libc::SYS_sigaltstack, &[stack]);
     // SA_SIGINFO, SA_RESTORER, SA_ONSTACK; all other signals wait.
@@ -108,6 +107,43 @@ pub(super) fn write(control: &mut Control, image: Option<&Image>) {
     control.write(0, &list.encode(Then::Ask, Bases::default(), stub::ORDERS_LEN));
 }
 
+/// What the kernel has mapped for a process to read the time from: start, length, whether it is the code.
+fn clock_mappings(list: &str) -> Vec<(u64, u64, bool)> {
+    let mut found = Vec::new();
+    for line in list.lines() {
+        let name = line.rsplit(' ').next().unwrap_or_default();
+        let range = line.split(' ').next().and_then(|range| range.split_once('-'));
+        let address = |text| u64::from_str_radix(text, 16).ok();
+        if (name == "[vdso]" || name.starts_with("[vvar"))
+            && let Some((start, end)) = range.and_then(|(s, e)| address(s).zip(address(e)))
+        {
+            found.push((start, end - start, name == "[vdso]"));
+        }
+    }
+    found
+}
+
+/// The calls that a process makes once it has booted: its vDSO goes to a place that is the same in every process, all else that
+/// the kernel mapped goes away. Says where the vDSO is then; nowhere if there is none.
+pub(super) fn settle(list: &str) -> (Vec<[u64; 7]>, Option<u64>) {
+    let mut clock = clock_mappings(list);
+    let first = clock.iter().map(|(start, ..)| *start).min().unwrap_or_default();
+    let end = clock.iter().map(|(start, len, _)| start + len).max().unwrap_or_default();
+    if end - first > stub::CLOCK.end - stub::CLOCK.start {
+        clock.clear();
+    }
+    // Its parts find each other by distance, which stays.
+    let place = |start: u64| stub::CLOCK.start + (start - first);
+    let flags = (libc::MREMAP_MAYMOVE | libc::MREMAP_FIXED) as u64;
+    let mut calls: Vec<[u64; 7]> = clock
+        .iter()
+        .map(|&(start, len, _)| [libc::SYS_mremap as u64, start, len, len, flags, place(start), 0])
+        .collect();
+    calls.push([libc::SYS_munmap as u64, stub::ABOVE, stub::TOP - stub::ABOVE, 0, 0, 0, 0]);
+    let code = clock.iter().find(|(.., code)| *code);
+    (calls, code.map(|&(start, ..)| place(start)))
+}
+
 /// A Landlock ruleset without a rule, for all that this kernel knows to forbid; nothing where it has no Landlock.
 fn everything_forbidden() -> Option<Vec<u64>> {
     const VERSION: libc::c_long = 1;
@@ -128,4 +164,29 @@ fn everything_forbidden() -> Option<Vec<u64>> {
         4 | 5 => vec![names, 3],
         _ => vec![names, 3, 3],
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_clock_is_moved_as_a_whole_and_the_rest_goes() {
+        let list = "700000000000-700000001000 r-xp 00001000 00:01 1 /memfd:afresh-stub (deleted)\n\
+            7fff1000-7fff5000 r--p 00000000 00:00 0                          [vvar]\n\
+            7fff5000-7fff7000 r--p 00000000 00:00 0                          [vvar_vclock]\n\
+            7fff7000-7fff9000 r-xp 00000000 00:00 0                          [vdso]\n\
+            7fffffffe000-7ffffffff000 rw-p 00000000 00:00 0                  [stack]\n\
+            ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]\n";
+        let (calls, code) = settle(list);
+        assert_eq!(code, Some(stub::CLOCK.start + 0x6000));
+        assert_eq!(calls.len(), 4);
+        for (call, (from, to)) in
+            calls.iter().zip([(0x7fff_1000, 0), (0x7fff_5000, 0x4000), (0x7fff_7000, 0x6000)])
+        {
+            assert_eq!((call[1], call[5]), (from, stub::CLOCK.start + to));
+        }
+        assert_eq!(settle("").1, None);
+        assert_eq!(settle("").0.len(), 1);
+    }
 }

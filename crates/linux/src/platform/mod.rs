@@ -20,7 +20,7 @@ pub(crate) use frame::Registers;
 pub(crate) use image::Image;
 pub(crate) use orders::{INPUT_LEN, Orders, Then};
 pub(crate) use process::{Call, Event, Place, Process};
-pub(crate) use stub::{GUEST, IMAGE};
+pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN};
 
 use std::io;
 

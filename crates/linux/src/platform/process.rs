@@ -64,6 +64,8 @@ pub(crate) struct Process {
     frame: Option<usize>,
     pub(crate) bases: Bases,
     core: Option<usize>,
+    /// Where the vDSO is, if there is one: at the same place in every process.
+    clock: Option<u64>,
     /// Of the process that made this one. A child forked from that must leave it alone.
     generation: u32,
 }
@@ -125,9 +127,10 @@ impl Process {
             frame: None,
             bases: Bases::default(),
             core: None,
+            clock: None,
             generation: fork::generation(),
         };
-        process.question(Instant::now() + PATIENCE).map_err(|error| match error {
+        process.settle().map_err(|error| match error {
             PlatformError::Kernel { error, .. } => PlatformError::missing(
                 "preparing the guest's process",
                 error,
@@ -143,6 +146,24 @@ impl Process {
             }
         }
         Ok(process)
+    }
+
+    /// Waits until the process has booted, and has it give up what the kernel mapped.
+    fn settle(&mut self) -> Result<(), PlatformError> {
+        self.question(Instant::now() + PATIENCE)?;
+        let (calls, clock) = boot::settle(&self.maps()?);
+        self.clock = clock;
+        self.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)
+    }
+
+    /// Where the guest finds the vDSO.
+    pub(crate) fn clock(&self) -> Option<u64> {
+        self.clock
+    }
+
+    fn maps(&self) -> Result<String, PlatformError> {
+        std::fs::read_to_string(format!("/proc/{}/maps", self.id()))
+            .map_err(|e| PlatformError::kernel("reading the list of mappings", e))
     }
 
     /// Waits until the guest calls, or until `deadline`.
@@ -308,8 +329,7 @@ impl Process {
     ///
     /// Whatever else is mapped must be the stub's own, or an entry for it appears, too.
     pub(crate) fn mappings(&self) -> Result<Vec<(u64, u64, u64)>, PlatformError> {
-        let text = std::fs::read_to_string(format!("/proc/{}/maps", self.id()))
-            .map_err(|e| PlatformError::kernel("reading the list of mappings", e))?;
+        let text = self.maps()?;
         let mut list = Vec::new();
         for line in text.lines() {
             let mut fields = line.split(' ');
@@ -319,8 +339,9 @@ impl Process {
                 continue;
             };
             let modes = fields.next().unwrap_or_default().as_bytes();
-            let own =
-                [stub::CODE, stub::CONTROL, stub::IMAGE].contains(&start) || start >= stub::TOP;
+            let own = [stub::CODE, stub::CONTROL, stub::IMAGE].contains(&start)
+                || stub::CLOCK.contains(&start)
+                || start >= stub::TOP;
             if !own {
                 let bits =
                     [(b'r', libc::PROT_READ), (b'w', libc::PROT_WRITE), (b'x', libc::PROT_EXEC)];
@@ -506,16 +527,15 @@ fn is_listener(descriptor: &OwnedFd) -> bool {
 
 /// The stub loads the bases by instruction.
 fn require_bases() -> Result<(), PlatformError> {
-    // SAFETY: the call takes a number and reads what the kernel gave this process.
-    if unsafe { libc::getauxval(libc::AT_HWCAP2) } & 2 == 0 {
+    let (_, capabilities) = rustix::param::linux_hwcap();
+    if capabilities & 2 == 0 {
         return Err(PlatformError::missing(
             "FSGSBASE",
             io::Error::from_raw_os_error(libc::ENOTSUP),
             "a processor of 2012 or later and Linux 5.9 or newer are needed",
         ));
     }
-    // SAFETY: as above.
-    let frame = unsafe { libc::getauxval(libc::AT_MINSIGSTKSZ) } as usize;
+    let frame = rustix::param::linux_minsigstksz();
     if frame + 1024 > stub::SIGNAL_STACK_LEN {
         return Err(PlatformError::missing(
             "a signal frame of this processor",

@@ -10,7 +10,8 @@
 //! CODE                         this code, one page, r-x
 //! CONTROL                      orders: header, system calls, copies, data; rw, shared with the sentry
 //! SIGNAL_STACK                 the frame with the guest's registers; rw, shared with the sentry
-//! IMAGE ..                     the warm image, read-only
+//! CLOCK                        the kernel's vDSO, from which the guest reads the time; read-only
+//! IMAGE .. ABOVE               the warm image, read-only
 //! ```
 //!
 //! None of it is trusted. The guest may jump anywhere into this code and may write its own orders: what it gains are
@@ -31,8 +32,14 @@ pub(crate) const SIGNAL_STACK: u64 = CONTROL + ORDERS_LEN as u64;
 pub(crate) const SIGNAL_STACK_LEN: usize = 16 << 10;
 /// Length of the control area.
 pub(crate) const CONTROL_LEN: usize = ORDERS_LEN + SIGNAL_STACK_LEN;
+/// Where the kernel's vDSO and its data are moved to, and how long they may be.
+pub(crate) const CLOCK: Range<u64> = CODE + 0x10_0000..CODE + 0x20_0000;
 /// Where the image is mapped for copying.
 pub(crate) const IMAGE: u64 = 0x7100_0000_0000;
+/// Longest image.
+pub(crate) const IMAGE_LEN: u64 = 1 << 40;
+/// Where nothing of ours is any more, up to the top.
+pub(crate) const ABOVE: u64 = IMAGE + IMAGE_LEN;
 /// One past the last address of user memory on x86-64 with four levels of page tables.
 pub(crate) const TOP: u64 = 0x7fff_ffff_f000;
 /// What the guest may have mapped.

@@ -29,7 +29,8 @@ int main(int argc, char **argv) {
     if (mprotect(map, 4096, PROT_READ) || munmap(map, 1 << 16)) return fail("mprotect");
     char *top = sbrk(8192);
     top[5000] = 1;
-    if (sbrk(-8192) == (void *)-1 || sbrk(8192) != top || top[5000]) return fail("the break");
+    if (sbrk(-8192) == (void *)-1 || write(1, top + 5000, 1) != -1 || errno != EFAULT) return fail("below the break");
+    if (sbrk(8192) != top || top[5000]) return fail("the break");
     free(heap);
     free(large);
     /* Files: its own, and none of the host's that was not granted. */

@@ -78,6 +78,8 @@ int main(void) {
             made += mprotect((void *)0x710000000000UL, 4096, 3) == 0;
             made += mmap((void *)0x710000000000UL, 4096, 3, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) != MAP_FAILED;
             made += mremap((void *)STUB, 4096, 8192, MREMAP_MAYMOVE) != MAP_FAILED;
+            made += mprotect((void *)0x700000100000UL, 4096, 3) == 0;
+            made += munmap((void *)0x700000100000UL, 4096) == 0;
             made += sbrk(0x600000000000) != (void *)-1;
             break;
         case 8: *(volatile char *)STUB = 1; break;
@@ -126,6 +128,7 @@ int main(void) {
         case 15: made = raw(SYS_arch_prctl, 0x1002, 1L << 62, 0, 0, 0, 0) == 0; break;
         case 16: raw(SYS_mprotect, (long)in & -4096, 1 << 30, 0, 0, 0, 0), raw(SYS_munmap, 0x10000, STUB - 0x10000, 0, 0, 0, 0); break;
         case 17: raw(335, 0, 0, 0, 0, 0, 0), raw(336, 0, 0, 0, 0, 0, 0); break; /* The kernel lets these by every filter. */
+        case 18: *(volatile char *)0x700000100000UL = 1; break; /* What the vDSO reads. */
         default: made = -1;
         }
         n = sprintf(out, "%ld\n", made);
