@@ -138,9 +138,11 @@ fn the_pager_serves_a_monitor() {
     let served = pager::serve_one(&snapshot, &socket, || {
         let mut monitor = std::process::Command::new(std::env::current_exe().unwrap());
         monitor.args(["--exact", "the_pager_serves_a_monitor"]).env(SOCKET, &socket);
+        monitor.stdout(std::process::Stdio::null());
         child = Some(monitor.spawn().unwrap());
     });
     assert!(child.unwrap().wait().unwrap().success());
     let served = served.unwrap().unwrap();
-    assert!(served.faults > 0, "{served:?}");
+    // Which of them the monitor asked for, and which came ahead of it, is a matter of chance.
+    assert_eq!(served.pages, MONITOR_PAGES, "{served:?}");
 }

@@ -58,8 +58,11 @@ fn a_guest_finds_every_page_whether_streamed_or_on_demand() {
             );
             let served = served.unwrap();
             assert_eq!(served.pages, PAGES);
-            if !stream {
-                assert_eq!(served.faults, if window == 1 { PAGES } else { 2 + 4 });
+            if !stream && window == 1 {
+                assert_eq!(served.faults, PAGES);
+            } else if !stream {
+                // One a window, and one more where a page is touched while its window is being filled.
+                assert!((2 + 4..PAGES / 4).contains(&served.faults), "{served:?}");
             }
         }
     }
