@@ -265,7 +265,7 @@ fn program(guest: &Guest, seed: u64, steps: usize) {
 fn every_state_is_what_a_plain_copy_says() {
     for strategy in [Strategy::Auto, Strategy::FullCopy, Strategy::Discard] {
         let guest = everything(strategy);
-        let (seeds, steps) = if strategy == Strategy::Auto { (12, 150) } else { (2, 80) };
+        let (seeds, steps) = if strategy == Strategy::Auto { (40, 200) } else { (2, 80) };
         for seed in 1..=seeds {
             program(&guest, 0x9e37_79b9_7f4a_7c15_u64.wrapping_mul(seed), steps);
         }

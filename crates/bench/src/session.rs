@@ -11,7 +11,7 @@ use wasmtime::{Linker, Memory, Module, Store, TypedFunc};
 use wasmtime_wasi::WasiCtxBuilder;
 use wasmtime_wasi::p1::WasiP1Ctx;
 
-use crate::row::{Contestant, Options, Sink, contest};
+use crate::row::{Contestant, Options, Row, Sink, contest, summarise};
 
 /// Name of the table.
 const TABLE: &str = "session";
@@ -204,7 +204,28 @@ fn checkpoint(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Re
             Ok(total)
         }),
     ];
-    contest(TABLE, "js45/checkpoint", options, field, sink)
+    contest(TABLE, "js45/checkpoint", options, field, sink)?;
+    changed(wasm, options, sink)
+}
+
+/// How many pages a turn changes: what the costs above are to be held against.
+fn changed(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    const STRATEGY: &str = "pages of a turn";
+    if !options.wants("js45/checkpoint", STRATEGY) {
+        return Ok(());
+    }
+    let mut ours = Ours::new(wasm)?;
+    let mut pages = Vec::new();
+    for _ in 0..options.rounds {
+        ours.turn()?;
+        let before = ours.branch.here()?;
+        ours.turn()?;
+        let after = ours.branch.here()?;
+        pages.push(ours.branch.tree().diff(before, after)?.pages as f64);
+    }
+    let row = summarise(TABLE, "js45/checkpoint", STRATEGY.to_owned(), 1, pages);
+    sink(&Row { unit: "pages", ..row });
+    Ok(())
 }
 
 fn rollback(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
