@@ -316,7 +316,7 @@ impl Guest {
         }
     }
 
-    /// The warm module, if it is one: for typed calls and host state.
+    /// The warm module, if it is one: for typed calls, host state, owned leases and calls that wait.
     #[cfg(feature = "wasm")]
     #[must_use]
     pub fn as_module(&self) -> Option<&afresh_wasm::Warm> {
@@ -357,7 +357,7 @@ fn lazily() -> afresh_pager::Options {
 /// A warm Wasm guest out of a frozen one.
 #[cfg(feature = "wasm")]
 pub(crate) fn thaw_wasm(frozen: &afresh_wasm::Frozen, options: &Options) -> Result<Ready, Cause> {
-    let (engine, wasm) = (options.make_engine()?, options.for_wasm());
+    let (engine, wasm) = (options.make_engine(None)?, options.for_wasm());
     Ok(if frozen.is_component() {
         Ready::Component(afresh_wasm::WarmComponent::thaw(&engine, &wasm, frozen)?)
     } else {
@@ -382,7 +382,7 @@ fn warm_up(options: &Options) -> afresh_wasm::WarmUp {
 #[cfg(feature = "wasm")]
 fn module(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError> {
     let load = |e| failed(name, e);
-    let engine = options.make_engine().map_err(load)?;
+    let engine = options.make_engine(Some(wasm)).map_err(load)?;
     let guest =
         afresh_wasm::Guest::with_options(&engine, wasm, options.for_wasm()).map_err(load)?;
     let warm = guest.warm(warm_up(options)).map_err(|e| failed(name, e))?;
@@ -392,7 +392,7 @@ fn module(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError
 #[cfg(feature = "wasm")]
 fn component(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError> {
     let load = |e| failed(name, e);
-    let engine = options.make_engine().map_err(load)?;
+    let engine = options.make_engine(Some(wasm)).map_err(load)?;
     let guest =
         afresh_wasm::Guest::with_options(&engine, wasm, options.for_wasm()).map_err(load)?;
     let warm = guest.warm_component_with(&warm_up(options));

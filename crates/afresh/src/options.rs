@@ -120,8 +120,8 @@ impl Options {
         self
     }
 
-    /// Most bytes of native stack that a Wasm guest may use, if not 512 KiB: deep recursion, an interpreter of
-    /// nested expressions, say, takes more. Part of the engine, so it says nothing about one that is given.
+    /// Most bytes of native stack that a Wasm guest may use. If not set, it is what the guest was built for, where
+    /// its file tells, and otherwise 512 KiB. Part of the engine, so it says nothing about one that is given.
     pub fn stack(mut self, bytes: usize) -> Self {
         self.stack = Some(bytes);
         self
@@ -134,18 +134,25 @@ impl Options {
         self
     }
 
-    /// The engine that was given, or a new one.
-    pub(crate) fn make_engine(&self) -> Result<afresh_wasm::Engine, afresh_wasm::LoadError> {
+    /// The engine that was given, or a new one for a guest whose file may be at hand.
+    pub(crate) fn make_engine(
+        &self,
+        wasm: Option<&[u8]>,
+    ) -> Result<afresh_wasm::Engine, afresh_wasm::LoadError> {
         if let Some(engine) = &self.engine {
             return Ok(engine.clone());
         }
         let usual = afresh_wasm::EngineConfig::default();
-        afresh_wasm::Engine::new(afresh_wasm::EngineConfig {
+        let config = afresh_wasm::EngineConfig {
             timeouts: self.timeout.or(self.wasm.timeout).is_some(),
             fuel: self.wasm.fuel.is_some(),
             cache: self.cache.clone(),
             stack: self.stack.unwrap_or(usual.stack),
             ..usual
+        };
+        afresh_wasm::Engine::new(match (self.stack, wasm) {
+            (None, Some(wasm)) => config.stack_for(wasm),
+            _ => config,
         })
     }
 

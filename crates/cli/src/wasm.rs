@@ -23,7 +23,8 @@ pub(crate) struct WasmArguments {
     /// Most fuel one call may use.
     #[arg(long)]
     fuel: Option<u64>,
-    /// Most MiB of native stack that the guest may use, for deep recursion; 512 KiB if not given.
+    /// Most MiB of native stack that the guest may use, for deep recursion; if not given, what it was built
+    /// for, or 512 KiB.
     #[arg(long, value_name = "MIB")]
     stack: Option<usize>,
     /// Environment variables for the guest.

@@ -37,6 +37,7 @@ mod prepare;
 mod refusal;
 mod reveal;
 mod seal;
+mod stack;
 
 pub use analysis::{
     Analysis, AnalyzeError, Global, Import, Memory, Roots, Segment, Table, analyze,
@@ -52,3 +53,4 @@ pub use prepare::{
     DataSegment, PrepareError, PrepareOptions, Prepared, Restorable, Visible, prepare,
 };
 pub use refusal::{Refusal, Refusals};
+pub use stack::linear_stack;

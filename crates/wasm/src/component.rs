@@ -9,16 +9,14 @@
 use std::sync::Arc;
 
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
-use afresh_pool::{Budget, Held, Lease as PoolLease, Pool, PoolStats};
+use afresh_pool::{Budget, Held, Pool, PoolStats};
 use afresh_rewrite::{
-    DataSegment, MARK_BYTES, NestedModule, PreparedComponent, WarmState, names, prepare_component,
+    DataSegment, MARK_BYTES, NestedModule, PreparedComponent, WarmState, prepare_component,
 };
-use wasmtime::component::types::ComponentItem;
-use wasmtime::component::{Component, Func, Instance, InstancePre, Linker, Type, Val};
-use wasmtime::{AsContextMut, Store, StoreContextMut};
+use wasmtime::component::{Component, InstancePre, Linker};
 
 use crate::compare::Comparison;
-use crate::dynamic::call_error;
+use crate::component_lease::{ComponentLease, OwnedComponentLease};
 use crate::fresh::FreshMemories;
 use crate::frozen::Program;
 use crate::guest::{Guest, GuestOptions, WarmUp};
@@ -26,17 +24,16 @@ use crate::host::{Clock, Host};
 use crate::leasing::{LeaseOptions, at_once};
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, record_memories, with_memories};
 use crate::reset::{CODE_MAPPINGS, WarmMemory};
-use crate::stores::{CallLimits, Stores};
-use crate::values::{read_component_value, show_component_value};
+use crate::stores::Stores;
 use crate::warm::next_generation;
-use crate::way::{Way, drive, now};
-use crate::{CallError, Engine, FreezeError, Frozen, LoadError, ThawError, WarmError, nested};
+use crate::way::{drive, now};
+use crate::{Engine, FreezeError, Frozen, LoadError, ThawError, WarmError, nested};
 
-struct Inner {
-    pre: InstancePre<Host>,
+pub(crate) struct Inner {
+    pub(crate) pre: InstancePre<Host>,
     memories: Vec<WarmMemory>,
     policy: MemoryPolicy,
-    stores: Stores,
+    pub(crate) stores: Stores,
     pool: Pool<FreshMemories>,
     /// What the code takes of the process's budget.
     _code: Held,
@@ -415,260 +412,4 @@ impl Inner {
 unsafe fn kept(keep: &Arc<Inner>) -> &'static Inner {
     // SAFETY: an `Arc` does not move what it holds, and the caller keeps it for as long as it is used.
     unsafe { &*Arc::as_ptr(keep) }
-}
-
-/// A fresh instance of a component.
-pub struct ComponentLease<'a> {
-    /// Dropped before the memories come back to their pool.
-    store: Store<Host>,
-    instance: Instance,
-    memories: PoolLease<'a, FreshMemories>,
-    warm: &'a Inner,
-    /// Of each of its calls.
-    limits: CallLimits,
-    /// A call on a fiber has begun and was not over when its future was dropped.
-    unfinished: bool,
-    /// What an owned lease borrows from, dropped after all that does.
-    keep: Option<Arc<Inner>>,
-}
-
-/// A lease that keeps its component, and can be moved to other threads and tasks; see
-/// [`WarmComponent::lease_owned`].
-pub type OwnedComponentLease = ComponentLease<'static>;
-
-impl std::fmt::Debug for ComponentLease<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("ComponentLease").field("host", self.store.data()).finish()
-    }
-}
-
-/// Calls exports of one instance.
-pub(crate) struct Caller<'a> {
-    pub(crate) pre: &'a InstancePre<Host>,
-    pub(crate) store: &'a mut Store<Host>,
-    pub(crate) instance: Instance,
-    pub(crate) limits: CallLimits,
-    pub(crate) way: Way,
-}
-
-impl Caller<'_> {
-    pub(crate) async fn call(
-        &mut self,
-        name: &str,
-        arguments: &[Val],
-    ) -> Result<Vec<Val>, CallError> {
-        let func = self.function(name)?;
-        self.call_function(name, func, arguments).await
-    }
-
-    pub(crate) async fn call_text(
-        &mut self,
-        name: &str,
-        texts: &[String],
-    ) -> Result<String, CallError> {
-        let func = self.function(name)?;
-        let ty = func.ty(&*self.store);
-        let wanted: Vec<Type> = ty.params().map(|(_, ty)| ty).collect();
-        let wrong = |reason: String| CallError::Arguments {
-            name: name.to_owned(),
-            expected: format!("{} parameters", wanted.len()),
-            reason,
-        };
-        if wanted.len() != texts.len() {
-            return Err(wrong(format!("{} given", texts.len())));
-        }
-        let arguments = wanted
-            .iter()
-            .zip(texts)
-            .map(|(ty, text)| {
-                read_component_value(ty, text)
-                    .ok_or_else(|| wrong(format!("`{text}` cannot be read as {ty:?}")))
-            })
-            .collect::<Result<Vec<_>, _>>()?;
-        let results = self.call_function(name, func, &arguments).await?;
-        Ok(results.iter().map(show_component_value).collect::<Vec<_>>().join(" "))
-    }
-
-    fn function(&mut self, name: &str) -> Result<Func, CallError> {
-        let pre = self.pre;
-        let missing =
-            || CallError::NoSuchExport { name: name.to_owned(), available: available(pre) };
-        let function = match name.split_once('#') {
-            None => name,
-            Some((_, function)) => function,
-        };
-        let parent = match name.split_once('#') {
-            None => None,
-            Some((interface, _)) => Some(
-                self.instance
-                    .get_export_index(&mut *self.store, None, interface)
-                    .ok_or_else(missing)?,
-            ),
-        };
-        let export = self
-            .instance
-            .get_export_index(&mut *self.store, parent.as_ref(), function)
-            .ok_or_else(missing)?;
-        self.instance.get_func(&mut *self.store, export).ok_or_else(missing)
-    }
-
-    async fn call_function(
-        &mut self,
-        name: &str,
-        func: Func,
-        arguments: &[Val],
-    ) -> Result<Vec<Val>, CallError> {
-        let ty = func.ty(&*self.store);
-        if ty.params().len() != arguments.len() {
-            return Err(CallError::Arguments {
-                name: name.to_owned(),
-                expected: format!("{} parameters", ty.params().len()),
-                reason: format!("{} given", arguments.len()),
-            });
-        }
-        let mut results = vec![Val::Bool(false); ty.results().len()];
-        self.limits.apply(&mut *self.store);
-        let result = self.way.call_component(func, self.store, arguments, &mut results).await;
-        if let Some(failure) = self.store.data().failure() {
-            return Err(CallError::Wasi(failure.to_owned()));
-        }
-        result.map_err(|e| call_error(e, self.limits))?;
-        Ok(results)
-    }
-}
-
-impl ComponentLease<'_> {
-    fn caller(&mut self) -> Caller<'_> {
-        Caller {
-            pre: &self.warm.pre,
-            store: &mut self.store,
-            instance: self.instance,
-            limits: self.limits,
-            way: self.warm.stores.way,
-        }
-    }
-
-    /// Refuses a plain call of a component whose calls may wait.
-    fn may_block(&self) -> Result<(), CallError> {
-        match self.warm.stores.way.waits() {
-            false => Ok(()),
-            true => Err(CallError::Asynchronous),
-        }
-    }
-
-    /// Refuses a call that may wait where none may, and one after a call that was cut off.
-    fn may_wait(&self) -> Result<(), CallError> {
-        match self.warm.stores.way.waits() {
-            false => Err(CallError::Synchronous),
-            true if self.unfinished => Err(CallError::CutOff),
-            true => Ok(()),
-        }
-    }
-
-    /// Calls an exported function of the component's world by name, or of an exported interface by
-    /// `interface#function`.
-    ///
-    /// # Errors
-    /// [`CallError`]; the lease is spent after a trap.
-    pub fn call(&mut self, name: &str, arguments: &[Val]) -> Result<Vec<Val>, CallError> {
-        self.may_block()?;
-        drive(Way::Direct, self.caller().call(name, arguments))
-    }
-
-    /// As [`ComponentLease::call`], for a guest with [`GuestOptions::asynchronous`].
-    ///
-    /// # Errors
-    /// As [`ComponentLease::call`]; [`CallError::CutOff`] when the future of an earlier call was dropped
-    /// before it was over.
-    pub async fn call_async(
-        &mut self,
-        name: &str,
-        arguments: &[Val],
-    ) -> Result<Vec<Val>, CallError> {
-        self.may_wait()?;
-        self.unfinished = true;
-        let result = self.caller().call(name, arguments).await;
-        self.unfinished = false;
-        result
-    }
-
-    /// Like [`ComponentLease::call`], with arguments as text (numbers, `true`, `false`, characters and
-    /// strings) and the results as text.
-    ///
-    /// # Errors
-    /// As [`ComponentLease::call`]; parameters of other types cannot be given as text.
-    pub fn call_text(&mut self, name: &str, texts: &[String]) -> Result<String, CallError> {
-        self.may_block()?;
-        drive(Way::Direct, self.caller().call_text(name, texts))
-    }
-
-    /// As [`ComponentLease::call_text`], for a guest with [`GuestOptions::asynchronous`].
-    ///
-    /// # Errors
-    /// As [`ComponentLease::call_text`] and [`ComponentLease::call_async`].
-    pub async fn call_text_async(
-        &mut self,
-        name: &str,
-        texts: &[String],
-    ) -> Result<String, CallError> {
-        self.may_wait()?;
-        self.unfinished = true;
-        let result = self.caller().call_text(name, texts).await;
-        self.unfinished = false;
-        result
-    }
-
-    /// The call's host state.
-    #[must_use]
-    pub fn host(&self) -> &Host {
-        self.store.data()
-    }
-
-    /// The call's host state, to set what host functions of the embedder need.
-    pub fn host_mut(&mut self) -> &mut Host {
-        self.store.data_mut()
-    }
-
-    /// Its store and instance, for what `wasmtime::component::bindgen!` generates. The limits of its calls are
-    /// set; whoever makes several calls sets them again by asking again.
-    pub fn bindings(&mut self) -> (StoreContextMut<'_, Host>, Instance) {
-        self.limits.apply(&mut self.store);
-        (self.store.as_context_mut(), self.instance)
-    }
-
-    /// Bytes of the component's memories that differ from what it starts with.
-    ///
-    /// # Errors
-    /// [`WarmError`] when the memory cannot be read.
-    pub fn differences(&mut self) -> Result<usize, WarmError> {
-        Ok(self.compare()?.bytes)
-    }
-
-    /// What differs from what the component starts with: memory, all else being made anew.
-    ///
-    /// # Errors
-    /// As [`ComponentLease::differences`].
-    pub fn compare(&mut self) -> Result<Comparison, WarmError> {
-        self.memories.compare()
-    }
-}
-
-/// The functions that a component exports, as [`ComponentLease::call`] names them.
-fn available(pre: &InstancePre<Host>) -> String {
-    let ty = pre.component().component_type();
-    let mut names = Vec::new();
-    for (name, item) in ty.exports(pre.engine()).filter(|(name, _)| *name != names::STATE) {
-        match item.ty {
-            ComponentItem::ComponentFunc(_) => names.push(name.to_owned()),
-            ComponentItem::ComponentInstance(interface) => {
-                let functions = interface
-                    .exports(pre.engine())
-                    .filter(|(_, item)| matches!(item.ty, ComponentItem::ComponentFunc(_)))
-                    .map(|(function, _)| format!("{name}#{function}"));
-                names.extend(functions);
-            }
-            _ => {}
-        }
-    }
-    if names.is_empty() { "no function at all".to_owned() } else { names.join(", ") }
 }

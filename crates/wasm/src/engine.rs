@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use afresh_frames::{Frugal, ProcessStage};
 use afresh_memory::ZeroStock;
+use afresh_rewrite::linear_stack;
 use afresh_sys::{Inherited, fork, host};
 
 use crate::LoadError;
@@ -122,6 +123,18 @@ impl EngineConfig {
         if *FIRST.get_or_make(|| generation) != generation {
             wasm.parallel_compilation(false);
         }
+    }
+
+    /// With the stack that `guest`, a module or component, was built for, where that is more than there is and
+    /// can be told: the size of its stack in memory, up to 64 MiB.
+    #[must_use]
+    pub fn stack_for(mut self, guest: &[u8]) -> Self {
+        const USUAL: u64 = 1 << 20;
+        const MOST: u64 = 64 << 20;
+        if let Some(asked) = linear_stack(guest).filter(|asked| *asked > USUAL) {
+            self.stack = self.stack.max(asked.min(MOST) as usize);
+        }
+        self
     }
 
     /// What an engine of the embedder's lacks, by the setting that it takes.

@@ -39,6 +39,7 @@
 mod cache;
 mod compare;
 mod component;
+mod component_lease;
 mod descriptors;
 mod dynamic;
 mod engine;
@@ -71,7 +72,8 @@ pub use afresh_pager::SaveWith;
 pub use afresh_pool::{Bounds, Budget, Exhausted, Limits, PoolStats, Usage};
 pub use afresh_rewrite::{Analysis, Refusal, Roots};
 pub use compare::Comparison;
-pub use component::{ComponentLease, OwnedComponentLease, WarmComponent};
+pub use component::WarmComponent;
+pub use component_lease::{ComponentLease, OwnedComponentLease};
 pub use engine::{Engine, EngineConfig, Epochs, ZeroMemory, memory_reservation};
 pub use error::{CallError, FreezeError, LoadError, ThawError, WarmError};
 pub use frozen::Frozen;

@@ -13,7 +13,8 @@ use afresh_rewrite::{OpenComponent, WarmState, bake_component, open_component};
 use wasmtime::Store;
 use wasmtime::component::{Component, Instance, Linker};
 
-use crate::component::{Caller, compile};
+use crate::component::compile;
+use crate::component_lease::Caller;
 use crate::guest::{Arguments, Guest, WarmUp};
 use crate::host::Host;
 use crate::linear::{GuestMemory, Whose, with_memories};

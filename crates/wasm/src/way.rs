@@ -5,8 +5,8 @@
 //! and is over when it was polled once.
 //!
 //! What it promises: a guest whose calls are synchronous has no fiber, unless its engine allows it more stack
-//! than threads have. What may break it: a wasmtime
-//! whose `call_async` yields of itself; then restoring fails, and the instance is dropped.
+//! than threads have. What may break it: a wasmtime whose `call_async` yields of itself; then restoring fails,
+//! and the instance is dropped.
 
 use std::pin::pin;
 use std::task::{Context, Poll, Waker};

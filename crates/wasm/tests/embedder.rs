@@ -126,8 +126,9 @@ fn an_engine_that_was_not_set_up_for_it_is_refused_by_what_it_lacks() {
     };
     assert_eq!(refused(applied().memory_init_cow(true)), "memory_init_cow");
     assert_eq!(refused(applied().consume_fuel(true)), "consume_fuel");
-    let pool = wasmtime::PoolingAllocationConfig::new();
-    let mut pooling = applied();
+    let mut pool = wasmtime::PoolingAllocationConfig::new();
+    pool.total_memories(1).total_gc_heaps(1);
+    let mut pooling = wasmtime::Config::new();
     pooling.allocation_strategy(wasmtime::InstanceAllocationStrategy::Pooling(pool));
     assert!(refused(&pooling).contains("allocation_strategy"));
     // All numbers as they are to be, but memories of wasmtime's own.

@@ -1,6 +1,8 @@
 //! A host of plug-ins on afresh: each request starts where one preparation left the plug-in. `before.rs` is the
 //! same host on wasmtime alone; `diff` shows what it took.
 
+#![allow(missing_docs, reason = "what `bindgen!` generates has none")]
+
 use std::time::Instant;
 
 use afresh_wasm::{
