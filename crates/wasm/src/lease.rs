@@ -79,7 +79,7 @@ pub struct Lease<'a> {
     pub(crate) limits: CallLimits,
     /// What an owned lease borrows from, dropped after all that does. No function hands out what `kind` or
     /// `warm` refer to for longer than it borrows the lease, so nothing else outlives it.
-    keep: Option<Arc<Inner>>,
+    pub(crate) keep: Option<Arc<Inner>>,
 }
 
 /// A lease that keeps its guest, and can be moved to other threads and tasks; see
