@@ -108,6 +108,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
 /// What users who want only a part of the front door, or of the command, compile.
 const PARTS: &[(&str, &str)] = &[
     ("afresh", "arena"),
+    ("afresh", "linux"),
     ("afresh", "snapshots"),
     ("afresh", "vm"),
     ("afresh", "wasm"),

@@ -70,6 +70,7 @@
 //! |---|---|---|
 //! | `wasm` | Wasm modules and components, on wasmtime | yes: what most guests are |
 //! | `vm` | micro-VMs under KVM | |
+//! | `linux` | unmodified Linux programs, in a module of their own, which [`open`] does not know yet | |
 //! | `remote` | snapshots in object stores (`s3://`, `gs://`, `az://`) and OCI registries (`oci://`) | |
 //! | `seal` | signed and sealed snapshots | |
 //! | `arena` | memory of the process's own that is zero at every start | |
@@ -82,7 +83,7 @@
 //! # The crates below
 //!
 //! What this crate's signatures name is re-exported here. The crates below are modules: [`memory`] (images, slots,
-//! strategies), `snapshot` (trees of states), `wasm`, `vm`, `arena`, `frames`, `store`, `pager` and `pool`, as
+//! strategies), `snapshot` (trees of states), `wasm`, `vm`, `linux`, `arena`, `frames`, `store`, `pager` and `pool`, as
 //! features bring them.
 //! [`Guest::as_module`] and its like lead down to them.
 
@@ -117,6 +118,8 @@ mod verify;
 pub use afresh_arena as arena;
 #[cfg(feature = "arena")]
 pub use afresh_frames as frames;
+#[cfg(feature = "linux")]
+pub use afresh_linux as linux;
 pub use afresh_memory as memory;
 #[cfg(feature = "snapshots")]
 pub use afresh_pager as pager;
