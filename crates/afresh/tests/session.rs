@@ -320,7 +320,7 @@ fn fragile() -> Guest {
         Ok(())
     });
     let options = Options::new()
-        .timeout(Duration::from_millis(40))
+        .timeout(Duration::from_millis(400))
         .wasm(GuestOptions { imports, ..GuestOptions::default() });
     Guest::from_bytes("fragile", &wat::parse_str(FRAGILE).unwrap(), &options).unwrap()
 }

@@ -169,7 +169,7 @@ fn guests_run_on_the_embedders_engine_and_epochs() {
         })
     };
     for mode in MODES {
-        let options = GuestOptions { timeout: Some(Duration::from_millis(20)), ..options(mode) };
+        let options = GuestOptions { timeout: Some(Duration::from_millis(300)), ..options(mode) };
         let warm = guest(&engine, options).warm(WarmUp::new()).unwrap();
         for _ in 0..2 {
             let error = warm.lease().unwrap().call("spin", &[]).unwrap_err();

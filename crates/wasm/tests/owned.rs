@@ -288,7 +288,7 @@ fn asked(lease: &mut ComponentLease<'_>, name: &str) -> u32 {
 fn an_owned_lease_of_a_component_moves_and_has_its_own_wasi_and_limits() {
     let guest = guest(COMPONENT, GuestOptions::default());
     let warm = guest.warm_component_with(&WarmUp::new().call_component("step", &[])).unwrap();
-    let own = LeaseOptions::new().wasi(named("lease")).timeout(Duration::from_millis(20));
+    let own = LeaseOptions::new().wasi(named("lease")).timeout(Duration::from_millis(500));
     for _ in 0..3 {
         let mut lease = warm.lease_owned(&own).unwrap();
         assert_eq!(asked(&mut lease, "step"), 4);
