@@ -86,7 +86,7 @@ fn a_handler_is_called_by_name_and_by_what_was_looked_up() {
 
 #[test]
 fn an_answer_after_a_failed_call_is_that_of_the_warm_state() {
-    let options = warm().timeout(Duration::from_millis(50));
+    let options = warm().timeout(Duration::from_millis(500));
     let guest = guest(COUNTER, &options);
     let none: [&str; 0] = [];
     let error = guest.ask(&Call::text("trap", none)).unwrap_err();

@@ -159,13 +159,13 @@ fn a_runaway_guest_is_stopped_and_undone() {
     if !kvm() {
         return;
     }
-    let timeout = Duration::from_millis(30);
+    let timeout = Duration::from_millis(300);
     let mut sandbox = Sandbox::builder().timeout(timeout).build(&guest("spin")).unwrap();
     for _ in 0..3 {
         let start = std::time::Instant::now();
         let error = sandbox.run(b"spin").unwrap_err();
         assert!(matches!(error, CallError::Guest(GuestError::Timeout { .. })), "{error}");
-        assert!(start.elapsed() >= timeout && start.elapsed() < Duration::from_secs(5));
+        assert!(start.elapsed() >= timeout && start.elapsed() < Duration::from_secs(60));
         sandbox.verify().unwrap();
         assert_eq!(sandbox.run(b"").unwrap(), b"did not spin");
     }
@@ -257,7 +257,7 @@ fn a_sandbox_may_move_to_another_thread() {
     if !kvm() {
         return;
     }
-    let builder = Sandbox::builder().timeout(Duration::from_millis(30));
+    let builder = Sandbox::builder().timeout(Duration::from_millis(300));
     let mut sandbox = builder.build(&guest("spin")).unwrap();
     assert_eq!(sandbox.run(b"").unwrap(), b"did not spin");
     let worker = std::thread::spawn(move || {

@@ -283,7 +283,7 @@ fn further_instances_start_from_the_same_warm_state() {
 fn timeouts_and_fuel_stop_a_call_and_leave_the_pool_whole() {
     let base =
         GuestOptions { mode: Mode::Reset, fuel: Some(u64::MAX / 2), ..GuestOptions::default() };
-    let timeout = Some(Duration::from_millis(30));
+    let timeout = Some(Duration::from_millis(300));
     let warm = warm_with(EVERYTHING, WarmUp::new(), GuestOptions { timeout, ..base.clone() });
     for _ in 0..3 {
         let error = call(&warm, "spin", &[]).unwrap_err();
