@@ -1,9 +1,9 @@
 //! What holds the bytes of images: sealed memfds, and packs that many images share.
 //!
 //! The first images of a process get a file each, sealed for ever. A process with thousands of images
-//! would run out of descriptors that way, so once [`OWN_FILES`] are alive the next ones share a pack: a
-//! file that only this module writes, each range of it exactly once: before anybody maps it, or, in packs of
-//! images that are filled lazily, page by page as their doors do.
+//! would run out of descriptors that way, so once [`OWN_FILES`] are alive the next ones, and small ones at
+//! once, share a pack: a file that only this module writes, each range of it exactly once: before anybody maps
+//! it, or, in packs of images that are filled lazily, page by page as their doors do.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -18,6 +18,9 @@ use crate::ImageError;
 /// Backings alive that own their file. With packs of [`PACK_IMAGES`] each, ten thousand images need
 /// about 140 descriptors, well under the usual limit of 1024.
 const OWN_FILES: usize = 100;
+/// Pages of a backing that goes into a pack at once: making a file and sealing it would cost as much as writing
+/// so little.
+const SMALL: usize = 256;
 /// Backings that share one pack.
 const PACK_IMAGES: usize = 256;
 
@@ -125,7 +128,7 @@ impl Backing {
     ) -> Result<Arc<Self>, SysError> {
         let pages = stored.last().map_or(0, |run| run.end());
         let view = Reservation::new(pages)?;
-        let store = match claim_own() {
+        let store = match pages > SMALL && claim_own() {
             true => match Self::own(pages, write) {
                 Ok(file) => Store::Own(file),
                 Err(error) => {

@@ -73,13 +73,14 @@ impl ImageBuilder {
         for &page in self.content.keys() {
             push_page(&mut runs, page);
         }
-        let extents = store(&runs, |file, run, at| {
-            for index in run.start..run.end() {
-                if let Some(page) = self.content.get(&index) {
-                    file.write_at(&page[..], (at + index - run.start) * PAGE_SIZE)?;
-                }
-            }
-            Ok(())
+        let mut pieces = Vec::new();
+        let extents = store(&runs, |file, runs, at| {
+            pieces.clear();
+            let pages = runs.iter().flat_map(|run| run.start..run.end());
+            let content = pages.filter_map(|page| self.content.get(&page));
+            pieces.extend(content.map(|page| (page.as_ptr(), PAGE_SIZE)));
+            // SAFETY: the pieces are the builder's own pages.
+            unsafe { file.write_from(&pieces, at * PAGE_SIZE) }
         })?;
         Ok(Image::from_extents(self.pages, extents))
     }
@@ -171,9 +172,14 @@ pub(super) unsafe fn store_nonzero(
             }
         }
     }
-    store(&runs, |file, run, at| {
+    let mut pieces = Vec::new();
+    store(&runs, |file, runs, at| {
+        pieces.clear();
         // SAFETY: as above.
-        unsafe { file.write_from(source.add(run.byte_start()), run.byte_len(), at * PAGE_SIZE) }
+        let piece = |run: &PageRange| unsafe { (source.add(run.byte_start()), run.byte_len()) };
+        pieces.extend(runs.iter().map(piece));
+        // SAFETY: as above.
+        unsafe { file.write_from(&pieces, at * PAGE_SIZE) }
     })
 }
 
@@ -195,10 +201,11 @@ pub(super) fn gap_limit(runs: &[PageRange]) -> usize {
     }
 }
 
-/// Packs `runs` one after the other into a new backing.
+/// Packs `runs` one after the other into a new backing. `write` gets those that follow one another there, and
+/// the page at which they begin.
 fn store(
     runs: &[PageRange],
-    mut write: impl FnMut(&Memfd, PageRange, usize) -> Result<(), SysError>,
+    mut write: impl FnMut(&Memfd, &[PageRange], usize) -> Result<(), SysError>,
 ) -> Result<Vec<Extent>, ImageError> {
     let Some(first) = runs.first() else {
         return Ok(Vec::new());
@@ -215,8 +222,12 @@ fn store(
         previous_end = run.end();
     }
     let backing = Backing::create(places.clone(), |file, start| {
-        for (run, place) in runs.iter().zip(&places) {
-            write(file, *run, start + place.start)?;
+        let mut from = 0;
+        while from < runs.len() {
+            let follow = places[from..].windows(2).take_while(|w| w[0].end() == w[1].start);
+            let to = from + 1 + follow.count();
+            write(file, &runs[from..to], start + places[from].start)?;
+            from = to;
         }
         Ok(())
     })?;

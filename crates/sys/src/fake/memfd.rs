@@ -57,21 +57,25 @@ impl Memfd {
         Ok(())
     }
 
-    /// Writes from raw memory.
+    /// Writes pieces of raw memory (address, bytes) one after the other.
     ///
     /// # Safety
-    /// `source .. source + len` must be readable.
+    /// Each piece must be readable.
     ///
     /// # Errors
     /// `EPERM` on a sealed file.
     pub unsafe fn write_from(
         &self,
-        source: *const u8,
-        len: usize,
+        pieces: &[(*const u8, usize)],
         offset: usize,
     ) -> Result<(), SysError> {
-        // SAFETY: the caller promises that the range is readable.
-        self.write_at(unsafe { std::slice::from_raw_parts(source, len) }, offset)
+        let mut at = offset;
+        for (source, len) in pieces {
+            // SAFETY: the caller promises that the piece is readable.
+            self.write_at(unsafe { std::slice::from_raw_parts(*source, *len) }, at)?;
+            at += len;
+        }
+        Ok(())
     }
 
     /// Zeroes a range.

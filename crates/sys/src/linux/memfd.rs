@@ -7,6 +7,24 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 use crate::{Call, PageRange, SysError, inject};
 
+/// Pieces that the kernel takes in one call (`IOV_MAX`).
+const MOST_VECTORS: usize = 1024;
+
+/// Takes `written` bytes off the pieces from `first` on; returns the first of which something is left.
+fn advance(vectors: &mut [libc::iovec], mut first: usize, mut written: usize) -> usize {
+    while let Some(vector) = vectors.get_mut(first) {
+        let part = written.min(vector.iov_len);
+        vector.iov_base = vector.iov_base.cast::<u8>().wrapping_add(part).cast();
+        vector.iov_len -= part;
+        written -= part;
+        if vector.iov_len > 0 {
+            break;
+        }
+        first += 1;
+    }
+    first
+}
+
 /// An anonymous file in memory.
 #[derive(Debug)]
 pub struct Memfd {
@@ -55,40 +73,52 @@ impl Memfd {
     /// `ENOSPC` or `ENOMEM` when the memory limit is reached.
     pub fn write_at(&self, bytes: &[u8], offset: usize) -> Result<(), SysError> {
         // SAFETY: the slice is valid for reads of its length.
-        unsafe { self.write_from(bytes.as_ptr(), bytes.len(), offset) }
+        unsafe { self.write_from(&[(bytes.as_ptr(), bytes.len())], offset) }
     }
 
-    /// Writes `len` bytes from raw memory at `offset`: for sources that are not Rust objects, such
-    /// as a live slot.
+    /// Writes pieces of raw memory (address, bytes) one after the other from `offset` on: for sources that are
+    /// not Rust objects, such as a live slot.
     ///
     /// # Safety
-    /// `source .. source + len` must be mapped and readable for the whole call. Concurrent writers
-    /// are allowed: the kernel copies, and what it copies then is unspecified but harmless.
+    /// Each piece must be mapped and readable for the whole call. Concurrent writers are allowed: the kernel
+    /// copies, and what it copies then is unspecified but harmless.
     ///
     /// # Errors
     /// `ENOSPC` or `ENOMEM` when the memory limit is reached.
     pub unsafe fn write_from(
         &self,
-        source: *const u8,
-        len: usize,
+        pieces: &[(*const u8, usize)],
         offset: usize,
     ) -> Result<(), SysError> {
-        let mut done = 0;
-        while done < len {
+        let mut vectors: Vec<libc::iovec> = pieces
+            .iter()
+            .map(|(at, len)| libc::iovec { iov_base: at.cast_mut().cast(), iov_len: *len })
+            .collect();
+        let (mut first, mut done) = (0, 0);
+        loop {
+            while vectors.get(first).is_some_and(|vector| vector.iov_len == 0) {
+                first += 1;
+            }
+            if first == vectors.len() {
+                return Ok(());
+            }
             inject::gate(Call::Write)?;
-            // SAFETY: the caller promises that the source is readable; `done < len` keeps the
-            // pointer inside it.
+            let at_once = &vectors[first..vectors.len().min(first + MOST_VECTORS)];
+            // SAFETY: the caller promises that the pieces are readable; the kernel only reads them.
             let n = unsafe {
-                libc::pwrite(
+                libc::pwritev(
                     self.fd.as_raw_fd(),
-                    source.add(done).cast(),
-                    len - done,
+                    at_once.as_ptr(),
+                    at_once.len() as libc::c_int,
                     (offset + done) as libc::off_t,
                 )
             };
             match n {
                 0 => return Err(SysError::new(Call::Write, libc::ENOSPC)),
-                n if n > 0 => done += n as usize,
+                n if n > 0 => {
+                    done += n as usize;
+                    first = advance(&mut vectors, first, n as usize);
+                }
                 _ => {
                     let error = SysError::last(Call::Write);
                     if error.errno != libc::EINTR {
@@ -97,7 +127,6 @@ impl Memfd {
                 }
             }
         }
-        Ok(())
     }
 
     /// Gives the memory of `range` back; it reads as zero afterwards.
@@ -154,5 +183,36 @@ impl Memfd {
 impl AsFd for Memfd {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_written_is_taken_off_the_pieces() {
+        let bytes = [0u8; 10];
+        let piece = |at: usize, len| libc::iovec {
+            iov_base: bytes[at..].as_ptr().cast_mut().cast(),
+            iov_len: len,
+        };
+        let mut vectors = [piece(0, 3), piece(3, 0), piece(3, 4), piece(7, 3)];
+        assert_eq!(advance(&mut vectors, 0, 5), 2);
+        assert_eq!((vectors[2].iov_base, vectors[2].iov_len), (piece(5, 2).iov_base, 2));
+        assert_eq!(advance(&mut vectors, 2, 5), 4);
+    }
+
+    #[test]
+    fn more_pieces_than_one_call_takes_lie_one_after_the_other() {
+        let bytes: Vec<u8> = (0..5000u32).map(|n| n as u8).collect();
+        let file = Memfd::new(c"pieces").unwrap();
+        let pieces: Vec<_> = bytes.iter().map(|byte| (std::ptr::from_ref(byte), 1)).collect();
+        // SAFETY: each piece is a byte of the vector.
+        unsafe { file.write_from(&pieces, 7).unwrap() };
+        let mut found = vec![0xff; 5007];
+        let file = std::fs::File::from(file.as_fd().try_clone_to_owned().unwrap());
+        std::os::unix::fs::FileExt::read_exact_at(&file, &mut found, 0).unwrap();
+        assert!(found[..7] == [0; 7] && found[7..] == bytes);
     }
 }
