@@ -35,6 +35,12 @@ pub enum LayerError {
     /// The index does not have the digest that the configuration names.
     #[error("page layer index does not match its root digest: the file was damaged or replaced")]
     Root,
+    /// The working set holds something else than the page that it claims to be a copy of.
+    #[error(
+        "the working set's copy of page {0} is not that page: do without the working set \
+         (`afresh compact --drop-working-set`)"
+    )]
+    Copy(u64),
     /// The blob does not have the SHA-256 that names it, though its pages are right.
     #[error("the layer's bytes do not match the digest that names it: the file was damaged")]
     Name,

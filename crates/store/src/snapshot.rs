@@ -9,7 +9,9 @@ use crate::access::Access;
 use crate::manifest::{Config, Manifest, print};
 use crate::seal::SealKey;
 use crate::stack::{OpenBlob, Stack};
-use crate::{GuestBuild, Layer, Limits, OpenError, Origin, PageMap, Pages, SaveError, Sha256};
+use crate::{
+    GuestBuild, Layer, LayerError, Limits, OpenError, Origin, PageMap, Pages, SaveError, Sha256,
+};
 
 /// An opened snapshot. Cheap to clone; its files stay open, and readable even after `gc` removed
 /// their names, until the last clone is dropped.
@@ -228,7 +230,7 @@ impl Snapshot {
         if inside > 0 { self.read(first, &mut out[..inside]) } else { Ok(()) }
     }
 
-    /// Checks every page group of every layer.
+    /// Checks every page group of every layer, and that the working set is a copy of the pages it names.
     ///
     /// # Errors
     /// [`OpenError::Layer`] with the first that is damaged.
@@ -236,10 +238,31 @@ impl Snapshot {
         for layer in self.body.stack.layers.iter().chain(&self.body.stack.working_set) {
             layer.verify(0, layer.stored())?;
         }
-        Ok(())
+        self.compare_working_set()
     }
 
-    /// Checks every byte of every layer, whatever was checked before. `progress` is told the bytes done
+    /// Compares the working set with the pages that it is a copy of. Whoever makes a snapshot can make another
+    /// of it, and then a guest depends on how it is restored.
+    fn compare_working_set(&self) -> Result<(), OpenError> {
+        const BATCH: usize = 512;
+        let Some(layer) = &self.body.stack.working_set else { return Ok(()) };
+        let mut pages = Vec::new();
+        self.read_working_set(|run, copy| {
+            for (number, copy) in copy.chunks(BATCH * PAGE_SIZE).enumerate() {
+                let first = run.start + number * BATCH;
+                pages.resize(copy.len(), 0);
+                self.read(first, &mut pages)?;
+                let both = pages.chunks(PAGE_SIZE).zip(copy.chunks(PAGE_SIZE));
+                if let Some(page) = { both }.position(|(page, copy)| page != copy) {
+                    let source = LayerError::Copy((first + page) as u64);
+                    return Err(OpenError::Layer { digest: layer.digest(), source });
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// As [`Snapshot::verify`], every byte of every layer, whatever was checked before. `progress` is told the bytes done
     /// and the bytes in all.
     ///
     /// # Errors
@@ -252,7 +275,7 @@ impl Snapshot {
             layer.check(&mut |done| progress(before + done, total))?;
             before += layer.size();
         }
-        Ok(())
+        self.compare_working_set()
     }
 }
 
