@@ -7,16 +7,14 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
-use afresh::linux::{CallError, Program, Warm};
+use afresh::linux::{Program, Warm};
 use anyhow::{Context, bail};
 use clap::Args;
 use serde_json::json;
 
-use crate::output::Format;
-use crate::{Settings, describe};
-
-/// Exit code of a verification that found a difference.
-const DIFFERENT: u8 = 3;
+use crate::output::{self, Format};
+use crate::verify::DIFFERS;
+use crate::{Settings, reason};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -65,11 +63,9 @@ fn find(name: &OsString) -> anyhow::Result<PathBuf> {
         return std::path::absolute(path).with_context(|| path.display().to_string());
     }
     let folders = std::env::var_os("PATH").unwrap_or_default();
-    let files = std::env::split_paths(&folders).map(|folder| folder.join(path));
-    match { files }.find(|file| file.is_file()) {
-        Some(file) => Ok(file),
-        None => bail!("there is no program {} in PATH; give its path", path.display()),
-    }
+    let mut files = std::env::split_paths(&folders).map(|folder| folder.join(path));
+    let found = files.find(|file| file.is_file());
+    found.with_context(|| format!("there is no program {} in PATH; give its path", path.display()))
 }
 
 impl Arguments {
@@ -86,15 +82,14 @@ impl Arguments {
             };
             program = program.env(name, value);
         }
+        let here = std::env::current_dir().and_then(std::fs::canonicalize).unwrap_or_default();
         for path in &self.dir {
             let granted = path.canonicalize().with_context(|| path.display().to_string())?;
+            // Where the arguments' own paths lead, if the program may look there.
+            if here.starts_with(&granted) {
+                program = program.directory(&here);
+            }
             program = program.grant(granted);
-        }
-        // Where the arguments' own paths lead, if the program may look there.
-        let here = std::env::current_dir().and_then(std::fs::canonicalize).unwrap_or_default();
-        let seen = self.dir.iter().filter_map(|path| path.canonicalize().ok());
-        if { seen }.any(|granted| here.starts_with(granted)) {
-            program = program.directory(here);
         }
         for request in &self.warm {
             program = program.request(format!("{request}\n"));
@@ -146,12 +141,6 @@ impl Calls {
     }
 }
 
-/// What went wrong, on one line.
-fn reason(error: CallError) -> String {
-    let text = describe(&error.into());
-    text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
-}
-
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let started = Instant::now();
     let mut warm = arguments.program()?.warm()?;
@@ -174,29 +163,20 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         report(&warm, took, calls.times);
     }
     Ok(match (calls.different, calls.failed) {
-        (true, _) => ExitCode::from(DIFFERENT),
+        (true, _) => ExitCode::from(DIFFERS),
         (false, true) => ExitCode::FAILURE,
         (false, false) => ExitCode::SUCCESS,
     })
 }
 
-fn report(warm: &Warm, took: Duration, mut times: Vec<f64>) {
+fn report(warm: &Warm, took: Duration, times: Vec<f64>) {
     let stats = warm.stats();
     eprintln!(
         "warm in {took:.1?}; image of {:.1} MiB; the last reset copied {} KiB back",
         stats.resident as f64 / f64::from(1 << 20),
         stats.copied >> 10
     );
-    if let Some(first) = times.first().copied() {
-        times.sort_by(f64::total_cmp);
-        eprintln!(
-            "{} calls, each from the warm state: first {first:.2} us, median {:.2} us, fastest {:.2} us, slowest {:.2} us",
-            times.len(),
-            times[times.len() / 2],
-            times[0],
-            times[times.len() - 1],
-        );
-    }
+    output::times(times);
     for (number, count) in &stats.unserved {
         eprintln!("system call {number} is not served yet; it was made {count} times");
     }

@@ -181,6 +181,12 @@ fn is_broken_pipe(error: &anyhow::Error) -> bool {
         .is_some_and(|error| error.kind() == std::io::ErrorKind::BrokenPipe)
 }
 
+/// What went wrong with a request, on one line.
+fn reason(error: impl Into<anyhow::Error>) -> String {
+    let text = describe(&error.into());
+    text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
+}
+
 /// An error and its causes, without saying twice what a message already repeats of its cause.
 fn describe(error: &anyhow::Error) -> String {
     let mut text = error.to_string();

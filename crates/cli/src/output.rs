@@ -26,6 +26,19 @@ pub(crate) fn line(text: std::fmt::Arguments<'_>) -> std::io::Result<()> {
     writeln!(std::io::stdout(), "{text}")
 }
 
+/// Says on standard error what calls cost, in microseconds; nothing of none.
+pub(crate) fn times(mut times: Vec<f64>) {
+    let Some(first) = times.first().copied() else { return };
+    times.sort_by(f64::total_cmp);
+    eprintln!(
+        "{} calls, each from the warm state: first {first:.2} us, median {:.2} us, fastest {:.2} us, slowest {:.2} us",
+        times.len(),
+        times[times.len() / 2],
+        times[0],
+        times[times.len() - 1],
+    );
+}
+
 /// Shows on standard error, when that is a terminal, that `what` is being done.
 pub(crate) fn spinner(what: &str) -> ProgressBar {
     let bar = ProgressBar::new_spinner().with_message(what.to_owned());

@@ -11,7 +11,7 @@ use serde_json::json;
 
 use crate::Settings;
 use crate::guest::GuestArguments;
-use crate::output::Format;
+use crate::output::{self, Format};
 use crate::request::{self, CallArguments};
 
 #[derive(Debug, Args)]
@@ -59,15 +59,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         if let Some(origin) = guest.origin() {
             report_origin(origin);
         }
-        let first = times[0];
-        times.sort_by(f64::total_cmp);
-        eprintln!(
-            "{} calls, each from the warm state: first {first:.2} us, median {:.2} us, fastest {:.2} us, slowest {:.2} us",
-            times.len(),
-            times[times.len() / 2],
-            times[0],
-            times[times.len() - 1],
-        );
+        output::times(times);
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -4,14 +4,14 @@ use std::io::{BufRead, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use afresh::{Answer, CallError};
+use afresh::Answer;
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
 
 use crate::guest::{Command, GuestArguments};
 use crate::output::Format;
-use crate::{Settings, describe, request};
+use crate::{Settings, reason, request};
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
@@ -20,12 +20,6 @@ pub(crate) struct Arguments {
     /// The exported function that handles bytes.
     #[arg(long, value_name = "F", default_value = "handle")]
     call: String,
-}
-
-/// What went wrong, on one line.
-fn reason(error: CallError) -> String {
-    let text = describe(&error.into());
-    text.split('\n').map(str::trim).filter(|line| !line.is_empty()).collect::<Vec<_>>().join("; ")
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
