@@ -36,6 +36,11 @@ fn pieces(process: &Process, vector: u64, count: u64) -> Served<Vec<(u64, u64)>>
     Ok(pieces)
 }
 
+/// Refuses what is negative to the guest.
+fn check_offset(offset: u64) -> Served<()> {
+    if offset > i64::MAX as u64 { Err(Errno::INVAL.into()) } else { Ok(()) }
+}
+
 /// The bytes of all pieces.
 fn gather(process: &Process, vector: u64, count: u64) -> Served<Vec<u8>> {
     let mut bytes = Vec::new();
@@ -116,9 +121,7 @@ impl Person {
         offset: u64,
     ) -> Served {
         let pieces = pieces(process, vector, count)?;
-        if offset > i64::MAX as u64 {
-            return Err(Errno::INVAL.into());
-        }
+        check_offset(offset)?;
         Ok(Outcome::Value(self.scatter(process, descriptor, &pieces, offset)?))
     }
 
@@ -177,9 +180,7 @@ impl Person {
         if matches!(description.open, Open::Input) {
             return Err(Errno::SPIPE.into());
         }
-        if offset > i64::MAX as u64 {
-            return Err(Errno::INVAL.into());
-        }
+        check_offset(offset)?;
         let bytes = self.bytes_at(description, offset, len.min(AT_ONCE))?;
         copy_out(process, to, &bytes)?;
         Ok(Outcome::Value(bytes.len() as u64))
@@ -242,9 +243,7 @@ impl Person {
         offset: u64,
     ) -> Served {
         self.state.table.get(descriptor)?;
-        if offset > i64::MAX as u64 {
-            return Err(Errno::INVAL.into());
-        }
+        check_offset(offset)?;
         let bytes = gather(process, vector, count)?;
         self.put(descriptor, &bytes, Some(offset))
     }
@@ -258,9 +257,7 @@ impl Person {
         offset: u64,
     ) -> Served {
         self.state.table.get(descriptor)?;
-        if offset > i64::MAX as u64 {
-            return Err(Errno::INVAL.into());
-        }
+        check_offset(offset)?;
         let bytes = copy_in(process, from, len.min(AT_ONCE) as usize)?;
         self.put(descriptor, &bytes, Some(offset))
     }
