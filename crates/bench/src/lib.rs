@@ -14,6 +14,7 @@ pub mod restore;
 pub mod rivals;
 pub mod row;
 pub mod session;
+mod session_files;
 pub mod start;
 pub mod steady;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

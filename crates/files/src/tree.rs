@@ -418,6 +418,12 @@ impl Tree {
         Ok(())
     }
 
+    /// Whether a file is held.
+    #[must_use]
+    pub fn is_held(&self, node: Node) -> bool {
+        self.held.get(&node).is_some()
+    }
+
     /// Takes one [`Tree::hold`] back; a file without a name goes with the last.
     pub fn release(&mut self, node: Node) {
         match self.held.get(&node).copied() {

@@ -84,6 +84,7 @@ pub(crate) async fn warm(
             }
         }
     }
+    stores.keep_files(store.data_mut());
     let modules = read(way, &opened, &mut store, instance)?;
     no_handles(stores, &mut store)?;
     let mut warm = Vec::with_capacity(memories.len());
