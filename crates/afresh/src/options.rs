@@ -138,8 +138,8 @@ impl Options {
 
     /// A file tree in memory for the guest, which it finds as `/`. It is part of its state: each call starts from what
     /// the warm-up left of it, sessions checkpoint, roll back and fork it with the memory, and snapshots hold it, the
-    /// files of its layers included. A snapshot that has files brings its own, whatever is set here. Directories of
-    /// the host's that WASI is given instead ([`afresh_wasm::Wasi::dirs`]) are no part of any state.
+    /// files of its layers included. A snapshot that has files brings its own, and takes only the budget from what is
+    /// set here (64 MiB in 65,536 files, if nothing is). Directories of the host's that WASI is given instead ([`afresh_wasm::Wasi::dirs`]) are no part of any state.
     pub fn files(mut self, files: afresh_files::Tree) -> Self {
         self.files = Some(files);
         self

@@ -456,6 +456,24 @@ fn positions_holes_and_listings_go_with_the_open_file() {
             .collect();
         assert_eq!(rest, ["3", "4", "5", "6", "7", "8", "9"]);
     }
+    for index in 0..1000 {
+        tree.write_path(format!("/many/{index:04}"), b"", NOW).unwrap();
+    }
+    let node = tree.find("/many").unwrap();
+    let mut listing = tree.open(node, Access::reading()).unwrap();
+    let (mut from, mut names) = (0, Vec::new());
+    loop {
+        let batch: Vec<_> = listing.entries(&tree, from).unwrap().collect();
+        let Some((last, _)) = batch.last() else { break };
+        from = *last;
+        names.extend(
+            batch.iter().map(|(_, entry)| String::from_utf8_lossy(&entry.name).into_owned()),
+        );
+        tree.remove_path(format!("/many/{}", names[names.len() / 2]), NOW).unwrap();
+    }
+    let mut expected = vec![".".to_owned(), "..".to_owned()];
+    expected.extend((0..1000).map(|index| format!("{index:04}")));
+    assert_eq!(names, expected, "what is removed behind the reader displaces nothing");
 }
 
 #[test]

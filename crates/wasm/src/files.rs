@@ -136,10 +136,19 @@ impl SavedFiles {
         Ok(())
     }
 
-    /// The files. Bytes from strangers are checked.
-    pub(crate) fn restore(&self) -> Result<Files, String> {
+    /// The files. Bytes from strangers are checked; how much more the tree may store is for whoever opens it to say:
+    /// as much in all as `allowed`, or what it had left, up to that, beside what it brings.
+    pub(crate) fn restore(&self, allowed: Budget) -> Result<Files, String> {
         let saved = SavedTree::new(self.tree.description.clone(), self.tree.pages.clone());
-        let tree = Tree::new(Budget::default()).restored(&saved).map_err(|e| e.to_string())?;
+        let tree = Tree::new(allowed).restored(&saved).map_err(|e| e.to_string())?;
+        let (had, used) = (tree.budget(), tree.used());
+        let most = |allowed: u64, had: u64, used: u64| {
+            allowed.max(used.saturating_add(had.saturating_sub(used).min(allowed)))
+        };
+        let tree = tree.with_budget(Budget {
+            bytes: most(allowed.bytes, had.bytes, used.bytes),
+            files: most(allowed.files, had.files, used.files),
+        });
         let (descriptors, rest): (BTreeMap<u32, Descriptor>, _) =
             postcard::take_from_bytes(&self.descriptors).map_err(|e| e.to_string())?;
         if !rest.is_empty() || descriptors.len() > DESCRIPTORS {

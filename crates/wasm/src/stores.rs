@@ -3,6 +3,7 @@
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use afresh_files::Tree;
 use wasmtime::{AsContextMut, Store};
 
 use crate::files::Files;
@@ -112,10 +113,12 @@ impl Stores {
         self.files.get().cloned().or_else(given)
     }
 
-    /// Makes the files of a frozen guest those that every call starts from. Of those of the options nothing is taken.
+    /// Makes the files of a frozen guest those that every call starts from. Of those of the options nothing but the
+    /// budget is taken.
     pub(crate) fn thaw_files(&self, frozen: &Frozen) -> Result<(), ThawError> {
         if let Some(files) = &frozen.files {
-            let files = files.restore().map_err(ThawError::State)?;
+            let allowed = self.wasi.files.as_ref().map(Tree::budget).unwrap_or_default();
+            let files = files.restore(allowed).map_err(ThawError::State)?;
             let _ = self.files.set(files);
         }
         Ok(())

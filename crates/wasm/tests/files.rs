@@ -281,6 +281,14 @@ fn a_frozen_guest_has_its_files_and_what_is_open_in_them() {
     let bytes = frozen.bytes().unwrap();
     let again = Frozen::from_parts(frozen.memory().clone(), &bytes).unwrap();
     let thawed = Warm::thaw(&engine(), &GuestOptions::default(), &again).unwrap();
+    // Whoever opens it says how much may be written.
+    let tight = Tree::new(Budget { bytes: 3000, files: 2 });
+    let wasi = Wasi { files: Some(tight), ..Wasi::default() };
+    let tight = GuestOptions { wasi, ..GuestOptions::default() };
+    let small = Warm::thaw(&engine(), &tight, &again).unwrap();
+    let files = small.lease().unwrap().host().files().unwrap();
+    let left = files.tree().budget().bytes - files.tree().used().bytes;
+    assert!(left <= 3000, "{left}");
     for _ in 0..2 {
         let mut lease = thawed.lease().unwrap();
         seek(&mut lease, fd, 0);

@@ -380,19 +380,27 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let out = self.memory.slice_mut(buffer, len as u32)?;
         let used = with(&mut self.files.lock(), fd, errno::BADF, |open, tree| {
-            let mut used = 0;
-            for (next, entry) in open.entries(tree, cookie as u64)? {
-                let mut bytes = vec![0; ENTRY];
-                bytes[..8].copy_from_slice(&next.to_le_bytes());
-                bytes[8..16].copy_from_slice(&entry.node.0.to_le_bytes());
-                bytes[16..20].copy_from_slice(&(entry.name.len() as u32).to_le_bytes());
-                bytes[20] = kind(entry.kind);
-                bytes.extend(&*entry.name);
-                // What does not fit is cut, which tells the guest that there is more.
-                let part = bytes.len().min(out.len() - used);
-                out[used..used + part].copy_from_slice(&bytes[..part]);
-                used += part;
-                if used == out.len() {
+            let (mut used, mut from) = (0, cookie as u64);
+            // A buffer that is not full says that there is no more.
+            while used < out.len() {
+                let before = from;
+                for (next, entry) in open.entries(tree, from)? {
+                    let mut bytes = vec![0; ENTRY];
+                    bytes[..8].copy_from_slice(&next.to_le_bytes());
+                    bytes[8..16].copy_from_slice(&entry.node.0.to_le_bytes());
+                    bytes[16..20].copy_from_slice(&(entry.name.len() as u32).to_le_bytes());
+                    bytes[20] = kind(entry.kind);
+                    bytes.extend(&*entry.name);
+                    // What does not fit is cut, which tells the guest that there is more.
+                    let part = bytes.len().min(out.len() - used);
+                    out[used..used + part].copy_from_slice(&bytes[..part]);
+                    used += part;
+                    from = next;
+                    if used == out.len() {
+                        break;
+                    }
+                }
+                if from == before {
                     break;
                 }
             }
