@@ -59,7 +59,21 @@ pub(crate) const ALL: &[Guest] = &[
         needs_c: false,
     },
     Guest {
+        name: "http",
+        target: "wasm32-wasip2",
+        kind: Kind::Component,
+        exports: &["wasi:http/incoming-handler@0.2.12"],
+        needs_c: false,
+    },
+    Guest {
         name: "js",
+        target: "wasm32-wasip1",
+        kind: Kind::Module,
+        exports: BYTES,
+        needs_c: true,
+    },
+    Guest {
+        name: "script",
         target: "wasm32-wasip1",
         kind: Kind::Module,
         exports: BYTES,

@@ -14,22 +14,29 @@ use crate::output::spinner;
 pub(crate) struct GuestArguments {
     /// A Wasm module or component, a static-PIE ELF for a micro-VM, or a snapshot: PLACE[@NAME].
     pub(crate) guest: String,
+    #[command(flatten)]
+    how: OpenArguments,
+}
+
+/// How guests are run.
+#[derive(Debug, Args)]
+pub(crate) struct OpenArguments {
     /// Exported functions to call once, in order, to warm the guest; arguments after a colon, separated
     /// by commas: `warm:100,2`.
     #[arg(long = "warm", value_name = "F[:ARGS]")]
     warm: Vec<String>,
     /// Most milliseconds one call may take.
     #[arg(long, value_name = "MS")]
-    timeout: Option<u64>,
+    pub(crate) timeout: Option<u64>,
     /// Most MiB one memory of the guest may grow to; for a micro-VM, its memory.
     #[arg(long, value_name = "MIB")]
-    memory: Option<u64>,
+    pub(crate) memory: Option<u64>,
     /// Where compiled guests are kept between runs. Its files are native code: it must be yours alone.
     #[arg(long, value_name = "DIR")]
-    cache: Option<PathBuf>,
+    pub(crate) cache: Option<PathBuf>,
     #[cfg(feature = "wasm")]
     #[command(flatten)]
-    wasm: crate::wasm::WasmArguments,
+    pub(crate) wasm: crate::wasm::WasmArguments,
 }
 
 /// What a guest that runs a WASI command is given, and where its output goes.
@@ -51,6 +58,26 @@ impl GuestArguments {
         settings: &Settings,
         command: Command<'_>,
     ) -> anyhow::Result<Options> {
+        self.how.options(&self.guest, settings, command)
+    }
+
+    /// Opens what is named, and warms it if it is a guest.
+    pub(crate) fn open(&self, options: &Options) -> anyhow::Result<Guest> {
+        let bar = spinner("opening");
+        let guest = afresh::open(&self.guest, options)?;
+        bar.finish_and_clear();
+        Ok(guest)
+    }
+}
+
+impl OpenArguments {
+    /// The options that open `guest`.
+    pub(crate) fn options(
+        &self,
+        guest: &str,
+        settings: &Settings,
+        command: Command<'_>,
+    ) -> anyhow::Result<Options> {
         let mut options = settings.open.clone();
         if let Some(cache) = &self.cache {
             options = options.cache(cache);
@@ -65,21 +92,13 @@ impl GuestArguments {
             options = options.warm(text_call(call));
         }
         #[cfg(feature = "wasm")]
-        let options = self.wasm.engine(options).wasm(self.wasm.options(&self.guest, command)?);
+        let options = self.wasm.engine(options).wasm(self.wasm.options(guest, command)?);
         #[cfg(not(feature = "wasm"))]
-        let _ = command;
+        let _ = (guest, command);
         #[cfg(feature = "vm")]
         let options =
             options.vm(|builder| builder.log(|level, text| eprintln!("guest[{level}]: {text}")));
         Ok(options)
-    }
-
-    /// Opens what is named, and warms it if it is a guest.
-    pub(crate) fn open(&self, options: &Options) -> anyhow::Result<Guest> {
-        let bar = spinner("opening");
-        let guest = afresh::open(&self.guest, options)?;
-        bar.finish_and_clear();
-        Ok(guest)
     }
 }
 

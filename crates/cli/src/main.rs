@@ -14,6 +14,8 @@ mod bench;
 mod demo;
 mod doctor;
 mod guest;
+#[cfg(feature = "serve")]
+mod http;
 #[cfg(feature = "seal")]
 mod keys;
 #[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
@@ -26,6 +28,7 @@ mod run;
 mod scratch;
 mod serve;
 mod snapshot;
+mod stdio;
 mod store;
 mod verify;
 #[cfg(feature = "wasm")]
@@ -56,7 +59,7 @@ struct Cli {
 enum Command {
     /// Warm a guest, or take a warm one out of a snapshot, and call it.
     Run(run::Arguments),
-    /// Answer requests, one a line from standard input, each from the warm state.
+    /// Answer requests over HTTP, each from the warm state; or one a line from standard input.
     Serve(serve::Arguments),
     /// Warm an unmodified Linux program, and answer each line of standard input from the state in which it first
     /// waited for input.

@@ -1,52 +1,45 @@
-//! `afresh serve`: a line in is a request, a line out is its answer, each from the warm state.
+//! `afresh serve`: guests behind HTTP, each request from the warm state. With `--stdio`, one guest and a request a line.
 
-use std::io::{BufRead, Write};
 use std::process::ExitCode;
-use std::time::Instant;
 
-use afresh::Answer;
-use anyhow::Context;
 use clap::Args;
-use serde_json::json;
 
-use crate::guest::{Command, GuestArguments};
-use crate::output::Format;
-use crate::{Settings, reason, request};
+use crate::Settings;
+use crate::guest::OpenArguments;
+use crate::stdio;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
+    /// Wasm modules and components, static-PIE ELFs for micro-VMs, or snapshots: each `[/ROUTE=]PLACE[@NAME]`. Without
+    /// a route a guest answers for every path.
+    #[cfg_attr(feature = "serve", arg(required_unless_present = "config"))]
+    #[cfg_attr(not(feature = "serve"), arg(required = true))]
+    #[arg(value_name = "[/ROUTE=]GUEST")]
+    pub(crate) guests: Vec<String>,
     #[command(flatten)]
-    guest: GuestArguments,
-    /// The exported function that handles bytes.
+    pub(crate) how: OpenArguments,
+    /// The exported function that handles bytes, of guests that are no HTTP components.
     #[arg(long, value_name = "F", default_value = "handle")]
-    call: String,
+    pub(crate) call: String,
+    /// Answer one request a line from standard input instead, with one line each.
+    #[arg(long)]
+    stdio: bool,
+    #[cfg(feature = "serve")]
+    #[command(flatten)]
+    pub(crate) http: crate::http::HttpArguments,
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
-    let options = arguments.guest.options(settings, Command::default())?;
-    let guest = arguments.guest.open(&options)?;
-    // A guest that cannot answer at all is an error of this command, not of every request.
-    let function = guest.function(&arguments.call)?;
-    let mut out = std::io::stdout().lock();
-    let mut all_answered = true;
-    for line in std::io::stdin().lock().lines() {
-        let line = line.context("reading a request")?;
-        let started = Instant::now();
-        // A request that fails is answered with the error: the next one starts from the warm state.
-        let answer = guest.call(&function, line.as_bytes()).map(Answer::Bytes);
-        let us = started.elapsed().as_secs_f64() * 1e6;
-        all_answered &= answer.is_ok();
-        match (settings.output, answer) {
-            (Format::Text, Ok(answer)) => request::print(&answer, &mut out)?,
-            (Format::Text, Err(error)) => writeln!(out, "error: {}", reason(error))?,
-            (Format::Json, Ok(answer)) => {
-                writeln!(out, "{}", json!({"result": request::json(&answer), "us": us}))?;
-            }
-            (Format::Json, Err(error)) => {
-                writeln!(out, "{}", json!({"error": reason(error), "us": us}))?;
-            }
-        }
-        out.flush()?;
+    if arguments.stdio {
+        let [guest] = &arguments.guests[..] else {
+            anyhow::bail!("--stdio serves one guest, and {} are named", arguments.guests.len());
+        };
+        return stdio::run(guest, &arguments.how, &arguments.call, settings);
     }
-    Ok(if all_answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    #[cfg(feature = "serve")]
+    return crate::http::run(arguments, settings);
+    #[cfg(not(feature = "serve"))]
+    anyhow::bail!(
+        "this build of afresh serves no HTTP; build it with the feature `serve`, or use --stdio"
+    );
 }

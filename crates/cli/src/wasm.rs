@@ -14,9 +14,9 @@ use crate::guest::Command;
 /// How a Wasm guest is run.
 #[derive(Debug, Args)]
 pub(crate) struct WasmArguments {
-    /// How instances are kept apart: auto, reset or fresh.
-    #[arg(long, default_value = "auto")]
-    mode: Mode,
+    /// How instances are kept apart: auto, reset or fresh; auto if not given, and fresh behind HTTP.
+    #[arg(long)]
+    pub(crate) mode: Option<Mode>,
     /// How memory is brought back: auto, full-copy, discard, scan, write-set, write-set-uffd,
     /// write-set-scan, write-set-mprotect.
     #[arg(long, default_value = "auto")]
@@ -65,7 +65,7 @@ impl WasmArguments {
         command: Command<'_>,
     ) -> anyhow::Result<GuestOptions> {
         Ok(GuestOptions {
-            mode: self.mode,
+            mode: self.mode.unwrap_or_default(),
             strategy: self.strategy,
             fuel: self.fuel,
             wasi: self.wasi(guest, command)?,

@@ -127,7 +127,7 @@ fn requests_are_served_line_by_line_each_from_the_warm_state() {
     let store = dir.path("store");
     ok(&["snapshot", &dir.path("guest.wasm"), "--warm", "warm:1", "--to", &store]);
     let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
-        .args(["serve", &store, "--call", "echo"])
+        .args(["serve", "--stdio", &store, "--call", "echo"])
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
@@ -151,7 +151,7 @@ fn a_request_that_fails_is_answered_on_one_line() {
     std::fs::write(&guest, wat::parse_str(wat).unwrap()).unwrap();
     for (format, failed) in [("text", "error: "), ("json", r#"{"error":"#)] {
         let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
-            .args(["-o", format, "serve", &guest])
+            .args(["-o", format, "serve", "--stdio", &guest])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn()

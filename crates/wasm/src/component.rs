@@ -101,7 +101,7 @@ impl std::fmt::Debug for WarmComponent {
 
 /// Compiles a component, or takes it from the cache.
 pub(crate) fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
-    let compile = || Component::new(engine.wasmtime(), wasm).map_err(LoadError::compile);
+    let compile = || engine.compile_anew(|engine| Component::new(engine, wasm));
     let Some(cache) = engine.cache() else { return compile() };
     let key = engine.cache_key(&[b"component", wasm]);
     if let Some(component) = cache.component(engine.wasmtime(), &key) {

@@ -250,6 +250,15 @@ impl ComponentLease<'_> {
         (self.store.as_context_mut(), self.instance)
     }
 
+    /// What the failure of a call means that was made by what [`ComponentLease::bindings`] gives.
+    #[must_use]
+    pub fn explain(&self, error: wasmtime::Error) -> CallError {
+        match self.store.data().failure() {
+            Some(failure) => CallError::Wasi(failure.to_owned()),
+            None => call_error(error, self.limits),
+        }
+    }
+
     /// Bytes of the component's memories that differ from what it starts with.
     ///
     /// # Errors

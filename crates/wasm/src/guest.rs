@@ -119,6 +119,9 @@ pub struct GuestOptions {
     /// [`Lease::call_async`](crate::Lease::call_async) and its like, in a task of tokio's; each call runs on
     /// a stack of its own, and takes a fraction of a microsecond more.
     pub asynchronous: bool,
+    /// Whether a call of an asynchronous guest that computes lets other tasks of its thread run after each tick of
+    /// the epoch. For guests with a timeout, in tasks that must not starve one another.
+    pub gives_way: bool,
     /// Loads a guest although it imports functions that nobody provides; a call of one of them fails.
     pub stub_imports: bool,
 }
@@ -152,6 +155,7 @@ impl Default for GuestOptions {
             state: State::default(),
             limiter: Limiter::default(),
             asynchronous: false,
+            gives_way: false,
             stub_imports: false,
         }
     }

@@ -225,6 +225,8 @@ pub struct Host {
     stdout: Option<MemoryOutputPipe>,
     stderr: Option<MemoryOutputPipe>,
     generation: u64,
+    /// Ticks that the call may still run, of one that gives way after each.
+    turns: u64,
     data: Option<Box<dyn Any + Send>>,
     state: Option<Box<dyn Any + Send>>,
 }
@@ -250,6 +252,7 @@ impl Host {
             stdout: None,
             stderr: None,
             generation: 0,
+            turns: 0,
             data: None,
             state: None,
         }
@@ -293,6 +296,16 @@ impl Host {
             && self.state.is_none()
     }
 
+    pub(crate) fn set_turns(&mut self, turns: u64) {
+        self.turns = turns;
+    }
+
+    /// Whether a call that has run for another tick may go on.
+    pub(crate) fn take_turn(&mut self) -> bool {
+        self.turns = self.turns.saturating_sub(1);
+        self.turns > 0
+    }
+
     pub(crate) fn set_generation(&mut self, generation: u64) {
         self.generation = generation;
     }
@@ -330,6 +343,22 @@ impl Host {
                 "`GuestOptions::state` makes another type than {}",
                 std::any::type_name::<T>()
             ),
+        }
+    }
+
+    /// The embedder's own state as [`Host::state`] gives it, and the table that WASI keeps a component's resources
+    /// in: for host functions whose resources are made of WASI's, or the other way round.
+    ///
+    /// # Panics
+    /// As [`Host::state`].
+    pub fn state_and_table<T: 'static>(&mut self) -> (&mut T, &mut ResourceTable) {
+        // Both are made when they are first asked for.
+        self.state::<T>();
+        self.ctx();
+        let state = self.state.as_mut().and_then(|state| state.downcast_mut());
+        match (state, &mut self.context) {
+            (Some(state), Context::P2(context)) => (state, &mut context.1),
+            _ => unreachable!("just made"),
         }
     }
 

@@ -98,7 +98,7 @@ pub(crate) async fn warm(
     for (memory, cold) in memories.iter().zip(cold) {
         let image = match is(Bug::NestedMemory) {
             true => cold.image.clone(),
-            false => memory.slot().freeze()?.compact()?,
+            false => memory.slot().freeze_apart()?,
         };
         warm.push(WarmMemory { shape: cold.shape, image, bytes: memory.bytes() });
     }

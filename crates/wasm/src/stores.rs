@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use afresh_files::Tree;
-use wasmtime::{AsContextMut, Store};
+use wasmtime::{AsContextMut, Store, Trap, UpdateDeadline};
 
 use crate::files::Files;
 use crate::guest::GuestOptions;
@@ -57,7 +57,8 @@ impl Stores {
             fuel: engine.inner.config.fuel,
             state: options.state.clone(),
             limiter: options.limiter.clone(),
-            limits: CallLimits::new(options.timeout, options.fuel, engine.tick()),
+            limits: CallLimits::new(options.timeout, options.fuel, engine.tick())
+                .give_way(options.gives_way && options.asynchronous),
             way: Way::of(options.asynchronous, engine.deep()),
         })
     }
@@ -74,7 +75,8 @@ impl Stores {
         let timeout = timeout.or(self.limits.timeout);
         let fuel = fuel.or(self.limits.fuel);
         self.engine.keep_limits(timeout, fuel)?;
-        Ok(CallLimits::new(timeout, fuel, self.engine.tick()))
+        let limits = CallLimits::new(timeout, fuel, self.engine.tick());
+        Ok(limits.give_way(self.limits.gives_way))
     }
 
     /// # Errors
@@ -102,6 +104,12 @@ impl Stores {
         let mut store = Store::new(self.engine.wasmtime(), host);
         if self.memory_limit != usize::MAX || self.instances.is_some() || self.limiter.is_some() {
             store.limiter(|host| host);
+        }
+        if self.limits.gives_way {
+            store.epoch_deadline_callback(|mut store| match store.data_mut().take_turn() {
+                true => Ok(UpdateDeadline::Yield(1)),
+                false => Err(Trap::Interrupt.into()),
+            });
         }
         self.unlimit(&mut store);
         Ok(store)
@@ -137,7 +145,9 @@ impl Stores {
     pub(crate) fn unlimit(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
         if self.timeouts {
-            store.epoch_deadline_trap();
+            if !self.limits.gives_way {
+                store.epoch_deadline_trap();
+            }
             store.set_epoch_deadline(UNLIMITED);
         }
         if self.fuel {
@@ -160,19 +170,31 @@ pub(crate) struct CallLimits {
     /// The timeout in ticks of the epoch.
     ticks: u64,
     pub(crate) fuel: Option<u64>,
+    /// Whether the call lets other tasks run after each tick, on a fiber.
+    gives_way: bool,
 }
 
 impl CallLimits {
     fn new(timeout: Option<Duration>, fuel: Option<u64>, tick: Duration) -> Self {
-        Self { timeout, ticks: timeout.map_or(UNLIMITED, |timeout| ticks(timeout, tick)), fuel }
+        let ticks = timeout.map_or(UNLIMITED, |timeout| ticks(timeout, tick));
+        Self { timeout, ticks, fuel, gives_way: false }
+    }
+
+    fn give_way(self, gives_way: bool) -> Self {
+        Self { gives_way, ..self }
     }
 
     /// Sets the limits for the next call.
     #[inline]
     pub(crate) fn apply(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
-        if self.timeout.is_some() {
-            store.set_epoch_deadline(self.ticks);
+        match self.timeout {
+            None => {}
+            Some(_) if self.gives_way => {
+                store.data_mut().set_turns(self.ticks);
+                store.set_epoch_deadline(1);
+            }
+            Some(_) => store.set_epoch_deadline(self.ticks),
         }
         if let Some(fuel) = self.fuel {
             // Fails only where fuel is not configured, and then making the guest did.

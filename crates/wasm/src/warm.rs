@@ -287,7 +287,7 @@ impl Warmer<'_> {
         let mut warm = Vec::new();
         let mut sizes = Vec::new();
         for (memory, declared) in memories.iter().zip(&prepared.analysis.memories) {
-            let image = memory.slot().freeze()?.compact()?;
+            let image = memory.slot().freeze_apart()?;
             let bytes = memory.bytes();
             sizes.push((bytes >> declared.page_size_log2) as u64);
             warm.push(WarmMemory { shape: Shape::of(declared), image, bytes });

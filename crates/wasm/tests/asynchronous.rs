@@ -566,3 +566,34 @@ mod component {
         });
     }
 }
+
+#[test]
+fn a_call_that_computes_gives_way_and_still_ends_in_time() {
+    for mode in MODES {
+        // One thread: without giving way nothing else would run until the call has ended.
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
+        runtime.block_on(async {
+            let limit = Some(Duration::from_millis(300));
+            let options = GuestOptions { gives_way: true, timeout: limit, ..options(mode) };
+            let warm = guest(SPOILED, options).warm_async(WarmUp::new().call("warm", &[])).await;
+            let warm = warm.unwrap();
+            let (spin, sum) = (warm.entry::<(), ()>("spin").unwrap(), warm.entry("sum").unwrap());
+            let mut spinning = lease(&warm).await;
+            let others = async {
+                for _ in 0..3 {
+                    assert_eq!(lease(&warm).await.invoke_async(&sum, ()).await.unwrap(), 42);
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::select! {
+                biased;
+                ended = spinning.invoke_async(&spin, ()) => panic!("nobody else ran: {ended:?}"),
+                () = others => {}
+            }
+            let ended = lease(&warm).await.invoke_async(&spin, ()).await;
+            assert!(matches!(ended, Err(CallError::Timeout(_))), "{ended:?}");
+            drop(spinning);
+            pristine(&warm, &sum).await;
+        });
+    }
+}

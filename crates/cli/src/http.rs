@@ -1,0 +1,181 @@
+//! `afresh serve` over HTTP: from arguments and a file to a server, and what signals mean to it.
+//!
+//! SIGTERM and SIGINT end it when what has reached it is answered, a second SIGINT at once; SIGHUP has it read its
+//! file and open its guests anew.
+
+use std::net::SocketAddr;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use afresh_serve::{Config, GuestConfig, Server};
+use clap::Args;
+use serde_json::json;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::Settings;
+use crate::guest::Command;
+use crate::output::{Format, say};
+use crate::serve::Arguments;
+
+#[derive(Debug, Args)]
+#[group(id = "http", conflicts_with = "stdio", multiple = true)]
+pub(crate) struct HttpArguments {
+    /// Where requests come in; 127.0.0.1:8080 if not given.
+    #[arg(long, value_name = "ADDR:PORT")]
+    addr: Option<SocketAddr>,
+    /// Where /metrics, /healthz and /readyz are asked for, if not where requests come in.
+    #[arg(long, value_name = "ADDR:PORT")]
+    admin: Option<SocketAddr>,
+    /// Guests, routes and budgets from a file; guests of the command line come in addition.
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// What answers of guests that handle bytes are.
+    #[arg(long, value_name = "TYPE")]
+    content_type: Option<String>,
+    /// Most KiB of one request's body.
+    #[arg(long, value_name = "KIB")]
+    max_body: Option<usize>,
+    /// Most requests that guests answer at the same time, all together.
+    #[arg(long, value_name = "N")]
+    max_concurrent_requests: Option<usize>,
+    /// Most connections at the same time.
+    #[arg(long, value_name = "N")]
+    max_concurrent_connections: Option<usize>,
+    /// Requests that one instance answers before it is brought back: with more than 1 they see what those
+    /// before have left.
+    #[arg(long, value_name = "N")]
+    max_instance_reuse_count: Option<usize>,
+    /// How long an instance that may answer more is kept for that, as `1s` or `100ms`.
+    #[arg(long, value_name = "TIME", value_parser = afresh_serve::parse_duration)]
+    idle_instance_timeout: Option<Duration>,
+    /// What is logged to standard error: error, warn, info, debug (each request) or trace.
+    #[arg(long, value_name = "LEVEL", default_value = "warn")]
+    log: tracing::Level,
+}
+
+/// A guest and its route, as the command line names them.
+fn route(text: &str) -> (Option<&str>, &str) {
+    match text.split_once('=') {
+        Some((route, guest)) if route.starts_with('/') => (Some(route), guest),
+        _ => (None, text),
+    }
+}
+
+impl Arguments {
+    fn config(&self, settings: &Settings) -> anyhow::Result<Config> {
+        let http = &self.http;
+        let mut config = match &http.config {
+            Some(path) => {
+                let mut open = settings.open.clone();
+                if let Some(cache) = &self.how.cache {
+                    open = open.cache(cache);
+                }
+                Config::read(path, &open)?
+            }
+            None => Config::default(),
+        };
+        if let Some(addr) = http.addr {
+            config.addr = addr;
+        }
+        config.admin = http.admin.or(config.admin);
+        if let Some(most) = http.max_concurrent_requests {
+            config.max_concurrent_requests = most;
+        }
+        if let Some(most) = http.max_concurrent_connections {
+            config.max_concurrent_connections = most;
+        }
+        for text in &self.guests {
+            config.guests.push(self.guest(text, settings)?);
+        }
+        Ok(config)
+    }
+
+    fn guest(&self, text: &str, settings: &Settings) -> anyhow::Result<GuestConfig> {
+        let http = &self.http;
+        let (route, reference) = route(text);
+        let mut guest = GuestConfig::new(reference);
+        guest.name = route.unwrap_or(reference).to_owned();
+        guest.open = self.how.options(reference, settings, Command::default())?;
+        let mode = self.how.wasm.mode.unwrap_or(guest.wasm.mode);
+        guest.wasm = self.how.wasm.options(reference, Command::default())?;
+        guest.wasm.mode = mode;
+        guest.call.clone_from(&self.call);
+        if let Some(route) = route {
+            route.clone_into(&mut guest.route);
+        }
+        if let Some(content_type) = &http.content_type {
+            guest.content_type.clone_from(content_type);
+        }
+        if let Some(timeout) = self.how.timeout {
+            guest.timeout = Duration::from_millis(timeout);
+        }
+        if let Some(mib) = self.how.memory {
+            guest.memory = mib.saturating_mul(1 << 20);
+        }
+        if let Some(kib) = http.max_body {
+            guest.max_body = kib.saturating_mul(1 << 10);
+        }
+        if let Some(most) = http.max_instance_reuse_count {
+            guest.max_instance_reuse_count = most;
+        }
+        if let Some(idle) = http.idle_instance_timeout {
+            guest.idle_instance_timeout = idle;
+        }
+        Ok(guest)
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    tracing_subscriber::fmt()
+        .with_max_level(arguments.http.log)
+        .with_writer(std::io::stderr)
+        .init();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    runtime.block_on(serve(arguments, settings))
+}
+
+async fn serve(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let config = arguments.config(settings)?;
+    let (mut end, mut interrupt) =
+        (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut renew = signal(SignalKind::hangup())?;
+    let server = tokio::select! {
+        server = Server::bind(config) => server?,
+        _ = end.recv() => return Ok(ExitCode::SUCCESS),
+        _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
+    };
+    let addr = server.addr();
+    eprintln!("Serving HTTP on http://{addr}/");
+    if settings.output == Format::Json {
+        let line = json!({"addr": addr.to_string(), "admin": server.admin().to_string()});
+        say!("{line}")?;
+    }
+    let handle = server.handle();
+    let serving = tokio::spawn(server.run());
+    loop {
+        tokio::select! {
+            _ = renew.recv() => {
+                let renewed = match arguments.config(settings) {
+                    Ok(config) => handle.reload(&config).await.map_err(anyhow::Error::from),
+                    Err(error) => Err(error),
+                };
+                match renewed {
+                    Ok(()) => eprintln!("The guests were opened anew"),
+                    Err(error) => {
+                        let why = crate::describe(&error);
+                        eprintln!("afresh: the guests stay as they are: {why}");
+                    }
+                }
+            }
+            _ = end.recv() => break,
+            _ = interrupt.recv() => break,
+        }
+    }
+    handle.shutdown();
+    tokio::select! {
+        done = serving => done?,
+        _ = interrupt.recv() => eprintln!("afresh: requests under way were ended"),
+    }
+    Ok(ExitCode::SUCCESS)
+}

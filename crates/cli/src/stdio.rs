@@ -1,0 +1,49 @@
+//! `afresh serve --stdio`: a line in is a request, a line out is its answer, each from the warm state.
+
+use std::io::{BufRead, Write};
+use std::process::ExitCode;
+use std::time::Instant;
+
+use afresh::Answer;
+use anyhow::Context;
+use serde_json::json;
+
+use crate::guest::{Command, OpenArguments};
+use crate::output::{Format, spinner};
+use crate::{Settings, reason, request};
+
+pub(crate) fn run(
+    guest: &str,
+    how: &OpenArguments,
+    call: &str,
+    settings: &Settings,
+) -> anyhow::Result<ExitCode> {
+    let options = how.options(guest, settings, Command::default())?;
+    let bar = spinner("opening");
+    let guest = afresh::open(guest, &options)?;
+    bar.finish_and_clear();
+    // A guest that cannot answer at all is an error of this command, not of every request.
+    let function = guest.function(call)?;
+    let mut out = std::io::stdout().lock();
+    let mut all_answered = true;
+    for line in std::io::stdin().lock().lines() {
+        let line = line.context("reading a request")?;
+        let started = Instant::now();
+        // A request that fails is answered with the error: the next one starts from the warm state.
+        let answer = guest.call(&function, line.as_bytes()).map(Answer::Bytes);
+        let us = started.elapsed().as_secs_f64() * 1e6;
+        all_answered &= answer.is_ok();
+        match (settings.output, answer) {
+            (Format::Text, Ok(answer)) => request::print(&answer, &mut out)?,
+            (Format::Text, Err(error)) => writeln!(out, "error: {}", reason(error))?,
+            (Format::Json, Ok(answer)) => {
+                writeln!(out, "{}", json!({"result": request::json(&answer), "us": us}))?;
+            }
+            (Format::Json, Err(error)) => {
+                writeln!(out, "{}", json!({"error": reason(error), "us": us}))?;
+            }
+        }
+        out.flush()?;
+    }
+    Ok(if all_answered { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,146 @@
+//! How a server is set up: where it listens, what it bounds, and which guests it has.
+//!
+//! The defaults suit a server of a guest that is not trusted, on this machine alone.
+
+use std::net::{Ipv4Addr, SocketAddr};
+use std::time::Duration;
+
+use afresh::wasm::GuestOptions;
+
+/// A server.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Config {
+    /// Where requests come in.
+    pub addr: SocketAddr,
+    /// Where `/metrics`, `/status`, `/healthz` and `/readyz` are asked for, if not where requests come in.
+    pub admin: Option<SocketAddr>,
+    /// Most requests that guests answer at the same time, all guests together.
+    pub max_concurrent_requests: usize,
+    /// Most connections at the same time; further ones wait to be accepted.
+    pub max_concurrent_connections: usize,
+    /// Most bytes of requests and answers that are held in memory, all guests together.
+    pub max_buffered_bytes: usize,
+    /// Most time that a client may take for the head of a request, an idle connection's next one included.
+    pub head_timeout: Duration,
+    /// Most time that a client may take for the body of a request, or for taking the next part of an answer.
+    pub body_timeout: Duration,
+    /// How long a server that is ending still takes connections, and says on each answer that it closes them.
+    pub drain: Duration,
+    /// How long it then waits for requests that are under way.
+    pub grace: Duration,
+    /// The guests.
+    pub guests: Vec<GuestConfig>,
+}
+
+impl Default for Config {
+    fn default() -> Self {
+        Self {
+            addr: SocketAddr::from((Ipv4Addr::LOCALHOST, 8080)),
+            admin: None,
+            max_concurrent_requests: 128,
+            max_concurrent_connections: 16 << 10,
+            max_buffered_bytes: 256 << 20,
+            head_timeout: Duration::from_secs(30),
+            body_timeout: Duration::from_secs(30),
+            drain: Duration::from_millis(200),
+            grace: Duration::from_secs(30),
+            guests: Vec::new(),
+        }
+    }
+}
+
+/// A guest under a route, with a budget of its own.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct GuestConfig {
+    /// What metrics and logs call it.
+    pub name: String,
+    /// The beginning of the paths that it answers: whole segments, `/` for all that no other guest answers.
+    pub route: String,
+    /// The host that it answers for, without a port; any if not set.
+    pub host: Option<String>,
+    /// What [`afresh::open`] opens.
+    pub reference: String,
+    /// How it is opened. Its timeout and memory are those below.
+    pub open: afresh::Options,
+    /// What only Wasm guests have. Asynchronous calls, imports and state are the server's.
+    pub wasm: GuestOptions,
+    /// The function that answers, of guests that take and give bytes.
+    pub call: String,
+    /// What such a guest's answers are.
+    pub content_type: String,
+    /// Most time for one request once it has been read: for waiting, and for the guest.
+    pub timeout: Duration,
+    /// Most bytes that a memory of one instance may grow to.
+    pub memory: u64,
+    /// Most bytes of one request's body.
+    pub max_body: usize,
+    /// Most requests that it answers at the same time.
+    pub max_concurrent_requests: usize,
+    /// Most requests that wait for that.
+    pub max_waiting_requests: usize,
+    /// Requests that one instance answers before it is brought back. With 1 every request is answered from the
+    /// warm state; with more, a request sees what up to so many before it have left.
+    pub max_instance_reuse_count: usize,
+    /// How long an instance is kept for its next request, where it may answer several.
+    pub idle_instance_timeout: Duration,
+}
+
+impl GuestConfig {
+    /// The guest that `reference` names, for all paths, with the usual limits.
+    #[must_use]
+    pub fn new(reference: impl Into<String>) -> Self {
+        let reference = reference.into();
+        Self {
+            name: "guest".to_owned(),
+            route: "/".to_owned(),
+            host: None,
+            reference,
+            open: afresh::Options::new(),
+            wasm: GuestOptions { mode: afresh::wasm::Mode::Fresh, ..GuestOptions::default() },
+            call: "handle".to_owned(),
+            content_type: "application/octet-stream".to_owned(),
+            timeout: Duration::from_secs(30),
+            memory: 1 << 30,
+            max_body: 8 << 20,
+            max_concurrent_requests: 64,
+            max_waiting_requests: 1024,
+            max_instance_reuse_count: 1,
+            idle_instance_timeout: Duration::from_secs(1),
+        }
+    }
+}
+
+/// Reads a time as `wasmtime serve` does: seconds, or a number with `s`, `ms` or `us` behind it.
+///
+/// # Errors
+/// Text that is none, for people.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let number: u64 = digits.parse().map_err(|_| {
+        format!("`{text}` is no time: write a whole number, and s, ms or us behind it")
+    })?;
+    match &text[digits.len()..] {
+        "" | "s" => Ok(Duration::from_secs(number)),
+        "ms" => Ok(Duration::from_millis(number)),
+        "us" => Ok(Duration::from_micros(number)),
+        other => Err(format!("`{text}`: the unit `{other}` is not known; there are s, ms and us")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_read_with_and_without_a_unit() {
+        assert_eq!(parse_duration("3"), Ok(Duration::from_secs(3)));
+        assert_eq!(parse_duration("3s"), Ok(Duration::from_secs(3)));
+        assert_eq!(parse_duration("250ms"), Ok(Duration::from_millis(250)));
+        assert_eq!(parse_duration("7us"), Ok(Duration::from_micros(7)));
+        for wrong in ["", "s", "-1", "1.5", "1h", "1 s", "99999999999999999999"] {
+            assert!(parse_duration(wrong).is_err(), "{wrong}");
+        }
+    }
+}

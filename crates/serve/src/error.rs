@@ -1,0 +1,68 @@
+//! What goes wrong with a server as a whole. What goes wrong with one request is a [`Refusal`](crate::refusal).
+
+use std::io;
+use std::net::SocketAddr;
+use std::path::PathBuf;
+
+/// The file that describes a server cannot be used.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ManifestError {
+    /// A file could not be read.
+    #[error("cannot read {}", path.display())]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the operating system said.
+        source: io::Error,
+    },
+    /// It says something that is not known, or lacks something.
+    #[error("{}", path.display())]
+    Parse {
+        /// The file.
+        path: PathBuf,
+        /// Where and what.
+        source: Box<toml::de::Error>,
+    },
+}
+
+/// A server could not be started, or not be given other guests; in that case it goes on with those it has.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ServeError {
+    /// It is to serve nothing.
+    #[error("there is no guest to serve: name one, or a file with `[[guest]]` in it")]
+    Nothing,
+    /// Two guests for the same requests.
+    #[error(
+        "two guests answer the same requests: `{first}` and `{second}`; give one another route or host"
+    )]
+    Twice {
+        /// One of them.
+        first: String,
+        /// The other.
+        second: String,
+    },
+    /// A route that no request could have.
+    #[error("`{route}` is no route: it begins with `/`, and has no query")]
+    Route {
+        /// What was given.
+        route: String,
+    },
+    /// A guest could not be opened.
+    #[error("the guest `{name}` cannot be served")]
+    Guest {
+        /// What it is called.
+        name: String,
+        /// Why not.
+        source: afresh::Cause,
+    },
+    /// The address cannot be listened at.
+    #[error("cannot listen at {addr}")]
+    Listen {
+        /// The address.
+        addr: SocketAddr,
+        /// What the operating system said.
+        source: io::Error,
+    },
+}

@@ -1,0 +1,107 @@
+//! What it means to a client, and to whoever reads the log, that a guest did not answer.
+
+use afresh::wasm;
+use hyper::StatusCode;
+
+use crate::refusal::Refusal;
+
+/// Why a guest did not answer.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Failure {
+    /// It took too long.
+    #[error("the guest took too long")]
+    Timeout,
+    /// What it was asked does not fit it.
+    #[error("the request does not fit the guest: {0}")]
+    Request(String),
+    /// It trapped, or answered what is no answer.
+    #[error("the guest failed: {0}")]
+    Guest(String),
+    /// No instance could be had.
+    #[error("no instance can be had: {0}")]
+    Instance(String),
+    /// The host failed.
+    #[error("the host failed: {0}")]
+    Host(String),
+}
+
+/// An error and its causes in one line.
+pub(crate) fn describe(error: &(dyn std::error::Error + 'static)) -> String {
+    let mut text = error.to_string();
+    let mut next = error.source();
+    while let Some(cause) = next {
+        let said = cause.to_string();
+        if !text.contains(&said) {
+            text = format!("{text}: {said}");
+        }
+        next = cause.source();
+    }
+    text
+}
+
+impl Failure {
+    /// What metrics call it.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Timeout => "timeout",
+            Self::Request(_) => "request",
+            Self::Guest(_) => "guest",
+            Self::Instance(_) => "instance",
+            Self::Host(_) => "host",
+        }
+    }
+}
+
+impl From<wasm::CallError> for Failure {
+    fn from(error: wasm::CallError) -> Self {
+        use wasm::CallError as Error;
+        let text = describe(&error);
+        match error {
+            Error::Timeout(_) => Self::Timeout,
+            Error::NoSuchExport { .. } | Error::NotARoot { .. } | Error::Arguments { .. } => {
+                Self::Request(text)
+            }
+            Error::Trap { .. }
+            | Error::Exception(_)
+            | Error::OutOfFuel(_)
+            | Error::Exit(_)
+            | Error::Interface(_) => Self::Guest(text),
+            _ => Self::Host(text),
+        }
+    }
+}
+
+impl From<wasm::WarmError> for Failure {
+    fn from(error: wasm::WarmError) -> Self {
+        Self::Instance(describe(&error))
+    }
+}
+
+impl From<afresh::CallError> for Failure {
+    fn from(error: afresh::CallError) -> Self {
+        use afresh::CallError as Error;
+        let text = describe(&error);
+        match error {
+            Error::Timeout { .. } => Self::Timeout,
+            Error::Request { .. } => Self::Request(text),
+            Error::Guest { .. } => Self::Guest(text),
+            Error::Lease(_) => Self::Instance(text),
+            _ => Self::Host(text),
+        }
+    }
+}
+
+impl From<Failure> for Refusal {
+    fn from(failure: Failure) -> Self {
+        match failure {
+            Failure::Timeout => Self::timeout(),
+            Failure::Request(_) => Self::new(
+                StatusCode::BAD_REQUEST,
+                "the guest takes no such request; its log says more",
+            ),
+            Failure::Guest(_) => Self::guest(),
+            Failure::Instance(_) => Self::unavailable(),
+            Failure::Host(_) => Self::host(),
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Warm guests behind HTTP.
+//!
+//! A [`Server`] answers requests with guests that [`afresh::open`] opens: plain modules with the byte interface,
+//! micro-VMs, and components of the world `wasi:http/proxy`. Every request is answered from a pristine copy of
+//! the warm guest. What is too large, too slow or too much is refused with a status that says so, one guest's
+//! flood does not starve another, and guests are exchanged without a lost request.
+//!
+//! hyper and tokio do the serving. Wasm runs in the task of its request, on a fiber, and gives way every few
+//! milliseconds; a micro-VM has a thread while it runs.
+//!
+//! ```no_run
+//! # async fn example() -> Result<(), afresh_serve::ServeError> {
+//! use afresh_serve::{Config, GuestConfig, Server};
+//!
+//! let mut config = Config::default();
+//! config.guests.push(GuestConfig::new("guest.wasm"));
+//! let server = Server::bind(config).await?;
+//! let handle = server.handle();
+//! tokio::spawn(async move {
+//!     // On a signal, say:
+//!     handle.shutdown();
+//! });
+//! server.run().await;
+//! # Ok(())
+//! # }
+//! ```
+
+mod body;
+mod budget;
+mod config;
+mod error;
+mod failure;
+mod gate;
+mod manifest;
+mod metrics;
+mod proxy;
+mod refusal;
+mod runner;
+mod server;
+mod service;
+mod shelf;
+mod site;
+mod table;
+
+pub use config::{Config, GuestConfig, parse_duration};
+pub use error::{ManifestError, ServeError};
+pub use server::{Handle, Server};

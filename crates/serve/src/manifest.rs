@@ -1,0 +1,227 @@
+//! The file that describes a server: several guests under several routes, each with a budget of its own.
+//!
+//! What it promises: a key that is not known is an error that names it, and two guests for the same host and
+//! route are one, too; nothing is guessed. Paths are relative to the file.
+
+use std::collections::BTreeMap;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use afresh::wasm::{GuestOptions, Mode};
+use afresh::{Call, Options};
+use serde::{Deserialize, Deserializer};
+
+use crate::config::{Config, GuestConfig, parse_duration};
+use crate::error::ManifestError;
+
+/// A length of time, as text.
+#[derive(Clone, Copy, Debug)]
+struct Time(Duration);
+
+impl<'de> Deserialize<'de> for Time {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(Deserialize)]
+        #[serde(untagged)]
+        enum Given {
+            Seconds(u64),
+            Text(String),
+        }
+        match Given::deserialize(deserializer)? {
+            Given::Seconds(seconds) => Ok(Self(Duration::from_secs(seconds))),
+            Given::Text(text) => parse_duration(&text).map(Self).map_err(serde::de::Error::custom),
+        }
+    }
+}
+
+/// A mode, by its name.
+#[derive(Clone, Copy, Debug)]
+struct Named(Mode);
+
+impl<'de> Deserialize<'de> for Named {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        let name = String::deserialize(deserializer)?;
+        name.parse().map(Self).map_err(serde::de::Error::custom)
+    }
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct File {
+    addr: Option<SocketAddr>,
+    admin: Option<SocketAddr>,
+    max_concurrent_requests: Option<usize>,
+    max_concurrent_connections: Option<usize>,
+    max_buffered_mib: Option<usize>,
+    head_timeout: Option<Time>,
+    body_timeout: Option<Time>,
+    drain: Option<Time>,
+    grace: Option<Time>,
+    #[serde(default)]
+    guest: Vec<Guest>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Guest {
+    guest: String,
+    name: Option<String>,
+    route: Option<String>,
+    host: Option<String>,
+    #[serde(default)]
+    warm: Vec<String>,
+    call: Option<String>,
+    mode: Option<Named>,
+    #[serde(default)]
+    env: BTreeMap<String, String>,
+    content_type: Option<String>,
+    timeout: Option<Time>,
+    memory_mib: Option<u64>,
+    max_body_kib: Option<usize>,
+    max_concurrent_requests: Option<usize>,
+    max_waiting_requests: Option<usize>,
+    max_instance_reuse_count: Option<usize>,
+    idle_instance_timeout: Option<Time>,
+}
+
+/// Sets `place` to what was given, if anything was.
+fn set<T>(place: &mut T, given: Option<T>) {
+    if let Some(given) = given {
+        *place = given;
+    }
+}
+
+/// A call of a warm-up: `F`, or `F:ARG,ARG`.
+fn warm_call(text: &str) -> Call {
+    let (name, arguments) = text.split_once(':').unwrap_or((text, ""));
+    Call::text(name, arguments.split(',').filter(|argument| !argument.is_empty()))
+}
+
+/// What a guest's file is called seen from here: as it was written where that is the name of a remote or absolute,
+/// else from the directory of the file.
+fn seen_from(dir: &Path, reference: &str) -> String {
+    if reference.contains("://") || Path::new(reference).is_absolute() {
+        return reference.to_owned();
+    }
+    dir.join(reference).to_string_lossy().into_owned()
+}
+
+impl Guest {
+    fn config(self, dir: &Path, open: &Options) -> GuestConfig {
+        let mut config = GuestConfig::new(seen_from(dir, &self.guest));
+        let route = self.route.unwrap_or(config.route);
+        config.name = self.name.unwrap_or_else(|| route.clone());
+        config.route = route;
+        config.host = self.host;
+        config.open = self.warm.iter().fold(open.clone(), |open, call| open.warm(warm_call(call)));
+        let mut wasm =
+            GuestOptions { mode: self.mode.map_or(Mode::Fresh, |mode| mode.0), ..config.wasm };
+        wasm.wasi.env = self.env.into_iter().collect();
+        config.wasm = wasm;
+        set(&mut config.call, self.call);
+        set(&mut config.content_type, self.content_type);
+        set(&mut config.timeout, self.timeout.map(|time| time.0));
+        set(&mut config.memory, self.memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
+        set(&mut config.max_body, self.max_body_kib.map(|kib| kib.saturating_mul(1 << 10)));
+        set(&mut config.max_concurrent_requests, self.max_concurrent_requests);
+        set(&mut config.max_waiting_requests, self.max_waiting_requests);
+        set(&mut config.max_instance_reuse_count, self.max_instance_reuse_count);
+        set(&mut config.idle_instance_timeout, self.idle_instance_timeout.map(|time| time.0));
+        config
+    }
+}
+
+impl Config {
+    /// Reads the file at `path`. Guests are opened with `open`: the cache, and what is demanded of snapshots.
+    ///
+    /// # Errors
+    /// [`ManifestError`], with the line and the key.
+    pub fn read(path: &Path, open: &Options) -> Result<Self, ManifestError> {
+        let read = |source| ManifestError::Read { path: path.to_owned(), source };
+        let text = std::fs::read_to_string(path).map_err(read)?;
+        let file: File = toml::from_str(&text).map_err(|source| ManifestError::Parse {
+            path: path.to_owned(),
+            source: Box::new(source),
+        })?;
+        let dir = path.parent().unwrap_or(Path::new(""));
+        let mut config = Self::default();
+        set(&mut config.addr, file.addr);
+        config.admin = file.admin;
+        set(&mut config.max_concurrent_requests, file.max_concurrent_requests);
+        set(&mut config.max_concurrent_connections, file.max_concurrent_connections);
+        set(
+            &mut config.max_buffered_bytes,
+            file.max_buffered_mib.map(|mib| mib.saturating_mul(1 << 20)),
+        );
+        set(&mut config.head_timeout, file.head_timeout.map(|time| time.0));
+        set(&mut config.body_timeout, file.body_timeout.map(|time| time.0));
+        set(&mut config.drain, file.drain.map(|time| time.0));
+        set(&mut config.grace, file.grace.map(|time| time.0));
+        config.guests = file.guest.into_iter().map(|guest| guest.config(dir, open)).collect();
+        Ok(config)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn read(text: &str) -> Result<Config, ManifestError> {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("serve.toml");
+        std::fs::write(&path, text).unwrap();
+        Config::read(&path, &Options::new())
+    }
+
+    #[test]
+    fn every_key_arrives_where_it_belongs() {
+        let config = read(
+            r#"
+            addr = "127.0.0.1:0"
+            max-concurrent-requests = 4
+            max-buffered-mib = 2
+            grace = "1500ms"
+            [[guest]]
+            guest = "js.wasm"
+            route = "/js"
+            host = "a.example"
+            mode = "reset"
+            timeout = 2
+            memory-mib = 3
+            max-body-kib = 4
+            max-waiting-requests = 5
+            max-instance-reuse-count = 6
+            idle-instance-timeout = "7ms"
+            env = { A = "b" }
+            [[guest]]
+            guest = "s3://bucket/warm@1"
+            name = "second"
+            "#,
+        )
+        .unwrap();
+        assert_eq!(config.max_concurrent_requests, 4);
+        assert_eq!(config.max_buffered_bytes, 2 << 20);
+        assert_eq!(config.grace, Duration::from_millis(1500));
+        let [js, second] = &config.guests[..] else { panic!("{:?}", config.guests) };
+        assert!(js.reference.ends_with("/js.wasm") && js.reference.starts_with('/'));
+        assert_eq!((js.name.as_str(), js.route.as_str()), ("/js", "/js"));
+        assert_eq!(js.host.as_deref(), Some("a.example"));
+        assert_eq!(js.wasm.mode, Mode::Reset);
+        assert_eq!(js.wasm.wasi.env, [("A".to_owned(), "b".to_owned())]);
+        assert_eq!((js.timeout, js.memory), (Duration::from_secs(2), 3 << 20));
+        assert_eq!((js.max_body, js.max_waiting_requests), (4 << 10, 5));
+        assert_eq!(js.max_instance_reuse_count, 6);
+        assert_eq!(js.idle_instance_timeout, Duration::from_millis(7));
+        assert_eq!(second.reference, "s3://bucket/warm@1");
+        assert_eq!((second.name.as_str(), second.route.as_str()), ("second", "/"));
+        assert_eq!(second.wasm.mode, Mode::Fresh);
+    }
+
+    #[test]
+    fn what_is_not_known_is_named() {
+        let why = |text| format!("{:?}", read(text).unwrap_err());
+        assert!(why("adr = 1").contains("adr"));
+        assert!(why("[[guest]]\nguest = \"x\"\ntimeout = \"3h\"").contains("unit"));
+        assert!(why("[[guest]]\nroute = \"/\"").contains("guest"));
+    }
+}

@@ -1,0 +1,247 @@
+//! What is counted, in the text format that Prometheus reads.
+//!
+//! What it promises: counting a request takes no lock that other guests' requests want.
+
+use std::sync::atomic::AtomicU64;
+
+use afresh::pool::PoolStats;
+use prometheus_client::encoding::text::encode;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::{Family, MetricConstructor};
+use prometheus_client::metrics::gauge::Gauge;
+use prometheus_client::metrics::histogram::Histogram;
+use prometheus_client::registry::{Registry, Unit};
+
+type Labels = Vec<(&'static str, String)>;
+
+/// Bounds of the histograms in seconds: from a warm call to a long computation.
+const BOUNDS: [f64; 15] = [
+    25e-6, 50e-6, 100e-6, 250e-6, 500e-6, 1e-3, 2.5e-3, 5e-3, 10e-3, 25e-3, 100e-3, 0.5, 2.5, 10.0,
+    60.0,
+];
+
+#[derive(Clone, Debug)]
+struct Bounds;
+
+impl MetricConstructor<Histogram> for Bounds {
+    fn new_metric(&self) -> Histogram {
+        Histogram::new(BOUNDS)
+    }
+}
+
+/// The statuses that requests usually end with.
+const USUAL: [u16; 9] = [200, 400, 404, 408, 413, 429, 500, 503, 504];
+
+/// Everything that a server counts.
+#[derive(Debug)]
+pub(crate) struct Metrics {
+    registry: Registry,
+    requests: Family<Labels, Counter>,
+    seconds: Family<Labels, Histogram, Bounds>,
+    failures: Family<Labels, Counter>,
+    running: Family<Labels, Gauge>,
+    waiting: Family<Labels, Gauge>,
+    pools: Pools,
+    pub(crate) connections: Gauge,
+    pub(crate) buffered: Gauge,
+    pub(crate) reloads: Counter,
+    pub(crate) failed_reloads: Counter,
+}
+
+/// The books of the guests' pools.
+#[derive(Debug, Default)]
+struct Pools {
+    alive: Family<Labels, Gauge>,
+    idle: Family<Labels, Gauge>,
+    resident: Family<Labels, Gauge>,
+    created: Family<Labels, Counter<u64, AtomicU64>>,
+    returned: Family<Labels, Counter<u64, AtomicU64>>,
+    dropped: Family<Labels, Counter<u64, AtomicU64>>,
+}
+
+/// What is counted for one guest.
+#[derive(Debug)]
+pub(crate) struct GuestMetrics {
+    usual: [Counter; USUAL.len()],
+    other: Family<Labels, Counter>,
+    pub(crate) seconds: Histogram,
+    failures: Family<Labels, Counter>,
+    guest: String,
+}
+
+/// A guest's name as a label; the library writes labels as they are.
+fn named(guest: &str) -> (&'static str, String) {
+    ("guest", guest.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
+}
+
+fn labels(guest: &str) -> Labels {
+    vec![named(guest)]
+}
+
+fn two(guest: &str, name: &'static str, value: impl ToString) -> Labels {
+    vec![named(guest), (name, value.to_string())]
+}
+
+fn gauge(value: usize) -> i64 {
+    i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+impl Metrics {
+    pub(crate) fn new() -> Self {
+        let mut registry = Registry::with_prefix("afresh");
+        let requests = Family::<Labels, Counter>::default();
+        registry.register("requests", "Requests that ended, by status", requests.clone());
+        let seconds = Family::<Labels, Histogram, Bounds>::new_with_constructor(Bounds);
+        registry.register_with_unit(
+            "request",
+            "Time from a request's head to its answer's",
+            Unit::Seconds,
+            seconds.clone(),
+        );
+        let failures = Family::<Labels, Counter>::default();
+        registry.register("failures", "Calls that failed, by whose matter it is", failures.clone());
+        let running = Family::<Labels, Gauge>::default();
+        registry.register("running", "Requests that a guest is answering", running.clone());
+        let waiting = Family::<Labels, Gauge>::default();
+        registry.register("waiting", "Requests that wait for a place", waiting.clone());
+        let pools = Pools::default();
+        registry.register("pool_alive", "Instances alive", pools.alive.clone());
+        registry.register("pool_idle", "Instances that are warm and idle", pools.idle.clone());
+        registry.register_with_unit(
+            "pool_resident",
+            "Private memory that idle instances keep",
+            Unit::Bytes,
+            pools.resident.clone(),
+        );
+        registry.register("pool_created", "Instances made", pools.created.clone());
+        registry.register("pool_returned", "Instances brought back", pools.returned.clone());
+        registry.register(
+            "pool_dropped",
+            "Instances put out of use, by reason",
+            pools.dropped.clone(),
+        );
+        let connections = Gauge::default();
+        registry.register("connections", "Open connections", connections.clone());
+        let buffered = Gauge::default();
+        registry.register_with_unit(
+            "buffered",
+            "Requests and answers held in memory",
+            Unit::Bytes,
+            buffered.clone(),
+        );
+        let reloads = Counter::default();
+        registry.register("reloads", "Times that the guests were exchanged", reloads.clone());
+        let failed_reloads = Counter::default();
+        registry.register(
+            "failed_reloads",
+            "Times that the guests could not be exchanged, and those there were went on",
+            failed_reloads.clone(),
+        );
+        Self {
+            registry,
+            requests,
+            seconds,
+            failures,
+            running,
+            waiting,
+            pools,
+            connections,
+            buffered,
+            reloads,
+            failed_reloads,
+        }
+    }
+
+    /// What is counted for the guest of this name.
+    pub(crate) fn guest(&self, name: &str) -> GuestMetrics {
+        let requests = |code| self.requests.get_or_create_owned(&two(name, "code", code));
+        GuestMetrics {
+            usual: USUAL.map(requests),
+            other: self.requests.clone(),
+            seconds: self.seconds.get_or_create_owned(&labels(name)),
+            failures: self.failures.clone(),
+            guest: name.to_owned(),
+        }
+    }
+
+    /// Sets what is read when somebody asks.
+    pub(crate) fn set(&self, name: &str, (running, waiting): (usize, usize), pool: &PoolStats) {
+        let labels = labels(name);
+        self.running.get_or_create(&labels).set(gauge(running));
+        self.waiting.get_or_create(&labels).set(gauge(waiting));
+        self.pools.alive.get_or_create(&labels).set(gauge(pool.alive));
+        self.pools.idle.get_or_create(&labels).set(gauge(pool.idle));
+        self.pools.resident.get_or_create(&labels).set(gauge(pool.resident_bytes));
+        let raise = |counter: &Counter<u64, AtomicU64>, to: u64| {
+            // A guest that was exchanged begins its books anew, while a counter never goes back.
+            counter.inc_by(to.saturating_sub(counter.get()));
+        };
+        raise(&self.pools.created.get_or_create(&labels), pool.created);
+        raise(&self.pools.returned.get_or_create(&labels), pool.returned);
+        for (reason, count) in [
+            ("quarantined", pool.quarantined),
+            ("abandoned", pool.abandoned),
+            ("beyond_limit", pool.on_demand),
+        ] {
+            raise(&self.pools.dropped.get_or_create(&two(name, "reason", reason)), count);
+        }
+    }
+
+    /// Everything, as Prometheus reads it.
+    pub(crate) fn text(&self) -> String {
+        let mut text = String::new();
+        // A string takes whatever is written to it.
+        let _ = encode(&mut text, &self.registry);
+        text
+    }
+}
+
+impl GuestMetrics {
+    /// A request ended.
+    pub(crate) fn ended(&self, status: u16, seconds: f64) {
+        match USUAL.iter().position(|usual| *usual == status) {
+            Some(place) => self.usual[place].inc(),
+            None => self.other.get_or_create(&two(&self.guest, "code", status)).inc(),
+        };
+        self.seconds.observe(seconds);
+    }
+
+    /// A call failed.
+    pub(crate) fn failed(&self, kind: &'static str) {
+        self.failures.get_or_create(&two(&self.guest, "kind", kind)).inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_counted_is_read_as_prometheus_does() {
+        let metrics = Metrics::new();
+        let guest = metrics.guest("a \"guest\"");
+        guest.ended(200, 0.0001);
+        guest.ended(200, 3.0);
+        guest.ended(418, 0.0);
+        guest.failed("timeout");
+        let mut pool = PoolStats::default();
+        for created in [3, 5, 2] {
+            pool.created = created;
+            metrics.set("a \"guest\"", (1, 2), &pool);
+        }
+        let text = metrics.text();
+        for line in [
+            r#"afresh_requests_total{guest="a \"guest\"",code="200"} 2"#,
+            r#"afresh_requests_total{guest="a \"guest\"",code="418"} 1"#,
+            r#"afresh_request_seconds_count{guest="a \"guest\""} 3"#,
+            r#"afresh_request_seconds_bucket{le="0.0001",guest="a \"guest\""} 2"#,
+            r#"afresh_failures_total{guest="a \"guest\"",kind="timeout"} 1"#,
+            r#"afresh_running{guest="a \"guest\""} 1"#,
+            r#"afresh_waiting{guest="a \"guest\""} 2"#,
+            r#"afresh_pool_created_total{guest="a \"guest\""} 5"#,
+            "# EOF",
+        ] {
+            assert!(text.contains(line), "{line} is not in\n{text}");
+        }
+    }
+}

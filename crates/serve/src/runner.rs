@@ -1,0 +1,129 @@
+//! How each kind of guest answers a request.
+//!
+//! What it promises: every request starts from the warm state, or where the owner asked for it, from what the
+//! last request of the same instance left. Wasm runs in the task of its request and gives way to others every few
+//! milliseconds; a micro-VM has a thread while it runs. A request whose client has gone ends its call.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use afresh::wasm::{BytesEntry, LeaseOptions, OwnedLease, Warm, WarmComponent};
+use afresh::{Guest, Kind};
+use bytes::Bytes;
+
+use crate::config::GuestConfig;
+use crate::failure::Failure;
+use crate::proxy::Proxy;
+use crate::shelf::Shelf;
+
+/// A guest that is ready to answer.
+pub(crate) enum Runner {
+    /// A module with the byte interface.
+    Module { warm: Warm, entry: BytesEntry, shelf: Shelf<OwnedLease> },
+    /// A component whose function takes and gives text.
+    Component { warm: WarmComponent, function: String },
+    /// A component that answers HTTP itself.
+    Proxy(Box<Proxy>),
+    /// A micro-VM.
+    Machine { guest: Guest, function: Arc<str> },
+}
+
+impl Runner {
+    /// The guest of this configuration, opened and tried.
+    pub(crate) async fn open(config: &GuestConfig) -> Result<(Guest, Self), afresh::Cause> {
+        let wasm = afresh::wasm::GuestOptions {
+            asynchronous: true,
+            gives_way: true,
+            imports: config.wasm.imports.clone().component(crate::proxy::link),
+            state: crate::proxy::state(),
+            ..config.wasm.clone()
+        };
+        let options = config.open.clone().timeout(config.timeout).memory(config.memory).wasm(wasm);
+        let reference = config.reference.clone();
+        // Warming and compiling keep a thread busy, and may wait for a runtime of their own.
+        let opening = std::thread::Builder::new().name("afresh-open".to_owned());
+        let (sender, receiver) = tokio::sync::oneshot::channel();
+        opening.spawn(move || sender.send(afresh::open(&reference, &options)))?;
+        let guest = receiver.await??;
+        let runner = Self::of(&guest, config).await?;
+        Ok((guest, runner))
+    }
+
+    async fn of(guest: &Guest, config: &GuestConfig) -> Result<Self, Failure> {
+        let (most, idle) = (config.max_instance_reuse_count, config.idle_instance_timeout);
+        if let Some(warm) = guest.as_module() {
+            let entry = warm.bytes_entry(&config.call)?;
+            return Ok(Self::Module { warm: warm.clone(), entry, shelf: Shelf::new(most, idle) });
+        }
+        if let Some(warm) = guest.as_component() {
+            return Ok(match Proxy::of(warm, Shelf::new(most, idle)).await? {
+                Some(proxy) => Self::Proxy(Box::new(proxy)),
+                None => Self::Component { warm: warm.clone(), function: config.call.clone() },
+            });
+        }
+        match guest.kind() {
+            Kind::Machine => {
+                Ok(Self::Machine { guest: guest.clone(), function: config.call.as_str().into() })
+            }
+            other => {
+                Err(Failure::Request(format!("a guest of kind {other:?} answers no requests")))
+            }
+        }
+    }
+
+    /// What the guest answers to these bytes.
+    pub(crate) async fn answer(&self, input: Bytes, time: Duration) -> Result<Vec<u8>, Failure> {
+        match self {
+            Self::Module { warm, entry, shelf } => {
+                let mut used = match shelf.take() {
+                    Some(used) => used,
+                    None => {
+                        Shelf::<OwnedLease>::fresh(warm.lease_async(&LeaseOptions::new()).await?)
+                    }
+                };
+                let call = used.lease.call_bytes_async(entry, &input);
+                let answer = in_time(time, call).await?;
+                shelf.put(used);
+                Ok(answer)
+            }
+            Self::Component { warm, function } => {
+                let text = std::str::from_utf8(&input).map_err(|error| {
+                    Failure::Request(format!("a component's function takes text: {error}"))
+                })?;
+                let arguments = [text.to_owned()];
+                let mut lease = warm.lease_async(&LeaseOptions::new()).await?;
+                let answer = in_time(time, lease.call_text_async(function, &arguments)).await?;
+                Ok(answer.into_bytes())
+            }
+            Self::Machine { guest, function } => {
+                let (guest, function) = (guest.clone(), function.clone());
+                let call = move || guest.call(&*function, &input);
+                match tokio::task::spawn_blocking(call).await {
+                    Ok(answer) => Ok(answer?),
+                    Err(error) => Err(Failure::Host(error.to_string())),
+                }
+            }
+            Self::Proxy(_) => Err(Failure::Host("a proxy answers requests, not bytes".to_owned())),
+        }
+    }
+
+    /// Brings back instances that nobody has wanted for a while.
+    pub(crate) fn sweep(&self) {
+        match self {
+            Self::Module { shelf, .. } => shelf.sweep(),
+            Self::Proxy(proxy) => proxy.sweep(),
+            Self::Component { .. } | Self::Machine { .. } => {}
+        }
+    }
+}
+
+/// Ends a call that takes too long, also while the guest waits for something.
+async fn in_time<T>(
+    time: Duration,
+    call: impl Future<Output = Result<T, afresh::wasm::CallError>>,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(time, call).await {
+        Ok(answered) => Ok(answered?),
+        Err(_) => Err(Failure::Timeout),
+    }
+}

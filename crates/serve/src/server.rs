@@ -1,0 +1,263 @@
+//! The listeners and their connections, on hyper and tokio.
+//!
+//! What it promises: connections are bounded, and so is the time for the head of a request and for each part of
+//! an answer that is taken, so clients that stall hold nothing for long. A server that ends first says so (`/readyz`, and
+//! `connection: close` on answers), then takes no more connections, and answers every request that reached it
+//! before it is gone. What may break it: a client whose next request crosses the end of its idle connection, as with
+//! every server of HTTP/1.1; it has to send that one again.
+
+use std::convert::Infallible;
+use std::net::SocketAddr;
+use std::pin::pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use hyper::server::conn::http1;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio_io_timeout::TimeoutStream;
+
+use crate::config::Config;
+use crate::error::ServeError;
+use crate::service::{Door, Phase, Shared};
+
+/// How long a new connection that has sent nothing is listened to after a server has begun to close.
+const FIRST: Duration = Duration::from_secs(1);
+/// Between two looks at instances that are idle.
+const SWEEP: Duration = Duration::from_millis(250);
+
+/// A server that has its guests and its address, and takes connections once it [runs](Server::run).
+pub struct Server {
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    admin: Option<TcpListener>,
+    config: Config,
+}
+
+impl std::fmt::Debug for Server {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Server").field("config", &self.config).finish_non_exhaustive()
+    }
+}
+
+/// What a running server is told; cheap to clone.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl std::fmt::Debug for Handle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Handle").field("phase", &*self.shared.phase.borrow()).finish()
+    }
+}
+
+impl Handle {
+    /// Opens the guests of `config` and exchanges those of the server for them. Every request is answered by the
+    /// guests of before or by the new ones. Addresses and bounds of connections stay as they are.
+    ///
+    /// # Errors
+    /// [`ServeError`]; the server goes on with the guests it has.
+    pub async fn reload(&self, config: &Config) -> Result<(), ServeError> {
+        self.shared.reload(config).await
+    }
+
+    /// Has the server end, once it has answered what has reached it.
+    pub fn shutdown(&self) {
+        self.shared.phase.send_if_modified(|phase| {
+            let running = *phase == Phase::Running;
+            if running {
+                *phase = Phase::Draining;
+            }
+            running
+        });
+    }
+}
+
+async fn listen(addr: SocketAddr) -> Result<TcpListener, ServeError> {
+    TcpListener::bind(addr).await.map_err(|source| ServeError::Listen { addr, source })
+}
+
+fn local(listener: &TcpListener, asked: SocketAddr) -> SocketAddr {
+    listener.local_addr().unwrap_or(asked)
+}
+
+impl Server {
+    /// Opens the guests and takes the address.
+    ///
+    /// # Errors
+    /// [`ServeError`], with the guest or the address.
+    pub async fn bind(config: Config) -> Result<Self, ServeError> {
+        if config.guests.is_empty() {
+            return Err(ServeError::Nothing);
+        }
+        let shared = Arc::new(Shared::open(&config).await?);
+        let listener = listen(config.addr).await?;
+        let admin = match config.admin {
+            Some(addr) => Some(listen(addr).await?),
+            None => None,
+        };
+        Ok(Self { shared, listener, admin, config })
+    }
+
+    /// Where requests come in.
+    #[must_use]
+    pub fn addr(&self) -> SocketAddr {
+        local(&self.listener, self.config.addr)
+    }
+
+    /// Where operations are asked for.
+    #[must_use]
+    pub fn admin(&self) -> SocketAddr {
+        self.admin.as_ref().map_or_else(|| self.addr(), |admin| local(admin, self.config.addr))
+    }
+
+    /// What it can be told while it runs.
+    #[must_use]
+    pub fn handle(&self) -> Handle {
+        Handle { shared: self.shared.clone() }
+    }
+
+    /// Serves until it is told to end, and then until what has reached it is answered.
+    pub async fn run(self) {
+        let Self { shared, listener, admin, config } = self;
+        let operations = admin.is_none();
+        let sweeping = tokio::spawn(sweep(shared.clone()));
+        let admin = admin.map(|admin| {
+            let config = Config { max_concurrent_connections: 64, ..config.clone() };
+            tokio::spawn(accept_all(shared.clone(), admin, Door::Operations, config))
+        });
+        accept_all(shared, listener, Door::Requests { operations }, config).await;
+        sweeping.abort();
+        if let Some(admin) = admin {
+            // It has the same phases, and was waited for.
+            let _ = admin.await;
+        }
+    }
+}
+
+/// Looks after idle instances.
+async fn sweep(shared: Arc<Shared>) {
+    loop {
+        tokio::time::sleep(SWEEP).await;
+        for site in &shared.table().sites {
+            site.sweep();
+        }
+    }
+}
+
+/// One listener, and the connections that came in by it.
+struct Accepting {
+    shared: Arc<Shared>,
+    door: Door,
+    config: Arc<Config>,
+    places: Arc<Semaphore>,
+    connections: JoinSet<()>,
+}
+
+impl Accepting {
+    /// Waits for a place, then for a connection, and serves it.
+    async fn one(&mut self, listener: &TcpListener) {
+        let place = loop {
+            tokio::select! {
+                place = self.places.clone().acquire_owned() => break place,
+                Some(_) = self.connections.join_next() => {}
+            }
+        };
+        let Ok(place) = place else { return };
+        let accepted = loop {
+            tokio::select! {
+                accepted = listener.accept() => break accepted,
+                Some(_) = self.connections.join_next() => {}
+            }
+        };
+        match accepted {
+            Ok((stream, _)) => {
+                let (shared, config, door) = (self.shared.clone(), self.config.clone(), self.door);
+                self.connections.spawn(async move {
+                    shared.metrics.connections.inc();
+                    connection(stream, &shared, door, &config).await;
+                    shared.metrics.connections.dec();
+                    drop(place);
+                });
+            }
+            Err(error) => {
+                // Too many open files, most likely: connections that end make room.
+                tracing::warn!(%error, "a connection could not be accepted");
+                tokio::time::sleep(Duration::from_millis(50)).await;
+            }
+        }
+    }
+}
+
+async fn accept_all(shared: Arc<Shared>, listener: TcpListener, door: Door, config: Config) {
+    let mut phase = shared.phase.subscribe();
+    let places = Arc::new(Semaphore::new(config.max_concurrent_connections.max(1)));
+    let (drain, grace) = (config.drain, config.grace);
+    let mut accepting = Accepting {
+        shared: shared.clone(),
+        door,
+        config: Arc::new(config),
+        places,
+        connections: JoinSet::new(),
+    };
+    loop {
+        tokio::select! {
+            () = accepting.one(&listener) => {}
+            _ = phase.wait_for(|phase| *phase != Phase::Running) => break,
+        }
+    }
+    let drained = tokio::time::Instant::now() + drain;
+    while tokio::time::timeout_at(drained, accepting.one(&listener)).await.is_ok() {}
+    // Whoever is in the kernel's queue has been told that there is somebody here.
+    while tokio::time::timeout(Duration::ZERO, accepting.one(&listener)).await.is_ok() {}
+    drop(listener);
+    shared.phase.send_replace(Phase::Closing);
+    let mut connections = accepting.connections;
+    let ended = async { while connections.join_next().await.is_some() {} };
+    if tokio::time::timeout(grace, ended).await.is_err() {
+        tracing::warn!(left = connections.len(), "requests were not over in time, and are ended");
+        connections.shutdown().await;
+    }
+}
+
+async fn connection(stream: TcpStream, shared: &Arc<Shared>, door: Door, config: &Config) {
+    // Answers go out when they are written.
+    let _ = stream.set_nodelay(true);
+    let mut stream = TimeoutStream::new(stream);
+    stream.set_write_timeout(Some(config.body_timeout));
+    let begun = AtomicBool::new(false);
+    let service = service_fn(|request| {
+        begun.store(true, Ordering::Relaxed);
+        async move { Ok::<_, Infallible>(shared.answer(door, request).await) }
+    });
+    let serving = http1::Builder::new()
+        .timer(TokioTimer::new())
+        .header_read_timeout(config.head_timeout)
+        .max_buf_size(64 << 10)
+        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+    let mut serving = pin!(serving);
+    let mut phase = shared.phase.subscribe();
+    let closing = async {
+        // Fails only when there is no server any more.
+        let _ = phase.wait_for(|phase| *phase == Phase::Closing).await;
+        let patience = tokio::time::Instant::now() + FIRST;
+        while !begun.load(Ordering::Relaxed) && tokio::time::Instant::now() < patience {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    };
+    let result = tokio::select! {
+        result = serving.as_mut() => result,
+        () = closing => {
+            serving.as_mut().graceful_shutdown();
+            serving.await
+        }
+    };
+    if let Err(error) = result {
+        tracing::debug!(%error, "a connection broke off");
+    }
+}

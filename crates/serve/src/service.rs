@@ -1,0 +1,201 @@
+//! From a request to its answer: who it is for, its number, and what everybody may ask of a server.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError, RwLock};
+
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body::Body as HttpBody;
+use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
+use hyper::{Method, Request, StatusCode};
+use tokio::sync::watch;
+use tracing::Instrument;
+
+use crate::budget::Budget;
+use crate::config::Config;
+use crate::error::ServeError;
+use crate::metrics::Metrics;
+use crate::refusal::Refusal;
+use crate::table::Table;
+
+/// The header that a request's number comes and goes in.
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// How far a server is on its way to its end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
+pub(crate) enum Phase {
+    /// It takes connections.
+    Running,
+    /// It takes them, but says on each answer that it closes them.
+    Draining,
+    /// It takes none, and ends those that have nothing under way.
+    Closing,
+}
+
+/// Whom a listener is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Door {
+    /// Guests, and what is asked of the server unless that has a door of its own.
+    Requests { operations: bool },
+    /// Only what is asked of the server.
+    Operations,
+}
+
+/// What all connections of a server share.
+pub(crate) struct Shared {
+    table: RwLock<Arc<Table>>,
+    pub(crate) budget: Budget,
+    pub(crate) metrics: Metrics,
+    pub(crate) phase: watch::Sender<Phase>,
+    ids: Ids,
+}
+
+/// Numbers of requests: different for every server and request.
+struct Ids {
+    server: u64,
+    next: AtomicU64,
+}
+
+impl Ids {
+    fn new() -> Self {
+        let mut bytes = [0; 8];
+        // Without randomness numbers are still different within this server.
+        let _ = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::NONBLOCK);
+        Self { server: u64::from_ne_bytes(bytes), next: AtomicU64::new(0) }
+    }
+
+    /// The number that a client gave, if it is one that may be written to logs; else a new one.
+    fn of<B>(&self, request: &Request<B>) -> HeaderValue {
+        let given = request.headers().get(REQUEST_ID).filter(|given| {
+            let sane = |b: &u8| b.is_ascii_alphanumeric() || b"-_.".contains(b);
+            (1..=64).contains(&given.len()) && given.as_bytes().iter().all(sane)
+        });
+        if let Some(given) = given {
+            return given.clone();
+        }
+        let number = self.next.fetch_add(1, Ordering::Relaxed);
+        let text = format!("{:016x}-{number}", self.server);
+        HeaderValue::try_from(text).unwrap_or_else(|_| HeaderValue::from_static("none"))
+    }
+}
+
+impl Shared {
+    pub(crate) async fn open(config: &Config) -> Result<Self, ServeError> {
+        let (budget, metrics) = (Budget::new(config.max_buffered_bytes), Metrics::new());
+        let table = Table::open(config, &budget, &metrics).await?;
+        Ok(Self {
+            table: RwLock::new(Arc::new(table)),
+            budget,
+            metrics,
+            phase: watch::Sender::new(Phase::Running),
+            ids: Ids::new(),
+        })
+    }
+
+    /// Exchanges the guests. Requests that are under way end with those they began with.
+    pub(crate) async fn reload(&self, config: &Config) -> Result<(), ServeError> {
+        match Table::open(config, &self.budget, &self.metrics).await {
+            Ok(table) => {
+                let mut place = self.table.write().unwrap_or_else(PoisonError::into_inner);
+                let old = std::mem::replace(&mut *place, Arc::new(table));
+                drop(place);
+                drop(old);
+                self.metrics.reloads.inc();
+                Ok(())
+            }
+            Err(error) => {
+                self.metrics.failed_reloads.inc();
+                Err(error)
+            }
+        }
+    }
+
+    pub(crate) fn table(&self) -> Arc<Table> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Answers a request.
+    pub(crate) async fn answer<B>(&self, door: Door, request: Request<B>) -> Response
+    where
+        B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: std::fmt::Display,
+    {
+        let id = self.ids.of(&request);
+        let span = tracing::debug_span!(
+            "request",
+            id = id.to_str().unwrap_or_default(),
+            method = %request.method(),
+            path = request.uri().path(),
+        );
+        let mut response = async {
+            let response = self.find_and_answer(door, request).await;
+            tracing::debug!(status = response.status().as_u16(), "answered");
+            response
+        }
+        .instrument(span)
+        .await;
+        let headers = response.headers_mut();
+        headers.insert(REQUEST_ID, id);
+        if *self.phase.borrow() != Phase::Running {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+
+    async fn find_and_answer<B>(&self, door: Door, request: Request<B>) -> Response
+    where
+        B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: std::fmt::Display,
+    {
+        if door != (Door::Requests { operations: false })
+            && let Some(response) = self.operate(request.method(), request.uri().path())
+        {
+            return response;
+        }
+        if door == Door::Operations {
+            return Refusal::no_route().into_response();
+        }
+        let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+        let host = request.uri().host().or(host);
+        let table = self.table();
+        match table.find(host, request.uri().path()) {
+            Some(site) => site.answer(request, &table.common).await,
+            None => Refusal::no_route().into_response(),
+        }
+    }
+
+    /// What is asked of the server itself.
+    fn operate(&self, method: &Method, path: &str) -> Option<Response> {
+        if method != Method::GET && method != Method::HEAD {
+            return None;
+        }
+        match path {
+            "/healthz" => Some("alive\n".into_response()),
+            "/readyz" => Some(match *self.phase.borrow() {
+                Phase::Running => "ready\n".into_response(),
+                _ => {
+                    let why = "the server is ending; ask another";
+                    Refusal::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response()
+                }
+            }),
+            "/metrics" => {
+                let mut response = Response::new(Body::from(self.read_metrics()));
+                let text = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+                response.headers_mut().insert(CONTENT_TYPE, HeaderValue::from_static(text));
+                Some(response)
+            }
+            _ => None,
+        }
+    }
+
+    fn read_metrics(&self) -> String {
+        let table = self.table();
+        for site in &table.sites {
+            let counts = table.common.gate.count(site.line);
+            self.metrics.set(&site.config.name, counts, &site.guest.pool_stats());
+        }
+        self.metrics.buffered.set(i64::try_from(self.budget.used()).unwrap_or(i64::MAX));
+        self.metrics.text()
+    }
+}

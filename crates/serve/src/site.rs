@@ -1,0 +1,124 @@
+//! A guest under its route: from a request to its answer, within the guest's budget.
+//!
+//! What it promises: the body is read before a place is taken, so slow clients hold no place; what is over a
+//! limit is refused and counted; what a guest fails with is logged, and not told to clients.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use afresh::Guest;
+use axum::body::Body;
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use http_body::Body as HttpBody;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use hyper::{HeaderMap, Request};
+
+use crate::body::{self, BodyLimits, Counted, Limited};
+use crate::budget::Budget;
+use crate::config::GuestConfig;
+use crate::failure::Failure;
+use crate::gate::{Gate, Share};
+use crate::metrics::{GuestMetrics, Metrics};
+use crate::refusal::Refusal;
+use crate::runner::Runner;
+
+/// A guest under its route.
+pub(crate) struct Site {
+    pub(crate) config: GuestConfig,
+    pub(crate) guest: Guest,
+    runner: Runner,
+    content_type: HeaderValue,
+    metrics: GuestMetrics,
+    limits: BodyLimits,
+    /// Its line at the gate.
+    pub(crate) line: usize,
+}
+
+/// What the requests of all guests share.
+#[derive(Clone)]
+pub(crate) struct Common {
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) budget: Budget,
+}
+
+impl Site {
+    pub(crate) async fn open(
+        config: &GuestConfig,
+        line: usize,
+        body_time: std::time::Duration,
+        metrics: &Metrics,
+    ) -> Result<Self, afresh::Cause> {
+        let (guest, runner) = Runner::open(config).await?;
+        Ok(Self {
+            content_type: HeaderValue::from_str(&config.content_type)?,
+            metrics: metrics.guest(&config.name),
+            limits: BodyLimits { bytes: config.max_body, time: body_time },
+            config: config.clone(),
+            guest,
+            runner,
+            line,
+        })
+    }
+
+    pub(crate) fn share(config: &GuestConfig) -> Share {
+        Share {
+            running: config.max_concurrent_requests.max(1),
+            waiting: config.max_waiting_requests,
+        }
+    }
+
+    pub(crate) fn sweep(&self) {
+        self.runner.sweep();
+    }
+
+    /// Answers a request, in one way or another.
+    pub(crate) async fn answer<B>(&self, request: Request<B>, common: &Common) -> Response
+    where
+        B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: std::fmt::Display,
+    {
+        let started = Instant::now();
+        let answer = self.try_answer(request, common).await;
+        let response = answer.unwrap_or_else(IntoResponse::into_response);
+        self.metrics.ended(response.status().as_u16(), started.elapsed().as_secs_f64());
+        response
+    }
+
+    async fn try_answer<B>(&self, request: Request<B>, common: &Common) -> Result<Response, Refusal>
+    where
+        B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
+        B::Error: std::fmt::Display,
+    {
+        if let Runner::Proxy(proxy) = &self.runner {
+            if request.body().size_hint().lower() > self.limits.bytes as u64 {
+                return Err(Refusal::too_large(self.limits.bytes));
+            }
+            let waiting = Instant::now();
+            let pass = common.gate.enter(self.line, self.config.timeout).await?;
+            let left = self.config.timeout.saturating_sub(waiting.elapsed());
+            let request = request.map(|body| Limited::new(body, self.limits));
+            return proxy.answer(request, left, pass).await.map_err(|error| self.refused(error));
+        }
+        let mut held = common.budget.hold();
+        let input = body::read(request.into_body(), self.limits, &mut held).await?;
+        let waiting = Instant::now();
+        let pass = common.gate.enter(self.line, self.config.timeout).await?;
+        let left = self.config.timeout.saturating_sub(waiting.elapsed());
+        let answer = self.runner.answer(input, left).await.map_err(|error| self.refused(error))?;
+        drop(pass);
+        if !held.add(answer.len()) {
+            return Err(Refusal::no_memory());
+        }
+        let body = Counted::new(Bytes::from(answer), held);
+        let mut headers = HeaderMap::with_capacity(2);
+        headers.insert(CONTENT_TYPE, self.content_type.clone());
+        Ok((headers, Body::new(body)).into_response())
+    }
+
+    fn refused(&self, failure: Failure) -> Refusal {
+        tracing::warn!(guest = self.config.name, %failure, "no answer");
+        self.metrics.failed(failure.kind());
+        failure.into()
+    }
+}
