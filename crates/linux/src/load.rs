@@ -67,9 +67,6 @@ impl Fields<'_> {
 impl Elf {
     fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let file = Fields(bytes);
-        if bytes.starts_with(b"#!") {
-            return Err("it is a script: name its interpreter, and the script as an argument");
-        }
         if file.get::<7>(0)? != [0x7f, b'E', b'L', b'F', 2, 1, 1] || file.half(18)? != 62 {
             return Err("it is not an ELF program for x86-64");
         }
@@ -135,6 +132,29 @@ impl Elf {
     }
 }
 
+/// What the first line of a script names, without what comes before the interpreter.
+fn interpreter(line: &[u8]) -> String {
+    let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(&line[..line.len().min(200)]).trim().to_owned();
+    match line.strip_prefix("/usr/bin/env ") {
+        Some(rest) => rest.trim().to_owned(),
+        None => line,
+    }
+}
+
+/// What to do about a script: most are arguments of their interpreter, but a version manager's stands for another program.
+fn way_past(path: &Path) -> String {
+    let parent = path.parent().and_then(Path::file_name);
+    if parent.is_some_and(|parent| parent == "shims") {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        return format!(
+            "it stands for a program that a version manager chooses: give that program's own path (`pyenv which \
+             {name}`, `asdf which {name}` or the like tells it)"
+        );
+    }
+    "name the interpreter, and the script as its argument".to_owned()
+}
+
 /// The bytes of a file of the guest's.
 fn read_file(tree: &Tree, path: &Path) -> Result<Vec<u8>, WarmError> {
     let missing = || WarmError::NotFound(path.to_path_buf());
@@ -188,6 +208,13 @@ pub(crate) fn load(
 ) -> Result<(), WarmError> {
     let parse = |guest: &Guest, path: &Path| {
         let bytes = read_file(&guest.person.state.tree, path)?;
+        if let Some(line) = bytes.strip_prefix(b"#!") {
+            return Err(WarmError::Script {
+                path: path.to_path_buf(),
+                interpreter: interpreter(line),
+                help: way_past(path),
+            });
+        }
         let elf = Elf::parse(&bytes)
             .map_err(|why| WarmError::Unloadable { path: path.to_path_buf(), why })?;
         Ok::<_, WarmError>((elf, bytes))

@@ -11,7 +11,8 @@ use crate::guest::{Guest, Halt, after};
 use crate::load;
 use crate::personality::{Kind, Layout, Person, State, Tree};
 use crate::platform::{IMAGE_LEN, Process};
-use crate::warm::Warm;
+use crate::standing::Standing;
+use crate::warm::{Limits, Warm};
 
 /// What of the host every guest may read: programs and libraries, and what says where they are.
 const SYSTEM: [&str; 10] = [
@@ -148,9 +149,8 @@ impl Program {
         self
     }
 
-    /// Starts the program in a process of its own, with nothing mapped but the program.
-    fn start(&self) -> Result<Guest, WarmError> {
-        let real = self.path.canonicalize().map_err(|_| WarmError::NotFound(self.path.clone()))?;
+    /// What of the host the guest may read, by all of its names.
+    pub(crate) fn all_granted(&self) -> Vec<PathBuf> {
         let mut granted: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
         granted.extend(self.granted.iter().cloned());
         granted.push(self.path.clone());
@@ -160,7 +160,17 @@ impl Program {
         granted.extend(meant);
         granted.sort();
         granted.dedup();
-        let mut tree = Tree::new(granted, self.storage);
+        granted
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { output: self.output, time: self.time, ..Limits::default() }
+    }
+
+    /// Starts the program in a process of its own, with nothing mapped but the program.
+    fn start(&self) -> Result<Guest, WarmError> {
+        let real = self.path.canonicalize().map_err(|_| WarmError::NotFound(self.path.clone()))?;
+        let mut tree = Tree::new(self.all_granted(), self.storage);
         tree.plant(Path::new("/proc/self/exe"), Kind::Link(real), 0o777);
         for (path, bytes) in &self.files {
             tree.plant(path, Kind::File(Arc::new(bytes.clone())), 0o644);
@@ -213,7 +223,9 @@ impl Program {
                 Halt::Idle(call) => {
                     guest.person.streams.output.clear();
                     let Some(request) = requests.next() else {
-                        return Warm::freeze(guest, call, self.time);
+                        let standing = Standing::first(&mut guest, &call)?;
+                        let unserved = std::mem::take(&mut guest.person.unserved);
+                        return Ok(Warm::new(standing, self.limits(), unserved));
                     };
                     if request.is_empty() {
                         guest.process.answer(&call, 0)?;

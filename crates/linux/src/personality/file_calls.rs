@@ -103,7 +103,11 @@ impl Person {
         } else if let Found::Layer(inode) = found {
             Open::Layer(inode)
         } else {
-            Open::Host(Arc::new(HostFile(Tree::open_host(&path)?)))
+            Open::Host(Arc::new(HostFile {
+                file: Tree::open_host(&path)?,
+                size: attributes.size,
+                modified: attributes.modified,
+            }))
         };
         let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_PATH;
         let description = Description { open, path, offset: 0, flags: (flags & kept) as u32 };

@@ -55,11 +55,11 @@ impl Person {
         }
         match &description.open {
             Open::Host(file) => {
-                let size = file.0.metadata().map_err(|_| Errno::IO)?.len();
+                let size = file.file.metadata().map_err(|_| Errno::IO)?.len();
                 let mut bytes = vec![0; len.min(size.saturating_sub(offset)) as usize];
                 let mut done = 0;
                 while done < bytes.len() {
-                    match rustix::io::pread(&file.0, &mut bytes[done..], offset + done as u64)? {
+                    match rustix::io::pread(&file.file, &mut bytes[done..], offset + done as u64)? {
                         0 => break,
                         n => done += n,
                     }

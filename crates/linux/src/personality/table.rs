@@ -15,7 +15,12 @@ pub(crate) const DESCRIPTORS: u32 = 1024;
 
 /// An open file of the host's; equal to itself only.
 #[derive(Debug)]
-pub(crate) struct HostFile(pub(crate) File);
+pub(crate) struct HostFile {
+    pub(crate) file: File,
+    /// Its size and when it was changed, when it was opened.
+    pub(crate) size: u64,
+    pub(crate) modified: (i64, i64),
+}
 
 impl PartialEq for HostFile {
     fn eq(&self, other: &Self) -> bool {
@@ -100,6 +105,35 @@ impl Table {
             table.next = number as u64 + 1;
         }
         table
+    }
+
+    /// Descriptors (number, description, whether it is closed on `exec`), descriptions by id, and the next id.
+    pub(super) fn parts(
+        &self,
+    ) -> (impl Iterator<Item = (u32, u64, bool)> + '_, impl Iterator<Item = (u64, &Description)>, u64)
+    {
+        let descriptors =
+            self.descriptors.iter().map(|(&number, d)| (number, d.description, d.close_on_exec));
+        (descriptors, self.descriptions.iter().map(|(&id, d)| (id, d)), self.next)
+    }
+
+    /// The table of these parts, if they fit together.
+    pub(super) fn from_parts(
+        descriptors: Vec<(u32, u64, bool)>,
+        descriptions: BTreeMap<u64, Description>,
+        next: u64,
+    ) -> Option<Self> {
+        let fits = descriptors.iter().all(|(number, description, _)| {
+            *number < DESCRIPTORS && descriptions.contains_key(description)
+        });
+        let descriptors = descriptors
+            .into_iter()
+            .map(|(number, description, close_on_exec)| {
+                (number, Descriptor { description, close_on_exec })
+            })
+            .collect();
+        let last = descriptions.keys().next_back().copied().unwrap_or_default();
+        (fits && last < next).then_some(Self { descriptors, descriptions, next })
     }
 
     pub(crate) fn get(&self, descriptor: u64) -> Result<&Description, Errno> {

@@ -190,7 +190,7 @@ impl Person {
         match &description.open {
             Open::Host(file) => {
                 let mut bytes = vec![0; len as usize];
-                let n = rustix::io::pread(&file.0, &mut bytes[..], offset)?;
+                let n = rustix::io::pread(&file.file, &mut bytes[..], offset)?;
                 bytes.truncate(n);
                 Ok(bytes)
             }

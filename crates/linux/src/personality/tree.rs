@@ -14,6 +14,10 @@ use std::sync::Arc;
 
 use rustix::fs::{CWD, Mode, OFlags, ResolveFlags, openat2};
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::packed;
+use crate::error::ThawError;
 
 /// Links that one path may lead through.
 const LINKS: usize = 40;
@@ -97,7 +101,74 @@ pub(crate) struct Tree {
     limit: u64,
 }
 
+/// An inode's content, in a form that is written down.
+#[derive(Serialize, Deserialize)]
+pub(crate) enum PackedInode {
+    File(Vec<u8>),
+    Directory,
+    Link(Vec<u8>),
+    Device(u8),
+}
+
+/// What is kept of an inode besides: mode, times, names.
+type PackedAttributes = (u32, (i64, i64), (i64, i64), u64);
+
+/// A tree, in a form that is written down.
+#[derive(Serialize, Deserialize)]
+pub(crate) struct PackedTree {
+    granted: Vec<Vec<u8>>,
+    names: Vec<(Vec<u8>, Option<u64>)>,
+    inodes: Vec<(u64, PackedInode, PackedAttributes)>,
+    next: u64,
+    limit: u64,
+}
+
 impl Tree {
+    pub(super) fn pack(&self) -> PackedTree {
+        let inode = |(number, inode): (&u64, &Inode)| {
+            let attributes = (inode.mode, inode.modified, inode.accessed, inode.links);
+            (*number, packed::pack_kind(&inode.kind), attributes)
+        };
+        PackedTree {
+            granted: self.granted.iter().map(|path| packed::bytes(path)).collect(),
+            names: self.names.iter().map(|(path, inode)| (packed::bytes(path), *inode)).collect(),
+            inodes: self.inodes.iter().map(inode).collect(),
+            next: self.next,
+            limit: self.limit,
+        }
+    }
+
+    /// The tree that was packed, over what of the host is granted now, which must be all that was.
+    pub(super) fn unpack(packed: PackedTree, granted: &[PathBuf]) -> Result<Self, ThawError> {
+        for path in packed.granted.into_iter().map(packed::path) {
+            if !granted.iter().any(|grant| path.starts_with(grant)) {
+                return Err(ThawError::NotGranted(path));
+            }
+        }
+        let mut tree = Self {
+            granted: Arc::new(granted.to_vec()),
+            names: packed.names.into_iter().map(|(name, i)| (packed::path(name), i)).collect(),
+            inodes: BTreeMap::new(),
+            next: packed.next.max(FIRST_INODE),
+            bytes: 0,
+            limit: packed.limit,
+        };
+        for (number, kind, (mode, modified, accessed, links)) in packed.inodes {
+            let kind = packed::unpack_kind(kind)?;
+            if let Kind::File(content) = &kind {
+                tree.bytes += content.len() as u64;
+            }
+            tree.next = tree.next.max(number.saturating_add(1));
+            tree.inodes.insert(number, Inode { kind, mode, modified, accessed, links });
+        }
+        tree.bytes +=
+            tree.names.keys().map(|n| (n.as_os_str().len() + NAME_COST) as u64).sum::<u64>();
+        if tree.names.values().flatten().any(|inode| !tree.inodes.contains_key(inode)) {
+            return Err(packed::damaged("a name leads nowhere"));
+        }
+        Ok(tree)
+    }
+
     /// A tree over `granted` that stores at most `limit` bytes of the guest's.
     pub(crate) fn new(granted: Vec<PathBuf>, limit: u64) -> Self {
         let mut tree = Self {
