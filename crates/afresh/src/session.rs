@@ -16,8 +16,8 @@ use crate::call::Callee;
 use crate::error::describe;
 use crate::guest::Ready;
 use crate::lease::Instance;
-#[cfg(feature = "vm")]
-use crate::machine::Loan;
+#[cfg(any(feature = "vm", feature = "linux"))]
+use crate::supply::Loan;
 use crate::{
     Answer, Call, CallError, Cause, Guest, Lease, LeaseError, Reference, SaveError, SaveOptions,
     Saved, SessionError,
@@ -51,6 +51,8 @@ enum Line {
     Module(Box<Branch<afresh_wasm::Session>>),
     #[cfg(feature = "vm")]
     Machine(Box<Branch<afresh_vm::Sandbox>>),
+    #[cfg(feature = "linux")]
+    Program(Box<Branch<afresh_linux::Instance>>),
 }
 
 /// Does the same with the branch of either kind.
@@ -61,6 +63,8 @@ macro_rules! each {
             Line::Module($branch) => $body,
             #[cfg(feature = "vm")]
             Line::Machine($branch) => $body,
+            #[cfg(feature = "linux")]
+            Line::Program($branch) => $body,
         }
     };
 }
@@ -89,7 +93,7 @@ enum State {
 ///
 /// What host functions keep, and files and sockets outside of the guest, is no part of a state. WASI's streams
 /// and descriptors are the live session's: they start anew in each state that is gone to, and a guest that has
-/// files open cannot be checkpointed.
+/// files open cannot be checkpointed. Of a Linux program descriptors and the files it writes are part of every state.
 pub struct Session {
     guest: Guest,
     line: Line,
@@ -135,6 +139,11 @@ fn lend<'a>(guest: &'a Guest, line: &'a mut Line) -> Result<Lease<'a>, LeaseErro
             let sandbox = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
             Instance::Machine(Loan::Own(sandbox))
         }
+        #[cfg(feature = "linux")]
+        Line::Program(branch) => {
+            let program = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
+            Instance::Program(Loan::Own(program))
+        }
     };
     Ok(Lease { guest, instance })
 }
@@ -157,6 +166,11 @@ impl Session {
             Ready::Machine(machines) => {
                 let (home, root) = (machines.pristine.clone(), machines.pristine.state());
                 Line::Machine(Box::new(Branch::sow(&Tree::new(), home, root)))
+            }
+            #[cfg(feature = "linux")]
+            Ready::Program(programs) => {
+                let (home, root) = (programs.pristine.home(), programs.pristine.state());
+                Line::Program(Box::new(Branch::sow(&Tree::new(), home, root)))
             }
         };
         Ok(Self { guest: guest.clone(), line, state: State::Ready })
@@ -287,6 +301,12 @@ impl Session {
             Line::Machine(branch) => {
                 let id = branch.here().map_err(unmoved)?;
                 let forks = (0..count).map(|_| branch.fork(id).map(Box::new).map(Line::Machine));
+                forks.map(|line| line.map(fork).map_err(unmoved)).collect()
+            }
+            #[cfg(feature = "linux")]
+            Line::Program(branch) => {
+                let id = branch.here().map_err(unmoved)?;
+                let forks = (0..count).map(|_| branch.fork(id).map(Box::new).map(Line::Program));
                 forks.map(|line| line.map(fork).map_err(unmoved)).collect()
             }
         }

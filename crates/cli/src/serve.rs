@@ -4,7 +4,7 @@ use std::io::{BufRead, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use afresh::Answer;
+use afresh::{Answer, Kind};
 use anyhow::Context;
 use clap::Args;
 use serde_json::json;
@@ -20,10 +20,14 @@ pub(crate) struct Arguments {
     /// The exported function that handles bytes.
     #[arg(long, value_name = "F", default_value = "handle")]
     call: String,
+    /// Arguments of a Linux program; after `--` those that begin with a dash.
+    #[arg(allow_negative_numbers = true)]
+    arguments: Vec<String>,
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
-    let options = arguments.guest.options(settings, Command::default())?;
+    let command = Command { arguments: &arguments.arguments, ..Command::default() };
+    let options = arguments.guest.options(settings, command)?;
     let guest = arguments.guest.open(&options)?;
     // A guest that cannot answer at all is an error of this command, not of every request.
     let function = guest.function(&arguments.call)?;
@@ -33,6 +37,10 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         let line = line.context("reading a request")?;
         let started = Instant::now();
         // A request that fails is answered with the error: the next one starts from the warm state.
+        let line = match guest.kind() {
+            Kind::Program => format!("{line}\n"),
+            _ => line,
+        };
         let answer = guest.call(&function, line.as_bytes()).map(Answer::Bytes);
         let us = started.elapsed().as_secs_f64() * 1e6;
         all_answered &= answer.is_ok();
