@@ -23,6 +23,14 @@ pub enum WarmError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// A file or directory could not be given to it.
+    #[error("{path} cannot be given to the guest: {error}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        error: afresh_files::Refused,
+    },
     /// It is a script.
     #[error("{path} is a script for {interpreter}: {help}")]
     Script {
@@ -130,6 +138,9 @@ pub enum ThawError {
     /// Its pages could not be opened.
     #[error(transparent)]
     Restore(#[from] afresh_pager::RestoreError),
+    /// The files that it had written are damaged, or a granted directory cannot be opened.
+    #[error(transparent)]
+    Files(#[from] afresh_files::TreeError),
     /// Its state is damaged.
     #[error("the snapshot's state is damaged: {0}")]
     State(String),

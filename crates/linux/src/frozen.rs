@@ -1,7 +1,7 @@
 //! A warm program as pages and bytes: what a snapshot holds of it.
 //!
-//! The pages are those of its memory. The bytes are all the rest: where that memory lies, registers, descriptors, the files
-//! that it wrote, signals. Files of the host's that it was granted are in neither: they are granted again by whoever opens
+//! The pages are those of its memory, and then those of the files that it wrote. The bytes are all the rest: where that memory
+//! lies, registers, descriptors, signals. Files of the host's that it was granted are in neither: they are granted again by whoever opens
 //! the snapshot, and those that the program has open must not have changed.
 //!
 //! Promises: what was frozen is what every instance starts with, bit for bit; nothing in the bytes reaches the host but through
@@ -9,7 +9,7 @@
 
 use std::sync::Arc;
 
-use afresh_memory::{Image, PAGE_SIZE};
+use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, RestoreError, SaveWith, SnapshotMemory};
 use afresh_store::{GuestBuild, Sha256, Snapshot, Store, host_cpu_features};
 use serde::{Deserialize, Serialize};
@@ -37,6 +37,8 @@ struct Header {
     state: Packed,
     /// What of kernel and processor it has seen, beside the features that the build lists.
     seen: Seen,
+    /// Bytes of the files that it has written, in pages of their own behind those of its memory.
+    files: u64,
 }
 
 /// A frozen program. Cheap to clone; it shares the memory of the guest it came from.
@@ -48,15 +50,21 @@ pub struct Frozen {
 
 fn frozen(standing: &Standing) -> Result<Frozen, FreezeError> {
     let rest = &standing.rest;
+    let (state, files) = rest.state.pack()?;
+    let mut pages = ImageBuilder::new(files.len().div_ceil(PAGE_SIZE));
+    let stored = |error: ImageError| FreezeError::State(error.to_string());
+    let pages = pages.segment(0, &files).map(drop).and_then(|()| pages.build()).map_err(stored)?;
     let header = Header {
         segments: rest.segments.iter().copied().collect(),
         registers: rest.registers.clone(),
         wait: (rest.wait.to, rest.wait.wanted),
-        state: rest.state.pack(),
+        state,
         seen: Seen::here(),
+        files: files.len() as u64,
     };
     let bytes = postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))?;
-    Ok(Frozen { memory: standing.image.clone().into(), bytes: bytes.into() })
+    let memory = Image::join(&[standing.image.clone(), pages]).into();
+    Ok(Frozen { memory, bytes: bytes.into() })
 }
 
 impl Warm {
@@ -80,10 +88,18 @@ impl Warm {
             return Err(damaged("there are bytes after its end"));
         }
         header.seen.check().map_err(|what| ThawError::Host { what })?;
-        let image = frozen.memory.pages().clone();
+        let all = frozen.memory.pages();
+        let behind = usize::try_from(header.files.div_ceil(PAGE_SIZE as u64));
+        let own = behind.ok().and_then(|behind| all.pages().checked_sub(behind));
+        let own = own.ok_or_else(|| damaged("its files are longer than its pages"))?;
+        let image = all.slice(PageRange::new(0, own));
+        let written = all.slice(PageRange::new(own, all.pages() - own));
+        written.complete().map_err(|e| ThawError::State(e.to_string()))?;
+        let mut files = vec![0; header.files as usize];
+        written.read(0, &mut files);
         let segments = Segments::checked(header.segments, image.pages()).map_err(damaged)?;
         header.registers.check().map_err(damaged)?;
-        let state = State::unpack(header.state, &program.all_granted())?;
+        let state = State::unpack(header.state, &files, &program.all_granted())?;
         let mapped = state.layout.mappings();
         if !same_mappings(mapped, segments.iter().map(|s| (s.start, s.len, s.protection))) {
             return Err(damaged("its memory is not what it has mapped"));

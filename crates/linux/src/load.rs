@@ -4,9 +4,11 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use afresh_files::{Kind, Tree};
+
 use crate::error::WarmError;
 use crate::guest::Guest;
-use crate::personality::{Found, Kind, PAGE, Tree};
+use crate::personality::PAGE;
 use crate::platform::Then;
 
 /// Where programs go that may lie anywhere.
@@ -158,22 +160,16 @@ fn way_past(path: &Path) -> String {
 /// The bytes of a file of the guest's.
 fn read_file(tree: &Tree, path: &Path) -> Result<Vec<u8>, WarmError> {
     let missing = || WarmError::NotFound(path.to_path_buf());
-    let (at, found) = tree.resolve(Path::new("/"), path, true).map_err(|_| missing())?;
-    let attributes = tree.attributes(&found).map_err(|_| missing())?;
+    let node = tree.find(path.as_os_str().as_bytes()).map_err(|_| missing())?;
+    let stat = tree.stat(node).map_err(|_| missing())?;
     let why = "it is not a file of at most 1 GiB";
     let unloadable = || WarmError::Unloadable { path: path.to_path_buf(), why };
-    if !attributes.is(libc::S_IFREG) || attributes.size > LONGEST {
+    if stat.kind != Kind::File || stat.size > LONGEST {
         return Err(unloadable());
     }
-    if let Found::Layer(inode) = found {
-        return match tree.inode(inode).map(|inode| &inode.kind) {
-            Ok(Kind::File(bytes)) => Ok(bytes.to_vec()),
-            _ => Err(missing()),
-        };
-    }
-    let file = Tree::open_host(&at).map_err(|_| missing())?;
-    let mut bytes = vec![0; attributes.size as usize];
-    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).map_err(|_| unloadable())?;
+    let mut bytes = vec![0; stat.size as usize];
+    let read = tree.read(node, 0, &mut bytes).map_err(|_| unloadable())?;
+    bytes.truncate(read);
     Ok(bytes)
 }
 

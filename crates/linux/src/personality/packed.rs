@@ -1,32 +1,33 @@
 //! A guest's state as plain bytes, for snapshots, and back.
 //!
 //! What comes out of a snapshot may be a stranger's. It names no place of the host's that the caller did not grant, asks for
-//! no more than what every guest may have, and is refused where it does not fit together. No file is opened before that
-//! is known.
+//! no more than what every guest may have, and is refused where it does not fit together. No path of the host's is opened
+//! before that is known.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
-use std::os::unix::ffi::{OsStrExt, OsStringExt};
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 
+use afresh_files::{Kind, Node, OpenFile, SavedTree, Time, Tree};
 use serde::{Deserialize, Serialize};
 
 use super::State;
+use super::devices::Device;
+use super::ground;
 use super::layout::Layout;
-use super::table::{Description, HostFile, Open, Table};
-use super::tree::{Device, Found, Kind, PackedInode, PackedTree, Tree};
-use crate::error::ThawError;
+use super::table::{Description, Open, Table};
+use crate::error::{FreezeError, ThawError};
 
-/// [`State`], in a form that is written down.
+/// [`State`] but for its files, in a form that is written down.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Packed {
     layout: Layout,
-    tree: PackedTree,
+    layers: Vec<Vec<u8>>,
     descriptors: Vec<(u32, u64, bool)>,
-    descriptions: Vec<(u64, PackedDescription)>,
+    descriptions: Vec<(u64, PackedOpen, u32)>,
     next: u64,
-    directory: Vec<u8>,
+    directory: Node,
     umask: u32,
     handlers: Vec<(u64, [u8; 32])>,
     blocked: u64,
@@ -35,40 +36,14 @@ pub(crate) struct Packed {
 }
 
 #[derive(Serialize, Deserialize)]
-struct PackedDescription {
-    open: PackedOpen,
-    path: Vec<u8>,
-    offset: u64,
-    flags: u32,
-}
-
-#[derive(Serialize, Deserialize)]
 enum PackedOpen {
     Input,
     Output,
     Messages,
-    /// Its size and when it was changed.
-    Host(u64, i64, i64),
-    Layer(u64),
-    Directory(Option<Vec<Vec<u8>>>),
-    Device(u8),
-    Place,
-}
-
-pub(super) fn bytes(path: &Path) -> Vec<u8> {
-    path.as_os_str().as_bytes().to_vec()
-}
-
-pub(super) fn path(bytes: Vec<u8>) -> PathBuf {
-    PathBuf::from(OsString::from_vec(bytes))
-}
-
-pub(super) fn device_number(device: Device) -> u8 {
-    device as u8
-}
-
-pub(super) fn device(number: u8) -> Option<Device> {
-    [Device::Null, Device::Zero, Device::Random].into_iter().find(|d| *d as u8 == number)
+    /// With the size that it had, and when it was changed.
+    File(OpenFile, u64, Time),
+    /// With its number.
+    Device(u64, OpenFile),
 }
 
 /// A state that does not fit together.
@@ -77,85 +52,102 @@ pub(crate) fn damaged(what: &str) -> ThawError {
 }
 
 impl State {
-    pub(crate) fn pack(&self) -> Packed {
-        let open = |open: &Open| match open {
-            Open::Input => PackedOpen::Input,
-            Open::Output => PackedOpen::Output,
-            Open::Messages => PackedOpen::Messages,
-            Open::Host(file) => PackedOpen::Host(file.size, file.modified.0, file.modified.1),
-            Open::Layer(inode) => PackedOpen::Layer(*inode),
-            Open::Directory(names) => PackedOpen::Directory(
-                names.as_ref().map(|names| names.iter().map(|n| n.as_bytes().to_vec()).collect()),
-            ),
-            Open::Device(device) => PackedOpen::Device(device_number(*device)),
-            Open::Place => PackedOpen::Place,
-        };
-        let (descriptors, descriptions, next) = self.table.parts();
-        Packed {
+    /// The state, and the files that the guest has written.
+    pub(crate) fn pack(&self) -> Result<(Packed, Vec<u8>), FreezeError> {
+        let lost = |error: &dyn std::fmt::Display| FreezeError::State(error.to_string());
+        let stat = |open: &OpenFile| self.tree.stat(open.node).map_err(|error| lost(&error));
+        let (descriptors, open, next) = self.table.parts();
+        let mut descriptions = Vec::new();
+        for (id, description) in open {
+            let open = match &description.open {
+                Open::Input => PackedOpen::Input,
+                Open::Output => PackedOpen::Output,
+                Open::Messages => PackedOpen::Messages,
+                Open::File(open) => {
+                    let stat = stat(open)?;
+                    PackedOpen::File(open.clone(), stat.size, stat.times.modified)
+                }
+                Open::Device(_, open) => PackedOpen::Device(stat(open)?.device, open.clone()),
+            };
+            descriptions.push((id, open, description.flags));
+        }
+        let packed = Packed {
             layout: self.layout.clone(),
-            tree: self.tree.pack(),
+            layers: self.layers.iter().map(|path| ground::bytes(path).to_vec()).collect(),
             descriptors: descriptors.collect(),
-            descriptions: descriptions
-                .map(|(id, d)| {
-                    let (offset, flags) = (d.offset, d.flags);
-                    let (open, path) = (open(&d.open), bytes(&d.path));
-                    (id, PackedDescription { open, path, offset, flags })
-                })
-                .collect(),
+            descriptions,
             next,
-            directory: bytes(&self.directory),
+            directory: self.directory,
             umask: self.umask,
             handlers: self.handlers.iter().map(|(&number, &handler)| (number, handler)).collect(),
             blocked: self.blocked,
             signal_stack: self.signal_stack,
             name: self.name,
-        }
+        };
+        let files = self.tree.saved().map_err(|error| lost(&error))?;
+        Ok((packed, files.to_bytes()))
     }
 
-    /// The state that was packed, with what the caller grants of the host.
-    pub(crate) fn unpack(packed: Packed, granted: &[PathBuf]) -> Result<Self, ThawError> {
+    /// The state that was packed, over what the caller grants of the host, which must be all that it lay over.
+    pub(crate) fn unpack(
+        packed: Packed,
+        files: &[u8],
+        granted: &[PathBuf],
+    ) -> Result<Self, ThawError> {
         packed.layout.check().map_err(damaged)?;
-        let tree = Tree::unpack(packed.tree, granted)?;
+        let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
+        let layers: Vec<PathBuf> = packed.layers.into_iter().map(path).collect();
+        for layer in &layers {
+            let plain =
+                layer.components().all(|part| !matches!(part, std::path::Component::ParentDir));
+            if !plain || !granted.iter().any(|grant| layer.starts_with(grant)) {
+                return Err(ThawError::NotGranted(layer.clone()));
+            }
+        }
+        let (below, mounted) = ground::over(&layers);
+        if let Some(path) = layers.iter().find(|path| !mounted.contains(path)) {
+            let path = path.clone();
+            return Err(ThawError::File { path, why: "it cannot be opened as a directory here" });
+        }
+        let tree = below.restored(&SavedTree::from_bytes(files)?)?;
         let mut descriptions = BTreeMap::new();
-        for (id, packed) in packed.descriptions {
-            let path = path(packed.path);
-            let open = match packed.open {
+        for (id, open, flags) in packed.descriptions {
+            let open = match open {
                 PackedOpen::Input => Open::Input,
                 PackedOpen::Output => Open::Output,
                 PackedOpen::Messages => Open::Messages,
-                PackedOpen::Host(size, seconds, nanoseconds) => {
-                    Open::Host(Arc::new(reopen(&tree, &path, size, (seconds, nanoseconds))?))
+                PackedOpen::File(open, size, modified) => {
+                    let stat = held(&tree, &open)?;
+                    if stat.kind == Kind::File
+                        && (stat.size, stat.times.modified) != (size, modified)
+                    {
+                        let path = PathBuf::from(format!("descriptor {id}"));
+                        return Err(ThawError::File { path, why: "its file has changed since" });
+                    }
+                    Open::File(open)
                 }
-                PackedOpen::Layer(inode) => {
-                    tree.inode(inode).map_err(|_| damaged("a file that is open is not there"))?;
-                    Open::Layer(inode)
+                PackedOpen::Device(number, open) => {
+                    held(&tree, &open)?;
+                    let device = Device::of(number).ok_or_else(|| damaged("an unknown device"))?;
+                    Open::Device(device, open)
                 }
-                PackedOpen::Directory(names) => {
-                    let names = names
-                        .map(|names| Arc::new(names.into_iter().map(OsString::from_vec).collect()));
-                    Open::Directory(names)
-                }
-                PackedOpen::Device(number) => {
-                    Open::Device(device(number).ok_or_else(|| damaged("an unknown device"))?)
-                }
-                PackedOpen::Place => Open::Place,
             };
-            let (offset, flags) = (packed.offset, packed.flags);
-            if offset > i64::MAX as u64 {
-                return Err(damaged("an offset is negative"));
-            }
-            descriptions.insert(id, Description { open, path, offset, flags });
+            descriptions.insert(id, Description { open, flags });
         }
         let table = Table::from_parts(packed.descriptors, descriptions, packed.next)
             .ok_or_else(|| damaged("its descriptors do not fit together"))?;
         if packed.handlers.iter().any(|(number, _)| !(1..=64).contains(number)) {
             return Err(damaged("a handler of no signal"));
         }
+        if tree.stat(packed.directory).map(|stat| stat.kind) != Ok(Kind::Directory) {
+            return Err(damaged("its directory is none"));
+        }
         Ok(Self {
             layout: packed.layout,
             tree,
+            layers: layers.into(),
             table,
-            directory: path(packed.directory),
+            directory: packed.directory,
             umask: packed.umask & 0o777,
             handlers: packed.handlers.into_iter().collect(),
             blocked: packed.blocked,
@@ -165,40 +157,11 @@ impl State {
     }
 }
 
-/// Opens a file of the host's again, if it is granted and what it was.
-fn reopen(
-    tree: &Tree,
-    path: &Path,
-    size: u64,
-    modified: (i64, i64),
-) -> Result<HostFile, ThawError> {
-    let refused = |why| ThawError::File { path: path.to_path_buf(), why };
-    let Found::Host(attributes, None) = tree.look(path) else {
-        return Err(refused("it is not there, or not granted"));
-    };
-    if attributes.size != size || attributes.modified != modified {
-        return Err(refused("it has changed since"));
+/// What a file is that is open.
+fn held(tree: &Tree, open: &OpenFile) -> Result<afresh_files::Stat, ThawError> {
+    let stat = tree.stat(open.node).ok();
+    if open.offset > i64::MAX as u64 {
+        return Err(damaged("an offset is negative"));
     }
-    let file = Tree::open_host(path).map_err(|_| refused("it cannot be opened"))?;
-    Ok(HostFile { file, size, modified })
-}
-
-pub(super) fn pack_kind(kind: &Kind) -> PackedInode {
-    match kind {
-        Kind::File(content) => PackedInode::File(content.to_vec()),
-        Kind::Directory => PackedInode::Directory,
-        Kind::Link(target) => PackedInode::Link(bytes(target)),
-        Kind::Device(device) => PackedInode::Device(device_number(*device)),
-    }
-}
-
-pub(super) fn unpack_kind(kind: PackedInode) -> Result<Kind, ThawError> {
-    Ok(match kind {
-        PackedInode::File(content) => Kind::File(Arc::new(content)),
-        PackedInode::Directory => Kind::Directory,
-        PackedInode::Link(target) => Kind::Link(path(target)),
-        PackedInode::Device(number) => {
-            Kind::Device(device(number).ok_or_else(|| damaged("an unknown device"))?)
-        }
-    })
+    stat.ok_or_else(|| damaged("a file that is open is not there"))
 }
