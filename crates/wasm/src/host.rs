@@ -15,6 +15,7 @@ use wasmtime_wasi::p2::pipe::{MemoryInputPipe, MemoryOutputPipe};
 use wasmtime_wasi::{FsPerms, HostMonotonicClock, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 
 use crate::LoadError;
+use crate::watch::Watch;
 
 /// Where the guest's standard output and error go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -184,6 +185,7 @@ pub(crate) struct HostParts {
     pub(crate) clock: Clock,
     pub(crate) state: State,
     pub(crate) limiter: Limiter,
+    pub(crate) watch: Watch,
     pub(crate) memory_limit: usize,
     /// Most instances in the store, if not as many as wasmtime allows.
     pub(crate) instances: Option<usize>,
@@ -202,6 +204,8 @@ pub struct Host {
     generation: u64,
     data: Option<Box<dyn Any + Send>>,
     state: Option<Box<dyn Any + Send>>,
+    /// When the call that is under way has to be over, where a watch looks after that.
+    until: Option<Instant>,
 }
 
 impl std::fmt::Debug for Host {
@@ -225,6 +229,7 @@ impl Host {
             generation: 0,
             data: None,
             state: None,
+            until: None,
         }
     }
 
@@ -256,6 +261,18 @@ impl Host {
             && self.data.is_none()
             && self.own.is_none()
             && self.state.is_none()
+    }
+
+    pub(crate) fn set_until(&mut self, until: Option<Instant>) {
+        self.until = until;
+    }
+
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    pub(crate) fn watch(&self) -> Watch {
+        self.parts.watch.clone()
     }
 
     pub(crate) fn set_generation(&mut self, generation: u64) {

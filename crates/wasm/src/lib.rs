@@ -66,6 +66,7 @@ mod stores;
 mod thaw;
 mod values;
 mod warm;
+mod watch;
 mod way;
 
 pub use afresh_pager::SaveWith;
@@ -85,3 +86,4 @@ pub use session::{Session, SessionError, SessionState};
 pub use values::{ArgumentError, parse_arguments, show_value};
 pub use warm::{Warm, WarmReport};
 pub use wasmtime::{self, Val};
+pub use watch::Watch;

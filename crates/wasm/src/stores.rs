@@ -1,12 +1,13 @@
 //! Stores, and the limits on what runs in them: one way to make them for modules and components.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use wasmtime::{AsContextMut, Store};
 
 use crate::guest::GuestOptions;
 use crate::host::{Clock, Host, HostParts, Limiter, State, Wasi};
+use crate::watch::{Watch, look};
 use crate::way::Way;
 use crate::{Engine, LoadError};
 
@@ -28,6 +29,7 @@ pub(crate) struct Stores {
     /// The embedder's own state and limiter.
     state: State,
     limiter: Limiter,
+    watch: Watch,
     /// Of the guest's calls.
     pub(crate) limits: CallLimits,
     /// How code in them is entered.
@@ -52,7 +54,13 @@ impl Stores {
             fuel: engine.inner.config.fuel,
             state: options.state.clone(),
             limiter: options.limiter.clone(),
-            limits: CallLimits::new(options.timeout, options.fuel, engine.tick()),
+            watch: options.watch.clone(),
+            limits: CallLimits::new(
+                options.timeout,
+                options.fuel,
+                engine.tick(),
+                options.watch.is_some(),
+            ),
             way: Way::of(options.asynchronous, engine.deep()),
         })
     }
@@ -68,8 +76,8 @@ impl Stores {
     ) -> Result<CallLimits, LoadError> {
         let timeout = timeout.or(self.limits.timeout);
         let fuel = fuel.or(self.limits.fuel);
-        self.engine.keep_limits(timeout, fuel)?;
-        Ok(CallLimits::new(timeout, fuel, self.engine.tick()))
+        self.engine.keep_limits(timeout, fuel, self.watch.is_some())?;
+        Ok(CallLimits::new(timeout, fuel, self.engine.tick(), self.watch.is_some()))
     }
 
     /// # Errors
@@ -81,7 +89,7 @@ impl Stores {
     /// # Errors
     /// As [`Engine::keep_ticking`].
     pub(crate) fn make(&self) -> Result<Store<Host>, LoadError> {
-        if self.limits.timeout.is_some() {
+        if self.limits.timeout.is_some() || self.watch.is_some() {
             self.engine.keep_ticking()?;
         }
         let clock = self.clock.clone();
@@ -90,12 +98,16 @@ impl Stores {
             clock,
             state: self.state.clone(),
             limiter: self.limiter.clone(),
+            watch: self.watch.clone(),
             memory_limit: self.memory_limit,
             instances: self.instances,
         });
         let mut store = Store::new(self.engine.wasmtime(), host);
         if self.memory_limit != usize::MAX || self.instances.is_some() || self.limiter.is_some() {
             store.limiter(|host| host);
+        }
+        if self.watch.is_some() {
+            store.epoch_deadline_callback(look);
         }
         self.unlimit(&mut store);
         Ok(store)
@@ -106,7 +118,10 @@ impl Stores {
     pub(crate) fn unlimit(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
         if self.timeouts {
-            store.epoch_deadline_trap();
+            // One that is watched keeps who looks.
+            if !self.watch.is_some() {
+                store.epoch_deadline_trap();
+            }
             store.set_epoch_deadline(UNLIMITED);
         }
         if self.fuel {
@@ -129,18 +144,30 @@ pub(crate) struct CallLimits {
     /// The timeout in ticks of the epoch.
     ticks: u64,
     pub(crate) fuel: Option<u64>,
+    /// Whether the embedder is asked at each tick.
+    watched: bool,
 }
 
 impl CallLimits {
-    fn new(timeout: Option<Duration>, fuel: Option<u64>, tick: Duration) -> Self {
-        Self { timeout, ticks: timeout.map_or(UNLIMITED, |timeout| ticks(timeout, tick)), fuel }
+    fn new(timeout: Option<Duration>, fuel: Option<u64>, tick: Duration, watched: bool) -> Self {
+        let ticks = timeout.map_or(UNLIMITED, |timeout| ticks(timeout, tick));
+        Self { timeout, ticks, fuel, watched }
+    }
+
+    /// Those of a warm-up, which has no limits but the watch.
+    pub(crate) fn of_warm_up(self) -> Self {
+        Self { watched: self.watched, ticks: UNLIMITED, ..Self::default() }
     }
 
     /// Sets the limits for the next call.
     #[inline]
     pub(crate) fn apply(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
-        if self.timeout.is_some() {
+        if self.watched {
+            let until = self.timeout.map(|timeout| Instant::now() + timeout);
+            store.data_mut().set_until(until);
+            store.set_epoch_deadline(1);
+        } else if self.timeout.is_some() {
             store.set_epoch_deadline(self.ticks);
         }
         if let Some(fuel) = self.fuel {
