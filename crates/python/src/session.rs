@@ -3,7 +3,7 @@
 //! What it promises: two calls at the same time are refused by name, never mixed; whatever a session does, Python's
 //! lock is released.
 
-use std::sync::{Mutex, TryLockError};
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 
 use afresh::snapshot::SnapshotId;
 use afresh::{SaveOptions, SessionError as Refused};
@@ -71,7 +71,7 @@ impl<'a> From<&'a Plain> for afresh::Checkpoint<'a> {
 pub(crate) struct Session {
     live: Mutex<Option<afresh::Session>>,
     warm: Py<Warm>,
-    setup: Setup,
+    setup: RwLock<Arc<Setup>>,
     stop: Stop,
 }
 
@@ -83,7 +83,12 @@ type Differing = (usize, usize, Vec<(usize, usize, usize)>, bool);
 
 impl Session {
     pub(crate) fn new(session: afresh::Session, warm: Py<Warm>, setup: Setup) -> Self {
+        let setup = RwLock::new(Arc::new(setup));
         Self { live: Mutex::new(Some(session)), warm, setup, stop: Stop::default() }
+    }
+
+    fn setup(&self) -> Arc<Setup> {
+        self.setup.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Uses the live guest without Python's lock.
@@ -119,7 +124,7 @@ impl Session {
         request: &[u8],
     ) -> PyResult<Outcome> {
         signals::check()?;
-        let warm = self.warm.get();
+        let (warm, setup) = (self.warm.get(), self.setup());
         self.with(py, |session| {
             self.stop.clear();
             let stops = [self.stop.clone(), stop.unwrap_or_default()];
@@ -134,8 +139,8 @@ impl Session {
             };
             let mut outcome = None;
             let done = session.with(|lease| {
-                let (found, whole) = evaluate(lease, handler, &self.setup, sink, stops, request);
-                let failed = found.failure().map(|error| failure_of(error));
+                let (found, whole) = evaluate(lease, handler, &setup, sink, stops, request);
+                let failed = found.failure().map(failure_of);
                 outcome = Some(found);
                 match (whole, failed) {
                     (false, Some(error)) => Err(error),
@@ -211,7 +216,7 @@ impl Session {
         stopper: Option<&Bound<'py, Stopper>>,
         exact: bool,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        let request = self.setup.request(what, code, name, arguments);
+        let request = self.setup().request(what, code, name, arguments);
         let stop = stopper.map(|stopper| stopper.get().stop.clone());
         self.ask(py, None, sink, stop, &request)?.into_python(py, exact)
     }
@@ -228,6 +233,14 @@ impl Session {
         let stop = stopper.map(|stopper| stopper.get().stop.clone());
         let outcome = self.ask(py, Some(export), None, stop, input)?;
         Ok(PyBytes::new(py, &outcome.into_bytes()?))
+    }
+
+    /// Offers other functions from the next call on.
+    #[pyo3(signature = (tools, dispatch))]
+    fn offer(&self, tools: Vec<String>, dispatch: Option<Py<PyAny>>) -> PyResult<()> {
+        let setup = Setup::new(self.setup().limits.clone(), &tools, dispatch)?;
+        *self.setup.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(setup);
+        Ok(())
     }
 
     /// Stops the call that is under way, from any thread.
@@ -254,7 +267,7 @@ impl Session {
     /// Sessions that start from the present state.
     fn fork(&self, py: Python<'_>, count: usize) -> PyResult<Vec<Self>> {
         let forks = self.with(py, |session| session.fork(count).map_err(refused))?;
-        let fork = |session| Self::new(session, self.warm.clone_ref(py), self.setup.clone());
+        let fork = |session| Self::new(session, self.warm.clone_ref(py), (*self.setup()).clone());
         Ok(forks.into_iter().map(fork).collect())
     }
 
@@ -309,7 +322,7 @@ impl Session {
     fn close(&self, py: Python<'_>) {
         self.stop.set();
         py.detach(|| {
-            let mut live = self.live.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
             *live = None;
         });
     }

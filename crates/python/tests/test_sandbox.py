@@ -316,3 +316,8 @@ def test_a_signal_whose_handler_returns_ends_nothing(js: afresh.Warm) -> None:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
     assert heard == [signal.SIGALRM]
+
+
+def test_a_language_that_is_not_there_says_so() -> None:
+    with pytest.raises(afresh.OpenError, match="'js' is"):
+        afresh.warm("python")

@@ -143,7 +143,7 @@ def warm(
     """Opens a guest and warms it up.
 
     Args:
-        guest: A language (``"js"``, ``"python"``), the path of a Wasm module or component or of a micro-VM's program,
+        guest: A language (``"js"``), the path of a Wasm module or component or of a micro-VM's program,
             or a snapshot: a directory, an archive or a remote, with ``@NAME`` behind it where it has names.
         setup: Code that an interpreter runs once; what it leaves is what every sandbox starts from.
         calls: Calls that warm a guest up that is no interpreter: names of exports, and the bytes that each is given.
