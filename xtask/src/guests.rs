@@ -22,6 +22,10 @@ use crate::wasm::{self, Kind};
 const BYTES: &[&str] =
     &["memory", "_initialize", "warm", "afresh_buffer", "handle", "afresh_reseed"];
 
+/// The exports of one that evaluates code.
+const EVALUATES: &[&str] =
+    &["memory", "_initialize", "warm", "afresh_buffer", "evaluate", "afresh_reseed"];
+
 /// A guest and how to build it.
 #[derive(Debug)]
 pub(crate) struct Guest {
@@ -77,6 +81,13 @@ pub(crate) const ALL: &[Guest] = &[
         target: "wasm32-wasip1",
         kind: Kind::Module,
         exports: BYTES,
+        needs_c: true,
+    },
+    Guest {
+        name: "quickjs",
+        target: "wasm32-wasip1",
+        kind: Kind::Module,
+        exports: EVALUATES,
         needs_c: true,
     },
     Guest {
@@ -219,7 +230,7 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             format!("{:#}", main(&words).expect_err("must be refused"))
         };
-        assert!(error(&["--only", "cobol"]).contains("sieve, component, js, python, vm"));
+        assert!(error(&["--only", "cobol"]).contains("sieve, component, js, quickjs, python, vm"));
         assert!(error(&["--only"]).contains("needs a guest's name"));
         assert!(error(&["--fast"]).contains("--fast"));
     }

@@ -14,6 +14,7 @@ mod guests;
 mod host;
 mod miri;
 mod packages;
+mod python;
 mod release;
 mod soak;
 mod stamp;
@@ -33,7 +34,7 @@ Commands:
                          a crash fails, and the input that did it is kept and named.
   guests [--only NAME]   Build the guests (installing compilers and targets that are missing)
                          into target/guests; those whose inputs did not change are skipped.
-                         NAME: component, js, python, sieve or vm; may be repeated.
+                         NAME: component, js, python, quickjs, sieve or vm; may be repeated.
   miri                   Run the engine's bookkeeping in Miri, over a pretend kernel; installs the nightly
                          toolchain where it is missing.
   soak [--seconds N] [--first SEED] [--seed SEED]
@@ -43,9 +44,11 @@ Commands:
   release [TARGET]       Build the archive of the command that a release has, into
                          target/release-archives.
   test                   Check format, lints and documentation, build the guests and the programs that
-                         tests talk to, run every test, fuzz, run Miri, package every crate, check the
-                         dependencies; ends with a line
+                         tests talk to, run every test, the Python package's too, fuzz, run Miri, package
+                         every crate, check the dependencies; ends with a line
                          `N passed, N failed, N skipped`.
+  wheel                  Build the wheel of the Python package that is published, into
+                         target/python/published.
 ";
 
 fn main() -> ExitCode {
@@ -68,6 +71,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("soak", rest)) => soak::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("release", rest)) => release::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("test", rest)) => test::main(rest),
+        Some(("wheel", rest)) => python::wheel(rest).map(|()| ExitCode::SUCCESS),
         Some(("help" | "--help" | "-h", _)) => {
             print!("{USAGE}");
             Ok(ExitCode::SUCCESS)

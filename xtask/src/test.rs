@@ -14,10 +14,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, find, run, run_watched};
-use crate::{fuzz, guests, host, miri, packages, tools};
+use crate::{fuzz, guests, host, miri, packages, python, tools};
 
 /// The step whose failures are counted by the tests themselves.
 const TESTS: &str = "tests";
+const PYTHON: &str = "python";
 /// A test program that says nothing for so long hangs: the longest tests take two minutes on a busy host.
 const SILENCE: Duration = Duration::from_secs(8 * 60);
 
@@ -72,6 +73,15 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             .args(["--", "--show-output"]);
         tools.finish(&mut test, |line| tally.skip(line));
         run_watched(&mut test, SILENCE, |line| tally.note(line))
+    });
+    steps.run(PYTHON, || {
+        // What is skipped is shown where it happens.
+        python::test(|line| {
+            if line.starts_with("SKIPPED:") {
+                println!("{line}");
+            }
+            tally.note(line);
+        })
     });
     steps.run("fuzzing", || {
         if let Err(error) = host::cxx_compiler() {

@@ -106,6 +106,7 @@ impl<'a> From<&'a Function> for Callee<'a> {
 /// Whose matter a failed call is.
 enum Matter {
     Timeout,
+    Stopped,
     Request,
     Guest,
     Host,
@@ -116,6 +117,7 @@ impl CallError {
         let function = function.to_owned();
         match matter {
             Matter::Timeout => Self::Timeout { function, source },
+            Matter::Stopped => Self::Stopped { function, source },
             Matter::Request => Self::Request { function, source },
             Matter::Guest => Self::Guest { function, source },
             Matter::Host => Self::Host { function, source },
@@ -128,6 +130,7 @@ impl CallError {
         use afresh_wasm::CallError as Error;
         let matter = match &error {
             Error::Timeout(_) => Matter::Timeout,
+            Error::Stopped => Matter::Stopped,
             Error::NoSuchExport { .. } | Error::NotARoot { .. } | Error::Arguments { .. } => {
                 Matter::Request
             }

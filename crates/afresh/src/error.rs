@@ -155,6 +155,14 @@ pub enum CallError {
         /// The limit, and what stopped the call.
         source: Cause,
     },
+    /// The call was ended by the embedder's watch.
+    #[error("the call of `{function}` was stopped by its host")]
+    Stopped {
+        /// The function.
+        function: String,
+        /// What stopped it.
+        source: Cause,
+    },
     /// The guest trapped, crashed, or ended itself with an error.
     #[error("the guest failed in `{function}`")]
     Guest {

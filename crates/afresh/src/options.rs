@@ -169,7 +169,7 @@ impl Options {
         }
         let usual = afresh_wasm::EngineConfig::default();
         let config = afresh_wasm::EngineConfig {
-            timeouts: self.timeout.or(self.wasm.timeout).is_some(),
+            timeouts: self.timeout.or(self.wasm.timeout).is_some() || self.wasm.watch.is_some(),
             fuel: self.wasm.fuel.is_some(),
             cache: self.cache.clone(),
             stack: self.stack.unwrap_or(usual.stack),

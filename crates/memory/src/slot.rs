@@ -20,6 +20,7 @@
 
 mod access;
 pub(crate) mod adapt;
+mod capture;
 mod map;
 mod reset;
 mod serve;
@@ -525,69 +526,6 @@ impl Slot {
     #[inline]
     fn initial_end(&self) -> usize {
         self.regions.last().map_or(0, |r| r.end())
-    }
-
-    /// The slot's content as an image, sharing with the present image what was not written: a snapshot
-    /// that costs what changed (with a tracker), or a full capture (without). The slot keeps its image.
-    ///
-    /// # Errors
-    /// [`ImageError`]; a failure of the tracker quarantines the slot.
-    pub fn freeze(&mut self) -> Result<Image, ImageError> {
-        Ok(self.capture()?.0)
-    }
-
-    /// As [`Slot::freeze`], sharing nothing: the whole content in one file of its own, each page copied once.
-    /// For what is going to be the image of many.
-    ///
-    /// # Errors
-    /// As [`Slot::freeze`].
-    pub fn freeze_apart(&mut self) -> Result<Image, ImageError> {
-        let changed = self.changes()?;
-        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
-        unsafe { self.image.derive_apart(self.end, &changed, self.base()) }
-    }
-
-    /// The slot's content as an image, and the pages in which it differs from the present one.
-    fn capture(&mut self) -> Result<(Image, Vec<PageRange>), ImageError> {
-        let changed = self.changes()?;
-        if changed.is_empty() && self.end == self.image.pages() {
-            return Ok((self.image.clone(), changed));
-        }
-        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
-        let image = unsafe { self.image.derive(self.end, &changed, self.base())? };
-        Ok((image, changed))
-    }
-
-    /// The pages in which the slot differs from its image.
-    fn changes(&mut self) -> Result<Vec<PageRange>, ImageError> {
-        let broken = |e: String| ImageError::Read(std::io::Error::other(e));
-        self.check().map_err(|e| broken(e.to_string()))?;
-        Ok(match &mut self.method {
-            Method::WriteSet(tracker) if !self.adapt.discarding() => {
-                self.written.clear();
-                if let Err(error) = tracker.drain(&mut self.written) {
-                    self.quarantine(error.to_string());
-                    return Err(broken(error.to_string()));
-                }
-                let learned = self.write_set.learn(&self.written);
-                if learned > 0 {
-                    self.stats.learned += learned as u64;
-                    self.plan()?;
-                }
-                let end = self.end;
-                let mut runs = self.write_set.runs();
-                runs.retain(|r| r.start < end);
-                if let Some(last) = runs.last_mut() {
-                    last.len = last.end().min(end) - last.start;
-                }
-                self.changed(&runs)
-            }
-            _ => {
-                self.image.complete()?;
-                let all: Vec<PageRange> = self.accessible().collect();
-                self.changed(&all)
-            }
-        })
     }
 
     /// Pages of the slot that are in memory now (by `mincore`, so clean pages of the image count when

@@ -191,7 +191,7 @@ impl WarmComponent {
     pub(crate) async fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
         let engine = &guest.engine;
         let options = &guest.options;
-        engine.keep_limits(options.timeout, options.fuel)?;
+        engine.keep_limits(options.timeout, options.fuel, options.watch.is_some())?;
         engine.check_process()?;
         let Outline { prepared, linker, stores, cold } =
             Outline::new(engine, options, &guest.wasm, &Clock::from(0))?;
@@ -238,7 +238,9 @@ impl WarmComponent {
         let Some(state) = &frozen.nested else {
             return Err(bad("it is a core module; thaw it with `Warm::thaw`"));
         };
-        engine.keep_limits(options.timeout, options.fuel).map_err(WarmError::from)?;
+        engine
+            .keep_limits(options.timeout, options.fuel, options.watch.is_some())
+            .map_err(WarmError::from)?;
         engine.check_process().map_err(WarmError::from)?;
         let wasm = frozen.program.read()?;
         let options = &with_files(options, frozen);

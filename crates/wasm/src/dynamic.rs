@@ -7,6 +7,7 @@ use crate::CallError;
 use crate::error::without_backtrace;
 use crate::scope::forget_exception;
 use crate::stores::CallLimits;
+use crate::watch::Stopped;
 use crate::way::{ASYNCHRONOUS, Held, Way};
 
 /// What a failed wasmtime call means.
@@ -16,6 +17,9 @@ pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallErro
     }
     if error.is::<ThrownException>() {
         return CallError::Exception(format!("{error:#}"));
+    }
+    if error.is::<Stopped>() {
+        return CallError::Stopped;
     }
     match error.downcast_ref::<Trap>() {
         Some(Trap::Interrupt) => CallError::Timeout(limits.timeout.unwrap_or_default()),

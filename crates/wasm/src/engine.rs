@@ -372,15 +372,16 @@ impl Engine {
         &self,
         timeout: Option<Duration>,
         fuel: Option<u64>,
+        watched: bool,
     ) -> Result<(), LoadError> {
         let config = &self.inner.config;
         if fuel.is_some() && !config.fuel {
             return Err(LoadError::Limit { limit: "fuel", setting: "EngineConfig::fuel" });
         }
-        if timeout.is_some() {
+        if timeout.is_some() || watched {
             if !config.timeouts {
                 return Err(LoadError::Limit {
-                    limit: "timeout",
+                    limit: if watched { "watch" } else { "timeout" },
                     setting: "EngineConfig::timeouts",
                 });
             }

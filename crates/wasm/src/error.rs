@@ -244,6 +244,9 @@ pub enum CallError {
     /// The call ran longer than its timeout.
     #[error("the call was stopped after its timeout of {0:?}")]
     Timeout(std::time::Duration),
+    /// The call was ended by the embedder's [`crate::Watch`].
+    #[error("the call was stopped by its host")]
+    Stopped,
     /// The call used up its fuel.
     #[error("the call used up its {0} units of fuel")]
     OutOfFuel(u64),

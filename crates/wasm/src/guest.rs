@@ -11,6 +11,7 @@ use wasmtime::{Linker, Val, component};
 
 use crate::host::{Host, Limiter, State, Wasi};
 use crate::linear::MemoryPolicy;
+use crate::watch::Watch;
 use crate::way::{Way, drive};
 use crate::{Engine, LoadError, Warm, WarmComponent, WarmError};
 
@@ -114,6 +115,8 @@ pub struct GuestOptions {
     pub state: State,
     /// A limiter of the embedder's own, beside `memory_limit`.
     pub limiter: Limiter,
+    /// Asked while a call, or the warm-up of a module, runs, whether it may go on.
+    pub watch: Watch,
     /// Whether WASI and host functions may wait without blocking the thread: for guests that are called in
     /// tasks, where WASI that blocks would panic. Such a guest is called with
     /// [`Lease::call_async`](crate::Lease::call_async) and its like, in a task of tokio's; each call runs on
@@ -154,6 +157,7 @@ impl Default for GuestOptions {
             imports: Imports::default(),
             state: State::default(),
             limiter: Limiter::default(),
+            watch: Watch::default(),
             asynchronous: false,
             gives_way: false,
             stub_imports: false,

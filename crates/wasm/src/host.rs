@@ -18,6 +18,7 @@ use afresh_files::{Budget, Tree};
 
 use crate::LoadError;
 use crate::files::{Files, Live};
+use crate::watch::Watch;
 
 /// Where the guest's standard output and error go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -205,6 +206,7 @@ pub(crate) struct HostParts {
     pub(crate) clock: Clock,
     pub(crate) state: State,
     pub(crate) limiter: Limiter,
+    pub(crate) watch: Watch,
     pub(crate) memory_limit: usize,
     /// Most instances in the store, if not as many as wasmtime allows.
     pub(crate) instances: Option<usize>,
@@ -229,6 +231,8 @@ pub struct Host {
     turns: u64,
     data: Option<Box<dyn Any + Send>>,
     state: Option<Box<dyn Any + Send>>,
+    /// When the call that is under way has to be over, where a watch looks after that.
+    until: Option<Instant>,
 }
 
 impl std::fmt::Debug for Host {
@@ -255,6 +259,7 @@ impl Host {
             turns: 0,
             data: None,
             state: None,
+            until: None,
         }
     }
 
@@ -304,6 +309,18 @@ impl Host {
     pub(crate) fn take_turn(&mut self) -> bool {
         self.turns = self.turns.saturating_sub(1);
         self.turns > 0
+    }
+
+    pub(crate) fn set_until(&mut self, until: Option<Instant>) {
+        self.until = until;
+    }
+
+    pub(crate) fn until(&self) -> Option<Instant> {
+        self.until
+    }
+
+    pub(crate) fn watch(&self) -> Watch {
+        self.parts.watch.clone()
     }
 
     pub(crate) fn set_generation(&mut self, generation: u64) {

@@ -15,6 +15,7 @@ use crate::compare::Comparison;
 use crate::dynamic::{call_dynamic, call_error};
 use crate::fresh::FreshMemories;
 use crate::host::Host;
+use crate::linear::GuestMemory;
 use crate::loan::Loan;
 use crate::reset::{Present, ResetInstance};
 use crate::scope::forget_exception;
@@ -475,6 +476,23 @@ impl<'a> Lease<'a> {
             }
             Kind::Fresh { memories, .. } => {
                 memories.memories.iter().map(|m| m.slot().write_set_len()).sum()
+            }
+        }
+    }
+
+    /// Pages of memory that differ from the state that the instance goes back to: the warm state, or the one that its
+    /// session stands on. Costs comparing the pages that calls write.
+    ///
+    /// # Errors
+    /// [`WarmError`] when the memory cannot be read.
+    pub fn dirty_pages(&mut self) -> Result<usize, WarmError> {
+        let count = |memory: &GuestMemory| {
+            memory.dirty_pages().map_err(|error| WarmError::State(error.to_string()))
+        };
+        match &self.kind {
+            Kind::Reset(lease) => lease.memories.iter().map(|(memory, _)| count(memory)).sum(),
+            Kind::Fresh { memories, .. } => {
+                memories.memories.iter().map(|memory| count(memory)).sum()
             }
         }
     }

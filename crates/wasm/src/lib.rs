@@ -69,6 +69,7 @@ mod stores;
 mod thaw;
 mod values;
 mod warm;
+mod watch;
 mod way;
 
 pub use afresh_files;
@@ -90,3 +91,4 @@ pub use session::{Session, SessionError, SessionState};
 pub use values::{ArgumentError, parse_arguments, show_value};
 pub use warm::{Warm, WarmReport};
 pub use wasmtime::{self, Val};
+pub use watch::Watch;

@@ -190,6 +190,11 @@ impl GuestMemory {
         Ok(image)
     }
 
+    /// How many pages differ from the image.
+    pub(crate) fn dirty_pages(&self) -> Result<usize, ImageError> {
+        Ok(self.slot().differing()?.iter().map(|run| run.len).sum())
+    }
+
     /// Goes to `image`, `bytes` long; `true` when the size is another now, and wasmtime must look again.
     pub(crate) fn switch(&self, image: &Image, bytes: usize) -> Result<bool, SlotError> {
         self.slot().switch(image)?;

@@ -1,14 +1,15 @@
 //! Stores, and the limits on what runs in them: one way to make them for modules and components.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afresh_files::Tree;
-use wasmtime::{AsContextMut, Store, Trap, UpdateDeadline};
+use wasmtime::{AsContextMut, Store};
 
 use crate::files::Files;
 use crate::guest::GuestOptions;
 use crate::host::{Clock, Host, HostParts, Limiter, State, Wasi};
+use crate::watch::{Watch, look};
 use crate::way::Way;
 use crate::{Engine, Frozen, LoadError, ThawError};
 
@@ -32,6 +33,7 @@ pub(crate) struct Stores {
     /// The embedder's own state and limiter.
     state: State,
     limiter: Limiter,
+    watch: Watch,
     /// Of the guest's calls.
     pub(crate) limits: CallLimits,
     /// How code in them is entered.
@@ -57,7 +59,9 @@ impl Stores {
             fuel: engine.inner.config.fuel,
             state: options.state.clone(),
             limiter: options.limiter.clone(),
+            watch: options.watch.clone(),
             limits: CallLimits::new(options.timeout, options.fuel, engine.tick())
+                .watch(options.watch.is_some())
                 .give_way(options.gives_way && options.asynchronous),
             way: Way::of(options.asynchronous, engine.deep()),
         })
@@ -74,9 +78,9 @@ impl Stores {
     ) -> Result<CallLimits, LoadError> {
         let timeout = timeout.or(self.limits.timeout);
         let fuel = fuel.or(self.limits.fuel);
-        self.engine.keep_limits(timeout, fuel)?;
+        self.engine.keep_limits(timeout, fuel, self.watch.is_some())?;
         let limits = CallLimits::new(timeout, fuel, self.engine.tick());
-        Ok(limits.give_way(self.limits.gives_way))
+        Ok(limits.watch(self.watch.is_some()).give_way(self.limits.gives_way))
     }
 
     /// # Errors
@@ -85,10 +89,15 @@ impl Stores {
         own.fits(&self.wasi)
     }
 
+    /// Whether something is done at each tick of a call.
+    fn asks(&self) -> bool {
+        self.watch.is_some() || self.limits.gives_way
+    }
+
     /// # Errors
     /// As [`Engine::keep_ticking`].
     pub(crate) fn make(&self) -> Result<Store<Host>, LoadError> {
-        if self.limits.timeout.is_some() {
+        if self.limits.timeout.is_some() || self.asks() {
             self.engine.keep_ticking()?;
         }
         let clock = self.clock.clone();
@@ -98,6 +107,7 @@ impl Stores {
             clock,
             state: self.state.clone(),
             limiter: self.limiter.clone(),
+            watch: self.watch.clone(),
             memory_limit: self.memory_limit,
             instances: self.instances,
         });
@@ -105,11 +115,9 @@ impl Stores {
         if self.memory_limit != usize::MAX || self.instances.is_some() || self.limiter.is_some() {
             store.limiter(|host| host);
         }
-        if self.limits.gives_way {
-            store.epoch_deadline_callback(|mut store| match store.data_mut().take_turn() {
-                true => Ok(UpdateDeadline::Yield(1)),
-                false => Err(Trap::Interrupt.into()),
-            });
+        if self.asks() {
+            let gives_way = self.limits.gives_way;
+            store.epoch_deadline_callback(move |store| look(store, gives_way));
         }
         self.unlimit(&mut store);
         Ok(store)
@@ -145,7 +153,8 @@ impl Stores {
     pub(crate) fn unlimit(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
         if self.timeouts {
-            if !self.limits.gives_way {
+            // Calls that are looked at at each tick stay so.
+            if !self.asks() {
                 store.epoch_deadline_trap();
             }
             store.set_epoch_deadline(UNLIMITED);
@@ -170,6 +179,8 @@ pub(crate) struct CallLimits {
     /// The timeout in ticks of the epoch.
     ticks: u64,
     pub(crate) fuel: Option<u64>,
+    /// Whether the embedder is asked at each tick.
+    watched: bool,
     /// Whether the call lets other tasks run after each tick, on a fiber.
     gives_way: bool,
 }
@@ -177,24 +188,36 @@ pub(crate) struct CallLimits {
 impl CallLimits {
     fn new(timeout: Option<Duration>, fuel: Option<u64>, tick: Duration) -> Self {
         let ticks = timeout.map_or(UNLIMITED, |timeout| ticks(timeout, tick));
-        Self { timeout, ticks, fuel, gives_way: false }
+        Self { timeout, ticks, fuel, ..Self::default() }
+    }
+
+    fn watch(self, watched: bool) -> Self {
+        Self { watched, ..self }
     }
 
     fn give_way(self, gives_way: bool) -> Self {
         Self { gives_way, ..self }
     }
 
+    /// Those of a warm-up, which has no limits but the watch.
+    pub(crate) fn of_warm_up(self) -> Self {
+        Self { watched: self.watched, ticks: UNLIMITED, ..Self::default() }
+    }
+
     /// Sets the limits for the next call.
     #[inline]
     pub(crate) fn apply(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
-        match self.timeout {
-            None => {}
-            Some(_) if self.gives_way => {
-                store.data_mut().set_turns(self.ticks);
-                store.set_epoch_deadline(1);
-            }
-            Some(_) => store.set_epoch_deadline(self.ticks),
+        if self.gives_way {
+            // What passes while others run does not count.
+            store.data_mut().set_turns(self.ticks);
+            store.set_epoch_deadline(1);
+        } else if self.watched {
+            let until = self.timeout.map(|timeout| Instant::now() + timeout);
+            store.data_mut().set_until(until);
+            store.set_epoch_deadline(1);
+        } else if self.timeout.is_some() {
+            store.set_epoch_deadline(self.ticks);
         }
         if let Some(fuel) = self.fuel {
             // Fails only where fuel is not configured, and then making the guest did.

@@ -29,7 +29,9 @@ impl Warm {
         options: &GuestOptions,
         frozen: &Frozen,
     ) -> Result<Self, ThawError> {
-        engine.keep_limits(options.timeout, options.fuel).map_err(WarmError::from)?;
+        engine
+            .keep_limits(options.timeout, options.fuel, options.watch.is_some())
+            .map_err(WarmError::from)?;
         if frozen.is_component() {
             return Err(ThawError::State(
                 "it is a component; thaw it with `WarmComponent::thaw`".to_owned(),

@@ -281,7 +281,9 @@ impl Warmer<'_> {
             blueprint.instantiate(&mut store, &memories).await.map_err(WarmError::Instantiate)?;
         // What the warm-up's calls give, and what is read below, must not stay rooted.
         let mut scope = RootScope::new(&mut store);
+        blueprint.stores.limits.of_warm_up().apply(&mut scope);
         self.run(&mut scope, instance, prepared, warm_up).await?;
+        blueprint.stores.unlimit(&mut scope);
         descriptors::check(&blueprint.stores, scope.as_context_mut().data_mut())?;
         blueprint.stores.keep_files(scope.as_context_mut().data_mut());
         let mut warm = Vec::new();
@@ -311,7 +313,7 @@ impl Warm {
     pub(crate) async fn new(guest: &Guest, warm_up: &WarmUp) -> Result<Self, WarmError> {
         let options = &guest.options;
         let engine = &guest.engine;
-        engine.keep_limits(options.timeout, options.fuel)?;
+        engine.keep_limits(options.timeout, options.fuel, options.watch.is_some())?;
         let started = Instant::now();
         let (mut plan, mut prepared) = Plan::make(&guest.wasm, options, !warm_up.calls.is_empty())?;
         let mut warmer = Warmer { guest, clock: Clock::from(0), compile: started.elapsed() };

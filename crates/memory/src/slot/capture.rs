@@ -1,0 +1,76 @@
+//! Taking a slot's content: in what it differs from its image, and an image of it.
+
+use afresh_sys::PageRange;
+
+use super::{Method, Slot};
+use crate::{Image, ImageError};
+
+impl Slot {
+    /// The slot's content as an image, sharing with the present image what was not written: a snapshot
+    /// that costs what changed (with a tracker), or a full capture (without). The slot keeps its image.
+    ///
+    /// # Errors
+    /// [`ImageError`]; a failure of the tracker quarantines the slot.
+    pub fn freeze(&mut self) -> Result<Image, ImageError> {
+        Ok(self.capture()?.0)
+    }
+
+    /// As [`Slot::freeze`], sharing nothing: the whole content in one file of its own, each page copied once.
+    /// For what is going to be the image of many.
+    ///
+    /// # Errors
+    /// As [`Slot::freeze`].
+    pub fn freeze_apart(&mut self) -> Result<Image, ImageError> {
+        let changed = self.differing()?;
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
+        unsafe { self.image.derive_apart(self.end, &changed, self.base()) }
+    }
+
+    /// The pages whose content differs from the image, and those that a growth brought and that are not zero. Costs
+    /// comparing the write set (with a tracker), or everything (without).
+    ///
+    /// # Errors
+    /// As [`Slot::freeze`].
+    pub fn differing(&mut self) -> Result<Vec<PageRange>, ImageError> {
+        let broken = |e: String| ImageError::Read(std::io::Error::other(e));
+        self.check().map_err(|e| broken(e.to_string()))?;
+        Ok(match &mut self.method {
+            Method::WriteSet(tracker) if !self.adapt.discarding() => {
+                self.written.clear();
+                if let Err(error) = tracker.drain(&mut self.written) {
+                    self.quarantine(error.to_string());
+                    return Err(broken(error.to_string()));
+                }
+                let learned = self.write_set.learn(&self.written);
+                if learned > 0 {
+                    self.stats.learned += learned as u64;
+                    self.plan()?;
+                }
+                let end = self.end;
+                let mut runs = self.write_set.runs();
+                runs.retain(|r| r.start < end);
+                if let Some(last) = runs.last_mut() {
+                    last.len = last.end().min(end) - last.start;
+                }
+                self.changed(&runs)
+            }
+            _ => {
+                self.image.complete()?;
+                let all: Vec<PageRange> = self.accessible().collect();
+                self.changed(&all)
+            }
+        })
+    }
+
+    /// The slot's content as an image, and the pages in which it differs from the present one.
+    pub(super) fn capture(&mut self) -> Result<(Image, Vec<PageRange>), ImageError> {
+        let changed = self.differing()?;
+        let base = self.base();
+        if changed.is_empty() && self.end == self.image.pages() {
+            return Ok((self.image.clone(), changed));
+        }
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
+        let image = unsafe { self.image.derive(self.end, &changed, base)? };
+        Ok((image, changed))
+    }
+}

@@ -1,0 +1,61 @@
+"""Sandboxes that start warm, fork, and roll back in microseconds.
+
+Warm an interpreter once, then start every sandbox from a pristine copy of it:
+
+>>> import afresh
+>>> js = afresh.warm("js", setup="const greet = (name) => `hello, ${name}`")
+>>> with js.sandbox(timeout=5) as sb:
+...     sb.eval("greet('you')")
+'hello, you'
+
+A sandbox is a live guest: `Sandbox.checkpoint` keeps its state, `Sandbox.rollback` goes to any state that was kept, and
+`Sandbox.fork` makes sandboxes that go on from the present one. Each costs what changed, however large the guest is.
+"""
+
+from __future__ import annotations
+
+from ._native import Checkpoint, __version__
+from ._result import Result
+from ._sandbox import AsyncSandbox, Sandbox
+from ._tree import Difference, State, Tree
+from ._values import UNDEFINED, Opaque
+from ._warm import Warm, cache_dir, load, warm
+from .errors import (
+    AfreshError,
+    BusyError,
+    GuestError,
+    MarshalError,
+    OpenError,
+    ProgramError,
+    SaveError,
+    SessionError,
+    StoppedError,
+    TimeLimitError,
+)
+
+__all__ = [
+    "UNDEFINED",
+    "AfreshError",
+    "AsyncSandbox",
+    "BusyError",
+    "Checkpoint",
+    "Difference",
+    "GuestError",
+    "MarshalError",
+    "Opaque",
+    "OpenError",
+    "ProgramError",
+    "Result",
+    "Sandbox",
+    "SaveError",
+    "SessionError",
+    "State",
+    "StoppedError",
+    "TimeLimitError",
+    "Tree",
+    "Warm",
+    "__version__",
+    "cache_dir",
+    "load",
+    "warm",
+]

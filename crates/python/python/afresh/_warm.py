@@ -1,0 +1,195 @@
+"""Warm guests: opened once, ready for any number of sandboxes."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from concurrent.futures import Executor
+from pathlib import Path
+from typing import Any
+
+from . import _languages, _native
+from ._result import Result, result
+from ._sandbox import AsyncSandbox, Sandbox
+from ._sizes import size
+from ._tools import Dispatcher, Tools
+from .errors import OpenError
+
+_OUTPUT = 16 << 20
+
+
+def cache_dir() -> Path:
+    """Where compiled guests are kept between runs: ``$AFRESH_CACHE``, or ``afresh`` in the user's cache directory."""
+    given = os.environ.get("AFRESH_CACHE")
+    if given:
+        return Path(given)
+    base = os.environ.get("XDG_CACHE_HOME")
+    return (Path(base) if base else Path.home() / ".cache") / "afresh"
+
+
+class Warm:
+    """A guest in its warm state, made by `afresh.warm` or `afresh.load`.
+
+    Every sandbox starts from it, and so does every call of `run_code` and `call` here, whatever the last one did.
+    Usable from any thread.
+
+    >>> import afresh
+    >>> js = afresh.warm("js", setup="globalThis.count = 41")
+    >>> js.run_code("++count").value, js.run_code("++count").value
+    (42, 42)
+    """
+
+    def __init__(self, native: _native.Warm, name: str) -> None:
+        self._native = native
+        self._name = name
+
+    def __repr__(self) -> str:
+        return f"<afresh.Warm {self._name!r}, a {self._native.kind}>"
+
+    def run_code(self, code: str, *, name: str = "<sandbox>") -> Result:
+        """Runs code from the warm state, and forgets what it did."""
+        return result(self._native.run(code, name))
+
+    def eval(self, code: str) -> Any:
+        """The value that code gives from the warm state; raises what the program throws."""
+        return self.run_code(code).unwrap()
+
+    def call(self, export: str, input: bytes = b"") -> bytes:
+        """Calls an export that takes and gives bytes, from the warm state, and forgets what it did."""
+        return self._native.call(export, input)
+
+    def _session(
+        self,
+        dispatcher: Dispatcher,
+        timeout: float | None,
+        memory_limit: int | str | None,
+        output_limit: int | str,
+    ) -> _native.Session:
+        names = dispatcher.names
+        most = size(output_limit) or _OUTPUT
+        return self._native.session(names, dispatcher if names else None, timeout, size(memory_limit), most)
+
+    def sandbox(
+        self,
+        *,
+        timeout: float | None = None,
+        memory_limit: int | str | None = None,
+        output_limit: int | str = _OUTPUT,
+        tools: Tools | None = None,
+    ) -> Sandbox:
+        """A live guest of its own, which starts from the warm state. Its first call makes it.
+
+        Args:
+            timeout: Most seconds that one call may take. One that takes longer ends with a `TimeLimitError`, and the
+                sandbox has to be rolled back then.
+            memory_limit: Most memory the guest may grow to, in bytes or as text like ``"64MiB"``.
+            output_limit: Most bytes kept of each stream; what is printed beyond is dropped, and the result says so.
+            tools: Functions that programs may call by their names, as a list or as a dictionary.
+
+        >>> import afresh
+        >>> def price(item: str) -> float:
+        ...     return {"apple": 0.5}[item]
+        >>> with afresh.warm("js").sandbox(timeout=5, memory_limit="64MiB", tools=[price]) as sb:
+        ...     sb.eval("price('apple') * 6")
+        3
+        """
+        dispatcher = Dispatcher(tools)
+        return Sandbox(self._session(dispatcher, timeout, memory_limit, output_limit), dispatcher)
+
+    def async_sandbox(
+        self,
+        *,
+        timeout: float | None = None,
+        memory_limit: int | str | None = None,
+        output_limit: int | str = _OUTPUT,
+        tools: Tools | None = None,
+        executor: Executor | None = None,
+    ) -> AsyncSandbox:
+        """As `sandbox`, for an event loop: guests run in the threads of ``executor``, or of the loop's own.
+
+        Has to be called where the event loop runs.
+        """
+        dispatcher = Dispatcher(tools, asyncio.get_running_loop())
+        session = self._session(dispatcher, timeout, memory_limit, output_limit)
+        return AsyncSandbox(session, dispatcher, executor)
+
+    def save(self, to: str | os.PathLike[str]) -> str:
+        """Saves the warm state as a snapshot, which `afresh.load` opens anywhere; returns its id.
+
+        ``to`` is a directory, an archive (``.afresh``), or a remote (``s3://``, ``gs://``, ``az://``, ``oci://``), with
+        ``@NAME`` behind it where it has names.
+
+        >>> import afresh, tempfile, os
+        >>> folder = tempfile.TemporaryDirectory()
+        >>> there = os.path.join(folder.name, "warm.afresh")
+        >>> _ = afresh.warm("js", setup="globalThis.x = 20").save(there)
+        >>> afresh.load(there).eval("x + 1")
+        21
+        >>> folder.cleanup()
+        """
+        return self._native.save(os.fspath(to))
+
+
+def warm(
+    guest: str | os.PathLike[str],
+    *,
+    setup: str | None = None,
+    calls: Sequence[tuple[str, bytes]] = (),
+    timeout: float | None = None,
+    memory_limit: int | str | None = None,
+    cache: str | os.PathLike[str] | None = None,
+) -> Warm:
+    """Opens a guest and warms it up.
+
+    Args:
+        guest: A language (``"js"``), the path of a Wasm module or component or of a micro-VM's program,
+            or a snapshot: a directory, an archive or a remote, with ``@NAME`` behind it where it has names.
+        setup: Code that an interpreter runs once; what it leaves is what every sandbox starts from.
+        calls: Calls that warm a guest up that is no interpreter: names of exports, and the bytes that each is given.
+        timeout: Most seconds for one call of this object's own `run_code` and `call`.
+        memory_limit: Most memory for those.
+        cache: Where compiled code is kept; if not set, what `cache_dir` says. The files are native code, so the
+            directory must be the user's own.
+
+    Raises:
+        OpenError: The guest cannot be opened, or its warm-up failed.
+        ProgramError: What the setup threw.
+    """
+    name = os.fspath(guest)
+    language = _languages.find(name)
+    kept = os.fspath(cache) if cache is not None else str(cache_dir())
+    limit = size(memory_limit)
+
+    def opened(setup: str | None) -> Warm:
+        if language is None:
+            warm_up = list(calls)
+            if setup is not None:
+                warm_up.append(_languages.setup_call(setup))
+            native = _native.Warm.open(name, None, warm_up, kept, limit, timeout, _OUTPUT, None)
+        else:
+            wasm, stack = language.module(), language.stack
+            native = _native.Warm.open(
+                language.name, wasm, language.warm_up(setup), kept, limit, timeout, _OUTPUT, stack
+            )
+        return Warm(native, name)
+
+    if language is not None and calls:
+        raise ValueError(f"{name!r} is a language, which is warmed up by `setup`, not by `calls`")
+    try:
+        return opened(setup)
+    except OpenError:
+        if setup is None or language is None:
+            raise
+        # The guest says no more than that the setup failed; the same once more says why.
+        with opened(None).sandbox() as again:
+            again.run_code(setup, name="<setup>").unwrap()
+        raise
+
+
+def load(snapshot: str | os.PathLike[str], *, cache: str | os.PathLike[str] | None = None) -> Warm:
+    """Opens a snapshot that `Warm.save` or `Sandbox.save` made, here or on another machine.
+
+    Pages come as they are touched, so a large one answers as soon as a small one.
+    """
+    return warm(snapshot, cache=cache)

@@ -1,0 +1,55 @@
+"""What goes wrong. Each exception says what failed and the way out, and keeps its cause.
+
+>>> import afresh
+>>> issubclass(afresh.TimeLimitError, TimeoutError)
+True
+"""
+
+from __future__ import annotations
+
+from ._native import (
+    AfreshError,
+    BusyError,
+    GuestError,
+    MarshalError,
+    OpenError,
+    SaveError,
+    SessionError,
+    StoppedError,
+    TimeLimitError,
+)
+
+__all__ = [
+    "AfreshError",
+    "BusyError",
+    "GuestError",
+    "MarshalError",
+    "OpenError",
+    "ProgramError",
+    "SaveError",
+    "SessionError",
+    "StoppedError",
+    "TimeLimitError",
+]
+
+
+class ProgramError(AfreshError):
+    """The program threw something and did not catch it.
+
+    When it was an error of a tool, that one is the ``__cause__``.
+
+    Attributes:
+        name: The name of the error's type in the guest's language.
+        message: What it says.
+        traceback: Where in the program it happened, as the guest's language shows it; ``None`` if it does not say.
+    """
+
+    def __init__(self, name: str, message: str, traceback: str | None = None) -> None:
+        super().__init__(name, message, traceback)
+        self.name = name
+        self.message = message
+        self.traceback = traceback
+
+    def __str__(self) -> str:
+        said = f"{self.name}: {self.message}" if self.message else self.name
+        return f"{said}\n{self.traceback.rstrip()}" if self.traceback else said

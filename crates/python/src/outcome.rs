@@ -1,0 +1,200 @@
+//! One evaluation: the request that an interpreter gets, and what becomes of its answer.
+
+use std::time::Instant;
+
+use afresh::{CallError, Function, Lease};
+use minicbor::{Decoder, Encoder};
+use pyo3::prelude::*;
+use pyo3::types::{PyString, PyTuple};
+
+use crate::call::{CallState, Limits, Reason, Stop};
+use crate::error::{self, GuestError, MarshalError, StoppedError};
+use crate::value;
+
+/// What a sandbox's calls have in common.
+#[derive(Clone)]
+pub(crate) struct Setup {
+    pub(crate) limits: Limits,
+    /// The names of the tools, as guests read them.
+    tools: Vec<u8>,
+    /// Called with a tool's name, its arguments, and its named arguments or `None`.
+    dispatch: Option<std::sync::Arc<Py<PyAny>>>,
+}
+
+impl Setup {
+    pub(crate) fn new(
+        limits: Limits,
+        names: &[String],
+        dispatch: Option<Py<PyAny>>,
+    ) -> PyResult<Self> {
+        let mut tools = Vec::new();
+        let mut out = Encoder::new(&mut tools);
+        let written = (|| {
+            out.array(names.len() as u64)?;
+            names.iter().try_for_each(|name| out.str(name)?.ok())
+        })();
+        written.map_err(|error: minicbor::encode::Error<_>| {
+            MarshalError::new_err(error.to_string())
+        })?;
+        Ok(Self { limits, tools, dispatch: dispatch.map(std::sync::Arc::new) })
+    }
+
+    /// The request for an evaluation; `arguments` is an array as guests read it.
+    pub(crate) fn request(
+        &self,
+        what: u8,
+        source: &str,
+        name: &str,
+        arguments: Option<&[u8]>,
+    ) -> Vec<u8> {
+        let mut request = Vec::with_capacity(source.len() + self.tools.len() + 64);
+        // An array of five.
+        request.push(0x85);
+        request.push(what);
+        request.extend_from_slice(&self.tools);
+        let mut out = Encoder::new(&mut request);
+        let Ok(()) = (|| out.str(source)?.str(name)?.ok())() else {
+            unreachable!("writing to memory does not fail")
+        };
+        // Or an empty one.
+        request.extend_from_slice(arguments.unwrap_or(&[0x80]));
+        request
+    }
+
+    fn state(&self, sink: Option<Py<PyAny>>, stops: [Stop; 2]) -> CallState {
+        let tools =
+            self.dispatch.as_ref().map(|dispatch| Python::attach(|py| dispatch.clone_ref(py)));
+        CallState::begin(&self.limits, sink, tools, stops)
+    }
+}
+
+/// How an evaluation went.
+pub(crate) struct Outcome {
+    answer: Result<Vec<u8>, CallError>,
+    state: CallState,
+    dirty: Option<usize>,
+    us: f64,
+}
+
+/// Makes one call of a guest with everything that belongs to it. The error is for the session to know of.
+pub(crate) fn evaluate(
+    lease: &mut Lease<'_>,
+    handler: &Function,
+    setup: &Setup,
+    sink: Option<Py<PyAny>>,
+    stops: [Stop; 2],
+    request: &[u8],
+) -> (Outcome, bool) {
+    let state = setup.state(sink, stops);
+    if let Some(module) = lease.as_module() {
+        *module.host_mut().state::<CallState>() = state;
+    }
+    let started = Instant::now();
+    let answer = lease.call(handler, request);
+    let us = started.elapsed().as_secs_f64() * 1e6;
+    let (mut state, mut dirty) = (CallState::default(), None);
+    if let Some(module) = lease.as_module() {
+        state = std::mem::take(module.host_mut().state::<CallState>());
+        dirty = module.dirty_pages().ok();
+    }
+    let whole = answer.is_ok();
+    (Outcome { answer, state, dirty, us }, whole)
+}
+
+impl Outcome {
+    /// The error of the call, to be kept by its session.
+    pub(crate) fn failure(&self) -> Option<&CallError> {
+        self.answer.as_ref().err()
+    }
+
+    /// The answer of a handler of bytes.
+    pub(crate) fn into_bytes(mut self) -> PyResult<Vec<u8>> {
+        match std::mem::replace(&mut self.answer, Ok(Vec::new())) {
+            Ok(answer) => Ok(answer),
+            Err(error) => Err(self.raised(&error)),
+        }
+    }
+
+    /// How a call ended that gave no answer.
+    fn raised(&mut self, failed: &CallError) -> PyErr {
+        match self.state.reason.take() {
+            Some(Reason::Interrupted(error)) => error,
+            Some(Reason::Stopped) => error::raise::<StoppedError>(failed),
+            Some(Reason::Timeout) => {
+                error::time_limit("the call ran longer than its time limit".to_owned())
+            }
+            None => match failed {
+                CallError::Guest { .. } => error::raise::<GuestError>(failed),
+                other => error::of_call(other),
+            },
+        }
+    }
+
+    /// As the Python half takes it: `(value, text, error, stdout, stderr, truncated, dirty pages, microseconds)`, where
+    /// `error` is an exception, or what the program threw: `(name, message, stack, cause)`.
+    ///
+    /// # Errors
+    /// What no program may catch, and answers that cannot be read.
+    pub(crate) fn into_python(
+        mut self,
+        py: Python<'_>,
+        exact: bool,
+    ) -> PyResult<Bound<'_, PyTuple>> {
+        let none = || py.None().into_bound(py);
+        let (value, text, error) = match std::mem::replace(&mut self.answer, Ok(Vec::new())) {
+            Ok(answer) => self.read(py, &answer, exact)?,
+            Err(failed) => {
+                let interrupted = matches!(self.state.reason, Some(Reason::Interrupted(_)));
+                let raised = self.raised(&failed);
+                if interrupted {
+                    return Err(raised);
+                }
+                (none(), none(), raised.into_value(py).into_bound(py).into_any())
+            }
+        };
+        let said = |bytes: &[u8]| PyString::new(py, &String::from_utf8_lossy(bytes)).into_any();
+        PyTuple::new(
+            py,
+            [
+                value,
+                text,
+                error,
+                said(&self.state.stdout),
+                said(&self.state.stderr),
+                self.state.truncated.into_pyobject(py)?.to_owned().into_any(),
+                self.dirty.into_pyobject(py)?.into_any(),
+                self.us.into_pyobject(py)?.into_any(),
+            ],
+        )
+    }
+
+    #[allow(clippy::type_complexity, reason = "the three parts of an answer")]
+    fn read<'py>(
+        &self,
+        py: Python<'py>,
+        answer: &[u8],
+        exact: bool,
+    ) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>, Bound<'py, PyAny>)> {
+        let broken = |error: minicbor::decode::Error| {
+            MarshalError::new_err(format!("what the guest answered cannot be read: {error}"))
+        };
+        let mut from = Decoder::new(answer);
+        let count = from.array().map_err(broken)?;
+        let none = py.None().into_bound(py);
+        if from.u8().map_err(broken)? == 0 && count == Some(3) {
+            let value = value::read(py, &mut from, exact, 0)?;
+            let text = value::read(py, &mut from, false, 0)?;
+            return Ok((value, text, none));
+        }
+        let mut part = || value::read(py, &mut from, false, 0);
+        let (name, message, stack, number) = (part()?, part()?, part()?, part()?);
+        let cause = number
+            .extract::<usize>()
+            .ok()
+            .and_then(|number| self.state.failures.get(number))
+            .map(|error| error.clone_ref(py).into_value(py).into_bound(py).into_any())
+            .unwrap_or_else(|| none.clone());
+        let thrown = PyTuple::new(py, [name, message, stack, cause])?;
+        Ok((none.clone(), none, thrown.into_any()))
+    }
+}

@@ -1,0 +1,329 @@
+//! A sandbox's live guest: calls that go on from one another, and the tree of its states.
+//!
+//! What it promises: two calls at the same time are refused by name, never mixed; whatever a session does, Python's
+//! lock is released.
+
+use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
+
+use afresh::snapshot::SnapshotId;
+use afresh::{SaveOptions, SessionError as Refused};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+
+use crate::call::Stop;
+use crate::error::{self, BusyError, SaveError, SessionError};
+use crate::outcome::{Outcome, Setup, evaluate};
+use crate::signals;
+use crate::warm::{Warm, no_interpreter, reference};
+
+/// A state of a sandbox's tree.
+#[pyclass(frozen, eq, hash, module = "afresh._native")]
+#[derive(Clone, PartialEq, Eq, Hash)]
+pub(crate) struct Checkpoint {
+    id: SnapshotId,
+}
+
+#[pymethods]
+impl Checkpoint {
+    /// Its number, as the tree shows it.
+    fn __str__(&self) -> String {
+        self.id.to_string()
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<checkpoint {}>", self.id)
+    }
+}
+
+/// A state by itself or by its name.
+#[derive(FromPyObject)]
+enum Which<'py> {
+    Checkpoint(Bound<'py, Checkpoint>),
+    Name(String),
+}
+
+/// The same, for where no reference to Python may be.
+enum Plain {
+    Id(SnapshotId),
+    Name(String),
+}
+
+impl Which<'_> {
+    fn plain(self) -> Plain {
+        match self {
+            Self::Checkpoint(checkpoint) => Plain::Id(checkpoint.get().id),
+            Self::Name(name) => Plain::Name(name),
+        }
+    }
+}
+
+impl<'a> From<&'a Plain> for afresh::Checkpoint<'a> {
+    fn from(which: &'a Plain) -> Self {
+        match which {
+            Plain::Id(id) => Self::Id(*id),
+            Plain::Name(name) => Self::Name(name),
+        }
+    }
+}
+
+/// A live guest.
+#[pyclass(frozen, module = "afresh._native")]
+pub(crate) struct Session {
+    live: Mutex<Option<afresh::Session>>,
+    warm: Py<Warm>,
+    setup: RwLock<Arc<Setup>>,
+    stop: Stop,
+}
+
+/// What is told of a state: id, parent, name, pages stored, own pages, own bytes.
+type Told = (Checkpoint, Option<Checkpoint>, Option<String>, usize, usize, usize);
+
+/// What is told of a difference: pages, bytes, runs of pages, whether anything beside memory differs.
+type Differing = (usize, usize, Vec<(usize, usize, usize)>, bool);
+
+impl Session {
+    pub(crate) fn new(session: afresh::Session, warm: Py<Warm>, setup: Setup) -> Self {
+        let setup = RwLock::new(Arc::new(setup));
+        Self { live: Mutex::new(Some(session)), warm, setup, stop: Stop::default() }
+    }
+
+    fn setup(&self) -> Arc<Setup> {
+        self.setup.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Uses the live guest without Python's lock.
+    fn with<R: Send>(
+        &self,
+        py: Python<'_>,
+        run: impl FnOnce(&mut afresh::Session) -> PyResult<R> + Send,
+    ) -> PyResult<R> {
+        py.detach(|| {
+            let mut live = match self.live.try_lock() {
+                Ok(live) => live,
+                // The session itself knows that it failed.
+                Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(BusyError::new_err(
+                        "another call is under way in this sandbox: wait for it, stop it, or fork the sandbox",
+                    ));
+                }
+            };
+            match &mut *live {
+                Some(session) => run(session),
+                None => Err(SessionError::new_err("this sandbox is closed")),
+            }
+        })
+    }
+
+    fn ask(
+        &self,
+        py: Python<'_>,
+        export: Option<&str>,
+        sink: Option<Py<PyAny>>,
+        stop: Option<Stop>,
+        request: &[u8],
+    ) -> PyResult<Outcome> {
+        signals::check()?;
+        let (warm, setup) = (self.warm.get(), self.setup());
+        self.with(py, |session| {
+            self.stop.clear();
+            let stops = [self.stop.clone(), stop.unwrap_or_default()];
+            let looked_up;
+            let handler = match export {
+                None => warm.handler.as_ref().ok_or_else(no_interpreter)?,
+                Some(export) => {
+                    looked_up =
+                        warm.guest.function(export).map_err(|error| error::of_call(&error))?;
+                    &looked_up
+                }
+            };
+            let mut outcome = None;
+            let done = session.with(|lease| {
+                let (found, whole) = evaluate(lease, handler, &setup, sink, stops, request);
+                let failed = found.failure().map(failure_of);
+                outcome = Some(found);
+                match (whole, failed) {
+                    (false, Some(error)) => Err(error),
+                    _ => Ok(()),
+                }
+            });
+            match (outcome, done) {
+                (Some(outcome), _) => Ok(outcome),
+                (None, Err(error)) => Err(error::of_session(&error)),
+                (None, Ok(())) => Err(SessionError::new_err("the guest was not called")),
+            }
+        })
+    }
+}
+
+/// The same failure once more, for the session to keep: errors cannot be cloned.
+fn failure_of(error: &afresh::CallError) -> afresh::CallError {
+    let (function, text) = ("the guest".to_owned(), error.to_string());
+    match error {
+        afresh::CallError::Request { .. } => {
+            afresh::CallError::Request { function, source: text.into() }
+        }
+        afresh::CallError::Timeout { .. } => {
+            afresh::CallError::Timeout { function, source: text.into() }
+        }
+        afresh::CallError::Stopped { .. } => {
+            afresh::CallError::Stopped { function, source: text.into() }
+        }
+        _ => afresh::CallError::Guest { function, source: text.into() },
+    }
+}
+
+fn checkpoint(id: SnapshotId) -> Checkpoint {
+    Checkpoint { id }
+}
+
+fn refused(error: Refused) -> PyErr {
+    error::of_session(&error)
+}
+
+/// Stops calls that it was given to.
+#[pyclass(frozen, module = "afresh._native")]
+pub(crate) struct Stopper {
+    stop: Stop,
+}
+
+#[pymethods]
+impl Stopper {
+    #[new]
+    fn new() -> Self {
+        Self { stop: Stop::default() }
+    }
+
+    /// From any thread, once and for all.
+    fn stop(&self) {
+        self.stop.set();
+    }
+}
+
+#[pymethods]
+impl Session {
+    /// Evaluates code; `what` is as the guest's documentation says, `arguments` an array as `encode` makes it.
+    #[pyo3(signature = (what, code, name, arguments, sink, stopper, exact))]
+    #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        what: u8,
+        code: &str,
+        name: &str,
+        arguments: Option<&[u8]>,
+        sink: Option<Py<PyAny>>,
+        stopper: Option<&Bound<'py, Stopper>>,
+        exact: bool,
+    ) -> PyResult<Bound<'py, PyTuple>> {
+        let request = self.setup().request(what, code, name, arguments);
+        let stop = stopper.map(|stopper| stopper.get().stop.clone());
+        self.ask(py, None, sink, stop, &request)?.into_python(py, exact)
+    }
+
+    /// Calls a handler of bytes.
+    #[pyo3(signature = (export, input, stopper))]
+    fn call<'py>(
+        &self,
+        py: Python<'py>,
+        export: &str,
+        input: &[u8],
+        stopper: Option<&Bound<'py, Stopper>>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let stop = stopper.map(|stopper| stopper.get().stop.clone());
+        let outcome = self.ask(py, Some(export), None, stop, input)?;
+        Ok(PyBytes::new(py, &outcome.into_bytes()?))
+    }
+
+    /// Offers other functions from the next call on.
+    #[pyo3(signature = (tools, dispatch))]
+    fn offer(&self, tools: Vec<String>, dispatch: Option<Py<PyAny>>) -> PyResult<()> {
+        let setup = Setup::new(self.setup().limits.clone(), &tools, dispatch)?;
+        *self.setup.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(setup);
+        Ok(())
+    }
+
+    /// Stops the call that is under way, from any thread.
+    fn stop(&self) {
+        self.stop.set();
+    }
+
+    /// Why it refuses calls, if it does.
+    fn failed(&self, py: Python<'_>) -> PyResult<Option<String>> {
+        self.with(py, |session| Ok(session.failed()))
+    }
+
+    /// Keeps the present state under a name.
+    fn checkpoint(&self, py: Python<'_>, name: &str) -> PyResult<Checkpoint> {
+        self.with(py, |session| session.checkpoint(name).map(checkpoint).map_err(refused))
+    }
+
+    /// Goes to a state.
+    fn rollback(&self, py: Python<'_>, to: Which<'_>) -> PyResult<Checkpoint> {
+        let to = to.plain();
+        self.with(py, |session| session.rollback(&to).map(checkpoint).map_err(refused))
+    }
+
+    /// Sessions that start from the present state.
+    fn fork(&self, py: Python<'_>, count: usize) -> PyResult<Vec<Self>> {
+        let forks = self.with(py, |session| session.fork(count).map_err(refused))?;
+        let fork = |session| Self::new(session, self.warm.clone_ref(py), (*self.setup()).clone());
+        Ok(forks.into_iter().map(fork).collect())
+    }
+
+    /// In what two states differ.
+    fn diff(&self, py: Python<'_>, one: Which<'_>, two: Which<'_>) -> PyResult<Differing> {
+        let (one, two) = (one.plain(), two.plain());
+        self.with(py, |session| {
+            let found = session.diff(&one, &two).map_err(refused)?;
+            let runs = found.ranges.iter().map(|(memory, run)| (*memory, run.start, run.len));
+            Ok((found.pages, found.bytes, runs.collect(), found.state))
+        })
+    }
+
+    /// Forgets a state.
+    fn drop(&self, py: Python<'_>, which: Which<'_>) -> PyResult<()> {
+        let which = which.plain();
+        self.with(py, |session| session.drop_checkpoint(&which).map_err(refused))
+    }
+
+    /// Every state of the tree.
+    fn tree(&self, py: Python<'_>) -> PyResult<Vec<Told>> {
+        self.with(py, |session| {
+            let told = session.tree().into_iter().map(|info| {
+                (
+                    checkpoint(info.id),
+                    info.parent.map(checkpoint),
+                    info.name,
+                    info.stored_pages,
+                    info.own_pages,
+                    info.own_bytes,
+                )
+            });
+            Ok(told.collect())
+        })
+    }
+
+    /// The state that it stands on.
+    fn at(&self, py: Python<'_>) -> PyResult<Checkpoint> {
+        self.with(py, |session| Ok(checkpoint(session.at())))
+    }
+
+    /// Saves the present state; returns its id.
+    fn save(&self, py: Python<'_>, to: &str) -> PyResult<String> {
+        let to = reference(to)?;
+        self.with(py, |session| {
+            let saved = session.save(&to, &SaveOptions::new());
+            Ok(saved.map_err(|error| error::raise::<SaveError>(&error))?.id.to_string())
+        })
+    }
+
+    /// Ends it. A call that is under way is stopped, and ends it when it is over.
+    fn close(&self, py: Python<'_>) {
+        self.stop.set();
+        py.detach(|| {
+            let mut live = self.live.lock().unwrap_or_else(PoisonError::into_inner);
+            *live = None;
+        });
+    }
+}

@@ -1,0 +1,178 @@
+//! A warm guest: opened once, called many times, each time from the same state.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use afresh::{Call, Function, Guest, Options, Reference, SaveOptions};
+use pyo3::exceptions::PyValueError;
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyTuple};
+
+use crate::call::{Limits, Stop, guest_options};
+use crate::error::{self, GuestError, OpenError, SaveError};
+use crate::outcome::{Setup, evaluate};
+use crate::session::Session;
+use crate::signals;
+
+/// The handler of an interpreter's guest.
+pub(crate) const EVALUATE: &str = "evaluate";
+
+/// A guest in its warm state.
+#[pyclass(frozen, module = "afresh._native")]
+pub(crate) struct Warm {
+    pub(crate) guest: Guest,
+    /// Of an interpreter.
+    pub(crate) handler: Option<Function>,
+    setup: Setup,
+}
+
+/// The limits that are given in seconds and bytes.
+pub(crate) fn limits(
+    timeout: Option<f64>,
+    memory: Option<usize>,
+    output: usize,
+) -> PyResult<Limits> {
+    let timeout = match timeout {
+        None => None,
+        Some(seconds) => Some(Duration::try_from_secs_f64(seconds).map_err(|_| {
+            PyValueError::new_err(format!("a timeout of {seconds} s is none: give seconds above 0"))
+        })?),
+    };
+    Ok(Limits { timeout, memory: memory.unwrap_or(usize::MAX), output })
+}
+
+#[pymethods]
+impl Warm {
+    /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up.
+    #[staticmethod]
+    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, stack))]
+    #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
+    fn open(
+        py: Python<'_>,
+        reference: &str,
+        wasm: Option<PathBuf>,
+        warm_up: Vec<(String, Vec<u8>)>,
+        cache: Option<PathBuf>,
+        memory: Option<usize>,
+        timeout: Option<f64>,
+        output: usize,
+        stack: Option<usize>,
+    ) -> PyResult<Self> {
+        let limits = limits(timeout, memory, output)?;
+        let (wasm_options, interruption) = guest_options();
+        let mut options = Options::new().wasm(wasm_options);
+        if let Some(cache) = cache {
+            options = options.cache(cache);
+        }
+        if let Some(stack) = stack {
+            options = options.stack(stack);
+        }
+        for (function, input) in warm_up {
+            options = options.warm(match input.is_empty() {
+                true => Call::text(function, Vec::<String>::new()),
+                false => Call::bytes(function, input),
+            });
+        }
+        let opened = py.detach(|| match wasm {
+            Some(path) => {
+                let read = |source| afresh::OpenError::Read { path: path.clone(), source };
+                Guest::from_bytes(reference, &std::fs::read(&path).map_err(read)?, &options)
+            }
+            None => afresh::open(reference, &options),
+        });
+        let guest = opened.map_err(|error| {
+            interruption.take().unwrap_or_else(|| error::raise::<OpenError>(&error))
+        })?;
+        let handler = guest
+            .as_module()
+            .and_then(|module| module.function_type(EVALUATE).ok())
+            .and_then(|_| guest.function(EVALUATE).ok());
+        Ok(Self { guest, handler, setup: Setup::new(limits, &[], None)? })
+    }
+
+    /// What it is: `module`, `component` or `machine`.
+    #[getter]
+    fn kind(&self) -> &'static str {
+        match self.guest.kind() {
+            afresh::Kind::Module => "module",
+            afresh::Kind::Component => "component",
+            afresh::Kind::Machine => "machine",
+            _ => "guest",
+        }
+    }
+
+    /// Whether it evaluates code.
+    #[getter]
+    fn is_interpreter(&self) -> bool {
+        self.handler.is_some()
+    }
+
+    /// Calls a handler of bytes from the warm state, and forgets what the call did.
+    fn call<'py>(
+        &self,
+        py: Python<'py>,
+        export: &str,
+        input: &[u8],
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        signals::check()?;
+        let outcome = py.detach(|| {
+            let handler = self.guest.function(export).map_err(|error| error::of_call(&error))?;
+            let mut lease =
+                self.guest.lease().map_err(|error| error::raise::<GuestError>(&error))?;
+            Ok::<_, PyErr>(
+                evaluate(&mut lease, &handler, &self.setup, None, Default::default(), input).0,
+            )
+        })?;
+        Ok(PyBytes::new(py, &outcome.into_bytes()?))
+    }
+
+    /// Evaluates code from the warm state, and forgets what it did.
+    fn run<'py>(&self, py: Python<'py>, code: &str, name: &str) -> PyResult<Bound<'py, PyTuple>> {
+        signals::check()?;
+        let handler = self.handler.as_ref().ok_or_else(no_interpreter)?;
+        let outcome = py.detach(|| {
+            let request = self.setup.request(0, code, name, None);
+            let mut lease =
+                self.guest.lease().map_err(|error| error::raise::<GuestError>(&error))?;
+            let stops: [Stop; 2] = Default::default();
+            Ok::<_, PyErr>(evaluate(&mut lease, handler, &self.setup, None, stops, &request).0)
+        })?;
+        outcome.into_python(py, false)
+    }
+
+    /// A live guest of its own, with tools by their names and the function that calls them.
+    #[pyo3(signature = (tools, dispatch, timeout, memory, output))]
+    fn session(
+        slf: &Bound<'_, Self>,
+        tools: Vec<String>,
+        dispatch: Option<Py<PyAny>>,
+        timeout: Option<f64>,
+        memory: Option<usize>,
+        output: usize,
+    ) -> PyResult<Session> {
+        let setup = Setup::new(limits(timeout, memory, output)?, &tools, dispatch)?;
+        let this = slf.get();
+        let session = slf.py().detach(|| this.guest.session());
+        let session = session.map_err(|error| error::of_session(&error))?;
+        Ok(Session::new(session, slf.clone().unbind(), setup))
+    }
+
+    /// Saves the warm state; returns its id.
+    fn save(&self, py: Python<'_>, to: &str) -> PyResult<String> {
+        let to = reference(to)?;
+        let saved = py.detach(|| self.guest.save(&to, &SaveOptions::new()));
+        Ok(saved.map_err(|error| error::raise::<SaveError>(&error))?.id.to_string())
+    }
+}
+
+/// What is meant by a reference.
+pub(crate) fn reference(text: &str) -> PyResult<Reference> {
+    text.parse().map_err(|error: afresh::ReferenceError| error::raise::<SaveError>(&error))
+}
+
+/// Code was given to a guest that evaluates none.
+pub(crate) fn no_interpreter() -> PyErr {
+    error::SessionError::new_err(
+        "this guest evaluates no code: call one of its exports with `call(export, input)`",
+    )
+}

@@ -1,0 +1,40 @@
+"""What several tests need."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+
+import afresh
+import pytest
+
+
+@pytest.fixture(scope="session")
+def js() -> afresh.Warm:
+    return afresh.warm("js")
+
+
+@pytest.fixture
+def sb(js: afresh.Warm) -> Iterator[afresh.Sandbox]:
+    with js.sandbox(timeout=60) as sandbox:
+        yield sandbox
+
+
+@pytest.fixture
+def alone() -> Callable[[str], str]:
+    """Runs a program in a Python of its own, and returns what it prints."""
+
+    def run(program: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(program)],
+            capture_output=True,
+            text=True,
+            timeout=300,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+        return done.stdout
+
+    return run

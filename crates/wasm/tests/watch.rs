@@ -1,0 +1,100 @@
+//! A watch ends calls, and warm-ups, that may not go on; what it leaves alone keeps its time limit.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+use afresh_wasm::{
+    CallError, Engine, EngineConfig, Guest, GuestOptions, LoadError, State, Val, WarmError, WarmUp,
+    Watch,
+};
+
+const MODULE: &str = r#"(module
+    (memory (export "memory") 4)
+    (func (export "spin") (loop $on (br $on)))
+    (func (export "touch") (param $pages i32)
+        (loop $on
+            (local.set $pages (i32.sub (local.get $pages) (i32.const 1)))
+            (i32.store (i32.mul (local.get $pages) (i32.const 4096)) (i32.const 7))
+            (br_if $on (local.get $pages)))))"#;
+
+/// Asked so often at most by one call.
+#[derive(Default)]
+struct Asked(u32);
+
+fn guest(options: GuestOptions) -> Guest {
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    let module = wat::parse_str(MODULE).unwrap();
+    Guest::with_options(&engine, &module, options).unwrap()
+}
+
+fn ends_after(times: u32, total: &Arc<AtomicU32>) -> GuestOptions {
+    let total = total.clone();
+    GuestOptions {
+        state: State::new(Asked::default),
+        watch: Watch::new(move |host| {
+            total.fetch_add(1, Ordering::Relaxed);
+            let asked = host.state::<Asked>();
+            asked.0 += 1;
+            asked.0 < times
+        }),
+        ..GuestOptions::default()
+    }
+}
+
+#[test]
+fn a_call_that_may_not_go_on_ends_and_the_next_is_as_any_other() {
+    let total = Arc::new(AtomicU32::new(0));
+    let warm = guest(ends_after(3, &total)).warm(WarmUp::new()).unwrap();
+    for round in 1..=3 {
+        let mut lease = warm.lease().unwrap();
+        assert!(matches!(lease.call("spin", &[]), Err(CallError::Stopped)));
+        // The state is the lease's own.
+        assert_eq!(total.load(Ordering::Relaxed), round * 3);
+        lease.call("touch", &[Val::I32(2)]).unwrap();
+    }
+}
+
+#[test]
+fn a_warm_up_that_may_not_go_on_ends() {
+    let total = Arc::new(AtomicU32::new(0));
+    let warmed = guest(ends_after(2, &total)).warm(WarmUp::new().call("spin", &[]));
+    let error = warmed.expect_err("it never ends by itself");
+    assert!(matches!(error, WarmError::Call { error: CallError::Stopped, .. }), "{error}");
+}
+
+#[test]
+fn a_time_limit_ends_a_call_that_the_watch_lets_go_on() {
+    let options = GuestOptions {
+        timeout: Some(Duration::from_millis(40)),
+        watch: Watch::new(|_| true),
+        ..GuestOptions::default()
+    };
+    let warm = guest(options).warm(WarmUp::new()).unwrap();
+    let mut lease = warm.lease().unwrap();
+    for _ in 0..2 {
+        let error = lease.call("spin", &[]).expect_err("it never ends by itself");
+        assert!(matches!(error, CallError::Timeout(_)), "{error}");
+    }
+}
+
+#[test]
+fn a_watch_that_nobody_would_ask_is_refused() {
+    let config = EngineConfig { timeouts: false, ..EngineConfig::default() };
+    let module = wat::parse_str(MODULE).unwrap();
+    let options = GuestOptions { watch: Watch::new(|_| true), ..GuestOptions::default() };
+    let guest = Guest::with_options(&Engine::new(config).unwrap(), &module, options).unwrap();
+    let error = guest.warm(WarmUp::new()).expect_err("the engine looks at no epoch");
+    assert!(matches!(error, WarmError::Load(LoadError::Limit { limit: "watch", .. })), "{error}");
+}
+
+#[test]
+fn dirty_pages_are_those_that_differ_from_the_state_that_is_gone_back_to() {
+    let warm = guest(GuestOptions::default()).warm(WarmUp::new()).unwrap();
+    for pages in [1, 9, 3] {
+        let mut lease = warm.lease().unwrap();
+        assert_eq!(lease.dirty_pages().unwrap(), 0);
+        lease.call("touch", &[Val::I32(pages)]).unwrap();
+        assert_eq!(lease.dirty_pages().unwrap(), pages as usize);
+    }
+}

@@ -1,0 +1,34 @@
+//! What the guest asks of its host: to take what a program prints, and to call a function of the host's.
+
+use crate::wire::Failed;
+
+#[link(wasm_import_module = "afresh_interpreter")]
+unsafe extern "C" {
+    /// Takes `len` bytes that the program wrote to standard output (1) or standard error (2).
+    fn write(stream: i32, address: *const u8, len: usize);
+    /// Calls a function of the host's; the request is the array `[name, arguments]`. Returns how long the answer is.
+    fn call(address: *const u8, len: usize) -> usize;
+    /// Copies the answer of the last call to `address`, where there is room for it.
+    fn take(address: *mut u8);
+}
+
+/// Hands over what the program prints.
+pub(crate) fn print(stream: i32, text: &str) {
+    // SAFETY: the host reads the bytes of `text` before it returns, and keeps nothing of them.
+    unsafe { write(stream, text.as_ptr(), text.len()) }
+}
+
+/// Has the host call a function, and returns its answer.
+pub(crate) fn ask(request: &[u8]) -> Result<Vec<u8>, Failed> {
+    // SAFETY: the host reads the bytes of `request` before it returns, and keeps nothing of them.
+    let len = unsafe { call(request.as_ptr(), request.len()) };
+    let mut answer = Vec::new();
+    answer
+        .try_reserve_exact(len)
+        .map_err(|_| Failed("there is no memory for the answer".into()))?;
+    // Touched here, so that the host meets no page that is missing.
+    answer.resize(len, 0);
+    // SAFETY: the host writes exactly `len` bytes, for which there is room.
+    unsafe { take(answer.as_mut_ptr()) }
+    Ok(answer)
+}

@@ -1,0 +1,161 @@
+//! The Python package: a wheel of what the workspace's tests have built, and its own tests in an environment of their
+//! own.
+//!
+//! The native half comes out of the same target folder, with the same profile and features, so that nothing of the
+//! engine is built a second time; what maturin would build for a release differs in the profile alone.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{cargo, find, output, run, run_watched, succeeds};
+use crate::{guests, host};
+
+/// As long as a test may say nothing.
+const SILENCE: Duration = Duration::from_secs(5 * 60);
+
+fn package() -> PathBuf {
+    host::repository().join("crates/python")
+}
+
+/// A Python that the package supports, by what it is called.
+fn interpreter() -> Option<PathBuf> {
+    let fits = "import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 10))";
+    find("python3").filter(|python| succeeds(Command::new(python).args(["-c", fits])))
+}
+
+/// An environment with what the tests need; an error where it cannot be had.
+fn environment(python: &Path, folder: &Path) -> Result<PathBuf> {
+    let inside = folder.join("bin/python");
+    if !succeeds(Command::new(&inside).args(["-c", "import pip"])) {
+        run(Command::new(python).args(["-m", "venv", "--clear"]).arg(folder))?;
+    }
+    let mut install = Command::new(&inside);
+    install.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+        "--requirement",
+    ]);
+    run(install.arg(package().join("tests/requirements.txt")))?;
+    Ok(inside)
+}
+
+/// Builds the wheel, installs it, and runs the package's tests, types and lints. Hands every line to `look`, tests'
+/// sums as test programs of Rust say them.
+pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
+    let Some(python) = interpreter() else {
+        look("SKIPPED: the Python package: no python3 of 3.10 or newer with venv and pip");
+        return Ok(());
+    };
+    let folder = host::target_folder().join("python");
+    let python = match environment(&python, &folder.join("environment")) {
+        Ok(python) => python,
+        Err(error) => {
+            look(&format!(
+                "SKIPPED: the Python package: its tests' own needs cannot be installed: {error:#}"
+            ));
+            return Ok(());
+        }
+    };
+    install(&python, &folder)?;
+    let tool = |arguments: &[&str]| {
+        let mut command = Command::new(&python);
+        command.current_dir(package()).arg("-m").args(arguments);
+        command
+    };
+    run(&mut tool(&["ruff", "format", "--check", "."]))?;
+    run(&mut tool(&["ruff", "check", "--no-cache", "."]))?;
+    let cache = folder.join("types");
+    for what in [&["-p", "afresh"][..], &["tests", "pack.py"]] {
+        run(tool(&["mypy", "--cache-dir"]).arg(&cache).args(what))?;
+    }
+    // The examples of the installed package, too.
+    let tests = ["pytest", "-rs", "tests", "--pyargs", "afresh"];
+    run_watched(&mut tool(&tests), SILENCE, |line| {
+        if let Some(told) = told(line) {
+            look(&told);
+        }
+    })
+}
+
+fn install(python: &Path, folder: &Path) -> Result<()> {
+    let all = ["build", "--workspace", "--all-features", "--locked", "--lib"];
+    run(cargo().current_dir(host::repository()).args(all))?;
+    let guest = guests::named("quickjs")?;
+    guests::build(guest)?;
+    let version = output(Command::new(python).arg("-c").arg(format!(
+        "import re; print(re.search(r'^version = \"(.*)\"', open({:?}).read(), re.M)[1])",
+        host::repository().join("Cargo.toml").display().to_string()
+    )))?;
+    let mut pack = Command::new(python);
+    pack.arg(package().join("pack.py")).arg(version);
+    pack.arg(host::target_folder().join("debug/libafresh_native.so"));
+    pack.arg(guests::path(guest)).arg(folder.join("wheels"));
+    let wheel = output(&mut pack)?;
+    let mut install = Command::new(python);
+    install.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]);
+    run(install.args(["--no-deps", "--force-reinstall", &wheel]))
+}
+
+/// A line of pytest's as a test program of Rust would say it: its sums, and what was skipped.
+fn told(line: &str) -> Option<String> {
+    if let Some((_, why)) = line.split_once("SKIPPED: ") {
+        return Some(format!("SKIPPED: {why}"));
+    }
+    let sums = line.trim_matches(|c| c == '=' || c == ' ');
+    if !sums.contains(" in ") || !sums.contains(" passed") && !sums.contains(" failed") {
+        return None;
+    }
+    let count = |what: &str| {
+        sums.split(", ")
+            .find_map(|part| {
+                part.split_once(' ').filter(|(_, is)| is.split(' ').next() == Some(what))
+            })
+            .map_or("0", |(number, _)| number)
+    };
+    let failed = [count("failed"), count("error"), count("errors")];
+    let failed: u64 = failed.iter().filter_map(|number| number.parse::<u64>().ok()).sum();
+    Some(format!("test result: python. {} passed; {failed} failed", count("passed")))
+}
+
+/// `cargo xtask wheel`: the wheel that is published.
+pub(crate) fn wheel(arguments: &[String]) -> Result<()> {
+    if let Some(argument) = arguments.first() {
+        bail!("unknown argument {argument:?}; usage: cargo xtask wheel");
+    }
+    let guest = guests::named("quickjs")?;
+    guests::build(guest)?;
+    let there = package().join("python/afresh/guests");
+    std::fs::create_dir_all(&there).with_context(|| there.display().to_string())?;
+    std::fs::copy(guests::path(guest), there.join("js.wasm")).context("cannot copy the guest")?;
+    let python = interpreter().context("a wheel takes a python3 of 3.10 or newer")?;
+    let folder = host::target_folder().join("python");
+    let inside = environment(&python, &folder.join("environment"))?;
+    run(Command::new(&inside).args(["-m", "pip", "install", "--quiet", "maturin>=1.9,<2"]))?;
+    let mut build = Command::new(&inside);
+    build.current_dir(package()).args(["-m", "maturin", "build", "--release", "--locked", "--out"]);
+    run(build.arg(folder.join("published")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_sums_of_pytest_are_counted_as_those_of_rust() {
+        let of = |line: &str| told(line);
+        let sums =
+            |passed, failed| Some(format!("test result: python. {passed} passed; {failed} failed"));
+        assert_eq!(of("90 passed in 8.69s"), sums(90, 0));
+        assert_eq!(of("==== 2 failed, 88 passed, 2 skipped, 1 error in 6.19s ===="), sums(88, 3));
+        assert_eq!(of("=== 1 failed in 0.10s ==="), sums(0, 1));
+        let skipped = "SKIPPED [1] tests/test_beside.py:3: SKIPPED: wasmtime-py is not installed";
+        assert_eq!(of(skipped).as_deref(), Some("SKIPPED: wasmtime-py is not installed"));
+        assert_eq!(of("tests/test_values.py ......   [ 10%]"), None);
+    }
+}
