@@ -4,7 +4,7 @@ use crate::{CallError, Cause};
 
 /// A call: a function of the guest's, and what it is given.
 ///
-/// A micro-VM has one entry, so the function's name means nothing to it.
+/// A micro-VM and a Linux program have one entry, so the function's name means nothing to them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Call {
     pub(crate) function: String,
@@ -26,7 +26,7 @@ impl Call {
     }
 
     /// A call with arguments as text, each read by the type that the function declares. A micro-VM gets
-    /// them as one input, with spaces between. `_start` runs a WASI command, a component's as well.
+    /// them as one input, with spaces between, and a Linux program as a line of input. `_start` runs a WASI command, a component's as well.
     pub fn text<A: Into<String>>(
         function: impl Into<String>,
         arguments: impl IntoIterator<Item = A>,
@@ -150,6 +150,21 @@ impl CallError {
             Error::InputTooLarge { .. } => Matter::Request,
             Error::Guest(_) => Matter::Guest,
             _ => Matter::Host,
+        };
+        Self::of(function, matter, error.into())
+    }
+
+    /// What an error of a Linux program means to whoever called it.
+    #[cfg(feature = "linux")]
+    pub(crate) fn of_linux(function: &str, error: afresh_linux::CallError) -> Self {
+        use afresh_linux::{CallError as Error, PlatformError};
+        let matter = match &error {
+            Error::Late { .. } => Matter::Timeout,
+            Error::Platform {
+                source: PlatformError::Ended(_) | PlatformError::Forged(_), ..
+            } => Matter::Guest,
+            Error::Platform { .. } => Matter::Host,
+            _ => Matter::Guest,
         };
         Self::of(function, matter, error.into())
     }

@@ -6,7 +6,7 @@
 use std::io;
 use std::path::PathBuf;
 
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 use afresh_snapshot::TreeError;
 
 use crate::Place;
@@ -122,7 +122,7 @@ pub enum OpenError {
 }
 
 /// No instance could be had for a call. The guest itself is as good as before.
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum LeaseError {
@@ -132,7 +132,7 @@ pub enum LeaseError {
 }
 
 /// A call failed. The instance is brought back, or dropped, when its lease ends.
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -175,7 +175,7 @@ pub enum CallError {
 
 /// A session could not be made, called or moved. Unless it says that the session failed, the session is as it
 /// was before.
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SessionError {
@@ -212,7 +212,7 @@ pub enum SessionError {
 }
 
 /// A guest could not be saved; the name means what it meant before.
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum SaveError {
@@ -248,7 +248,7 @@ pub enum SaveError {
 
 /// A verification could not be carried out. Differences are no error: see
 /// [`Verification`](crate::Verification).
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum VerifyError {
@@ -261,7 +261,7 @@ pub enum VerifyError {
 }
 
 /// An error and its causes in one line, without saying twice what a message repeats of its cause.
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub(crate) fn describe(error: &(dyn std::error::Error + 'static)) -> String {
     let mut text = error.to_string();
     let mut next = error.source();

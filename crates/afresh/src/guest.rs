@@ -14,7 +14,9 @@ use afresh_store::Snapshot;
 
 use crate::call::{Callee, Function};
 #[cfg(feature = "vm")]
-use crate::machine::Machines;
+use crate::machine::{Machines, machines};
+#[cfg(feature = "linux")]
+use crate::program::{self, Programs};
 use crate::{
     Answer, Call, CallError, Cause, Lease, LeaseError, OpenError, Options, Reference, Session,
     SessionError,
@@ -30,14 +32,17 @@ pub enum Kind {
     Component,
     /// A micro-VM.
     Machine,
+    /// A Linux program, as it is.
+    Program,
 }
 
 impl Kind {
-    /// Tells a guest by how its file begins; `None` for what is no guest.
+    /// Tells a guest by its file; `None` for what is no guest. An ELF executable that names a dynamic loader is a Linux
+    /// program, another a micro-VM's, unless [`Options::kind`] says otherwise.
     #[must_use]
     pub fn of(bytes: &[u8]) -> Option<Self> {
         if bytes.starts_with(b"\x7fELF") {
-            Some(Self::Machine)
+            Some(if names_loader(bytes) { Self::Program } else { Self::Machine })
         } else if !bytes.starts_with(b"\0asm") {
             None
         } else if bytes.get(6..8) == Some(&[1, 0]) {
@@ -47,6 +52,22 @@ impl Kind {
             Some(Self::Module)
         }
     }
+}
+
+/// Whether an ELF file has a header that names a dynamic loader (`PT_INTERP`).
+fn names_loader(elf: &[u8]) -> bool {
+    let word =
+        |at: usize| Some(u64::from_le_bytes(elf.get(at..at.checked_add(8)?)?.try_into().ok()?));
+    let half = |at: usize| Some(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?));
+    let (Some(first), Some(size), Some(count)) = (word(32), half(54), half(56)) else {
+        return false;
+    };
+    (0..usize::from(count)).any(|index| {
+        let at =
+            usize::try_from(first).ok().and_then(|at| at.checked_add(index * usize::from(size)));
+        let kind = at.and_then(|at| elf.get(at..at.checked_add(4)?));
+        kind == Some(&[3, 0, 0, 0])
+    })
 }
 
 /// A guest of any kind, warm and ready to be called. Cheap to clone, usable from any thread.
@@ -69,6 +90,8 @@ pub(crate) enum Ready {
     Component(afresh_wasm::WarmComponent),
     #[cfg(feature = "vm")]
     Machine(Box<Machines>),
+    #[cfg(feature = "linux")]
+    Program(Box<Programs>),
 }
 
 /// The snapshot that a guest came out of.
@@ -95,8 +118,8 @@ impl std::fmt::Debug for Guest {
 }
 
 /// Opens what `reference` names and makes a guest of it, warm and ready to be called: a file (a Wasm
-/// module or component, or a static-PIE ELF for a micro-VM), or a snapshot of a warm guest, in a
-/// directory, an archive or a remote. See [`Reference`] for how snapshots are named.
+/// module or component, a static-PIE ELF for a micro-VM, or a Linux program), or a snapshot of a warm guest, in
+/// a directory, an archive or a remote. See [`Reference`] for how snapshots are named.
 ///
 /// # Errors
 /// [`OpenError`], with the cause and the way out.
@@ -107,7 +130,12 @@ pub fn open(reference: impl AsRef<str>, options: &Options) -> Result<Guest, Open
     }
     let path = Path::new(text);
     let read = |source| OpenError::Read { path: path.to_owned(), source };
-    Guest::from_bytes(text, &std::fs::read(path).map_err(read)?, options)
+    let bytes = std::fs::read(path).map_err(read)?;
+    #[cfg(feature = "linux")]
+    if options.kind.or_else(|| Kind::of(&bytes)) == Some(Kind::Program) {
+        return Guest::from_program(text, path, options);
+    }
+    Guest::from_bytes(text, &bytes, options)
 }
 
 /// The snapshot that is meant, unless it is a guest's own file.
@@ -131,7 +159,7 @@ fn is_archive(path: &Path) -> Result<bool, OpenError> {
     Ok(start.get(257..262) == Some(b"ustar"))
 }
 
-#[cfg(not(all(feature = "wasm", feature = "vm")))]
+#[cfg(not(all(feature = "wasm", feature = "vm", feature = "linux")))]
 fn lacking(reference: &str, feature: &'static str) -> OpenError {
     OpenError::Feature { what: reference.to_owned(), feature }
 }
@@ -151,7 +179,10 @@ impl Guest {
     /// # Errors
     /// As [`open`].
     pub fn from_bytes(name: &str, bytes: &[u8], options: &Options) -> Result<Self, OpenError> {
-        let kind = Kind::of(bytes).ok_or_else(|| OpenError::Unknown { path: name.into() })?;
+        let kind = options
+            .kind
+            .or_else(|| Kind::of(bytes))
+            .ok_or_else(|| OpenError::Unknown { path: name.into() })?;
         let ready = match kind {
             #[cfg(feature = "wasm")]
             Kind::Module => module(name, bytes, options)?,
@@ -163,8 +194,25 @@ impl Guest {
             Kind::Machine => machine(name, bytes, options)?,
             #[cfg(not(feature = "vm"))]
             Kind::Machine => return Err(lacking(name, "vm")),
+            #[cfg(feature = "linux")]
+            Kind::Program => {
+                return Err(refused(
+                    name,
+                    "a Linux program is opened where its file is: it reads its own path",
+                ));
+            }
+            #[cfg(not(feature = "linux"))]
+            Kind::Program => return Err(lacking(name, "linux")),
         };
         Ok(Self::put_together(ready, options, None, name.to_owned()))
+    }
+
+    /// Warms a Linux program: [`Options::linux`] gives it arguments, files and limits.
+    #[cfg(feature = "linux")]
+    fn from_program(name: &str, path: &Path, options: &Options) -> Result<Self, OpenError> {
+        let warm = program::warm(name, path, options)?;
+        let programs = program::programs(warm, options).map_err(|e| failed(name, e))?;
+        Ok(Self::put_together(Ready::Program(Box::new(programs)), options, None, name.to_owned()))
     }
 
     fn put_together(
@@ -203,11 +251,23 @@ impl Guest {
                 let frozen = afresh_vm::Frozen::load(snapshot.clone(), &lazily())
                     .map_err(|e| failed(&said, e))?;
                 let sandbox = options.builder().thaw(&frozen).map_err(|e| failed(&said, e))?;
-                let machines = Machines::new(sandbox, options).map_err(|e| failed(&said, e))?;
+                let machines = machines(sandbox, options).map_err(|e| failed(&said, e))?;
                 (Ready::Machine(Box::new(machines)), frozen.memory().clone())
             }
             #[cfg(not(feature = "vm"))]
             "vm" => return Err(lacking(&said, "vm")),
+            #[cfg(feature = "linux")]
+            "linux" => {
+                let frozen = afresh_linux::Frozen::load(snapshot.clone(), &lazily())
+                    .map_err(|e| failed(&said, e))?;
+                let grants = options.program(Path::new("/"));
+                let warm =
+                    afresh_linux::Warm::thaw(&frozen, &grants).map_err(|e| failed(&said, e))?;
+                let programs = program::programs(warm, options).map_err(|e| failed(&said, e))?;
+                (Ready::Program(Box::new(programs)), frozen.memory().clone())
+            }
+            #[cfg(not(feature = "linux"))]
+            "linux" => return Err(lacking(&said, "linux")),
             other => return Err(OpenError::Kind { reference: said, kind: other.to_owned() }),
         };
         let origin = Origin { reference, snapshot, memory, took: started.elapsed() };
@@ -224,6 +284,8 @@ impl Guest {
             Ready::Component(_) => Kind::Component,
             #[cfg(feature = "vm")]
             Ready::Machine(_) => Kind::Machine,
+            #[cfg(feature = "linux")]
+            Ready::Program(_) => Kind::Program,
         }
     }
 
@@ -285,7 +347,7 @@ impl Guest {
     /// Looks a handler of bytes up, to be called many times.
     ///
     /// # Errors
-    /// [`CallError::Request`] when the guest has no such handler. Of components and micro-VMs the first
+    /// [`CallError::Request`] when the guest has no such handler. Of components, micro-VMs and programs the first
     /// call tells.
     pub fn function(&self, name: &str) -> Result<Function, CallError> {
         match &self.inner.ready {
@@ -313,6 +375,8 @@ impl Guest {
             Ready::Component(warm) => warm.pool_stats(),
             #[cfg(feature = "vm")]
             Ready::Machine(machines) => machines.stats(),
+            #[cfg(feature = "linux")]
+            Ready::Program(programs) => programs.stats(),
         }
     }
 
@@ -344,6 +408,17 @@ impl Guest {
     pub fn as_machine(&self) -> Option<&afresh_vm::Snapshot> {
         match &self.inner.ready {
             Ready::Machine(machines) => Some(&machines.pristine),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+
+    /// The warm program, if it is one of Linux.
+    #[cfg(feature = "linux")]
+    #[must_use]
+    pub fn as_program(&self) -> Option<&afresh_linux::Warm> {
+        match &self.inner.ready {
+            Ready::Program(programs) => Some(&programs.pristine),
             #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }
@@ -409,7 +484,7 @@ fn machine(name: &str, elf: &[u8], options: &Options) -> Result<Ready, OpenError
     }
     let builder = options.builder().memory(options.memory.unwrap_or(64 << 20));
     let sandbox = builder.build(elf).map_err(|e| failed(name, e))?;
-    let machines = Machines::new(sandbox, options).map_err(|e| failed(name, e))?;
+    let machines = machines(sandbox, options).map_err(|e| failed(name, e))?;
     Ok(Ready::Machine(Box::new(machines)))
 }
 

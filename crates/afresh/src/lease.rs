@@ -2,8 +2,8 @@
 
 use crate::call::{Callee, Given};
 use crate::guest::Ready;
-#[cfg(feature = "vm")]
-use crate::machine::Loan;
+#[cfg(any(feature = "vm", feature = "linux"))]
+use crate::supply::Loan;
 use crate::{Answer, Call, CallError, Guest, LeaseError, VerifyError};
 
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping it
@@ -20,7 +20,9 @@ pub(crate) enum Instance<'a> {
     #[cfg(feature = "wasm")]
     Component(afresh_wasm::ComponentLease<'a>),
     #[cfg(feature = "vm")]
-    Machine(Loan<'a>),
+    Machine(Loan<'a, afresh_vm::Sandbox>),
+    #[cfg(feature = "linux")]
+    Program(Loan<'a, afresh_linux::Instance>),
 }
 
 impl std::fmt::Debug for Lease<'_> {
@@ -43,7 +45,9 @@ impl<'a> Lease<'a> {
             #[cfg(feature = "wasm")]
             Ready::Component(warm) => Instance::Component(warm.lease().map_err(not_had)?),
             #[cfg(feature = "vm")]
-            Ready::Machine(machines) => Instance::Machine(machines.lease()?),
+            Ready::Machine(machines) => Instance::Machine(crate::machine::lease(machines)?),
+            #[cfg(feature = "linux")]
+            Ready::Program(programs) => Instance::Program(crate::program::lease(programs)?),
         };
         Ok(Self { guest, instance })
     }
@@ -106,6 +110,8 @@ impl<'a> Lease<'a> {
             Instance::Machine(machine) => {
                 machine.call(input).map_err(|e| CallError::of_vm(callee.name(), e))
             }
+            #[cfg(feature = "linux")]
+            Instance::Program(program) => crate::program::call(program, callee.name(), input),
         }
     }
 
@@ -153,11 +159,17 @@ impl<'a> Lease<'a> {
                 let answer = machine.call(texts.join(" ").as_bytes());
                 answer.map(Answer::Bytes).map_err(|e| CallError::of_vm(name, e))
             }
+            #[cfg(feature = "linux")]
+            Instance::Program(program) => {
+                let input = crate::program::line(texts);
+                crate::program::call(program, name, &input).map(Answer::Bytes)
+            }
         }
     }
 
     /// Compares the instance with the warm state: how many bytes of memory differ, and how many globals,
-    /// tables, segments or registers. Of a micro-VM only the first difference is counted.
+    /// tables, segments or registers. Of a micro-VM and of a Linux program only the first difference is counted, and a program is brought
+    /// back first: what is compared is what the next call would start from.
     ///
     /// # Errors
     /// [`VerifyError::Compare`] when the state cannot be read.
@@ -182,6 +194,16 @@ impl<'a> Lease<'a> {
                     Err(error) => Err(VerifyError::Compare(error.into())),
                 }
             }
+            #[cfg(feature = "linux")]
+            Instance::Program(program) => {
+                use afresh_linux::VerifyError as Found;
+                match program.verify() {
+                    Ok(_) => Ok((0, 0)),
+                    Err(Found::Memory(_)) => Ok((1, 0)),
+                    Err(Found::Platform(error)) => Err(VerifyError::Compare(error.into())),
+                    Err(_) => Ok((0, 1)),
+                }
+            }
         }
     }
 
@@ -194,6 +216,8 @@ impl<'a> Lease<'a> {
             Instance::Component(lease) => drop(lease),
             #[cfg(feature = "vm")]
             Instance::Machine(machine) => machine.discard(),
+            #[cfg(feature = "linux")]
+            Instance::Program(program) => program.discard(),
         }
     }
 
@@ -214,6 +238,17 @@ impl<'a> Lease<'a> {
     pub fn as_machine(&mut self) -> Option<&mut afresh_vm::Sandbox> {
         match &mut self.instance {
             Instance::Machine(machine) => Some(machine),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+
+    /// The instance, if it is a Linux program.
+    #[cfg(feature = "linux")]
+    #[must_use]
+    pub fn as_program(&mut self) -> Option<&mut afresh_linux::Instance> {
+        match &mut self.instance {
+            Instance::Program(program) => Some(program),
             #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => None,
         }

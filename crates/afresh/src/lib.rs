@@ -1,7 +1,7 @@
 //! Start every run from the same memory, and pay only for what the last run changed.
 //!
-//! [`open`] takes the name of a guest (a Wasm module or component, a program for a micro-VM, or a snapshot
-//! of a warm one wherever it lies) and gives a [`Guest`]. Every call starts from the guest's warm state,
+//! [`open`] takes the name of a guest (a Wasm module or component, a program for a micro-VM or for Linux, or a
+//! snapshot of a warm one wherever it lies) and gives a [`Guest`]. Every call starts from the guest's warm state,
 //! byte for byte; what a call did is undone for the price of what it wrote.
 //!
 //! ```
@@ -70,11 +70,11 @@
 //! |---|---|---|
 //! | `wasm` | Wasm modules and components, on wasmtime | yes: what most guests are |
 //! | `vm` | micro-VMs under KVM | |
-//! | `linux` | unmodified Linux programs, in a module of their own, which [`open`] does not know yet | |
+//! | `linux` | unmodified Linux programs | |
 //! | `remote` | snapshots in object stores (`s3://`, `gs://`, `az://`) and OCI registries (`oci://`) | |
 //! | `seal` | signed and sealed snapshots | |
 //! | `arena` | memory of the process's own that is zero at every start | |
-//! | `snapshots` | snapshots on disk and the pager, also without any guest; part of the first four | |
+//! | `snapshots` | snapshots on disk and the pager, also without any guest; part of the first five | |
 //!
 //! Whoever uses one kind of guest compiles nothing of the others; the crate's README has a table of what each
 //! feature costs to build. `remote` and `seal` bring TLS and cryptography, which take longer to build than
@@ -91,13 +91,13 @@
 
 #[cfg(feature = "snapshots")]
 mod access;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod call;
 #[cfg(feature = "snapshots")]
 mod error;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod guest;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod lease;
 #[cfg(feature = "vm")]
 mod machine;
@@ -105,15 +105,19 @@ mod machine;
 mod options;
 #[cfg(feature = "snapshots")]
 mod place;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(feature = "linux")]
+mod program;
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod save;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod scratch;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod session;
 #[cfg(feature = "wasm")]
 mod session_files;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "vm", feature = "linux"))]
+mod supply;
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod verify;
 
 #[cfg(feature = "arena")]
@@ -127,9 +131,9 @@ pub use afresh_linux as linux;
 pub use afresh_memory as memory;
 #[cfg(feature = "snapshots")]
 pub use afresh_pager as pager;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use afresh_pool as pool;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use afresh_snapshot as snapshot;
 #[cfg(feature = "snapshots")]
 pub use afresh_store as store;
@@ -142,25 +146,25 @@ pub use afresh_wasm as wasm;
 pub use afresh_store::seal::{Access, PublicKey, SealKey, SigningKey};
 #[cfg(feature = "snapshots")]
 pub use afresh_store::{Encoding, Sha256, Snapshot};
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use call::{Answer, Call, Callee, Function};
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 #[cfg(feature = "snapshots")]
 pub use error::{Cause, OpenError, ReferenceError};
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use guest::{Guest, Kind, Origin, open};
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use lease::Lease;
 #[cfg(feature = "snapshots")]
 pub use options::Options;
 #[cfg(feature = "snapshots")]
 pub use place::{LATEST, Place, Reference};
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use save::{SaveOptions, Saved};
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use session::{Checkpoint, Session};
 #[cfg(feature = "wasm")]
 pub use session_files::SessionFiles;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use verify::{Clones, Verification};

@@ -1,33 +1,37 @@
 //! How something is opened. The defaults suit a guest that is trusted with time and memory.
 
 use std::path::PathBuf;
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 use std::time::Duration;
 
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 use crate::Call;
 use crate::access::Access;
 
 #[cfg(feature = "vm")]
 type Build = dyn Fn(afresh_vm::SandboxBuilder) -> afresh_vm::SandboxBuilder + Send + Sync;
+#[cfg(feature = "linux")]
+type Shape = dyn Fn(afresh_linux::Program) -> afresh_linux::Program + Send + Sync;
 
 /// How a guest is opened, and what it may take.
 ///
 /// What every kind of guest has is set here; what only one has is handed to the crate below
-/// ([`Options::wasm`], [`Options::vm`]).
+/// ([`Options::wasm`], [`Options::vm`], [`Options::linux`]).
 #[derive(Clone, Default)]
 #[must_use]
 pub struct Options {
     pub(crate) access: Access,
     cache: Option<PathBuf>,
     page_cache: Option<PathBuf>,
-    #[cfg(any(feature = "wasm", feature = "vm"))]
+    #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
     pub(crate) warm_up: Vec<Call>,
-    #[cfg(any(feature = "wasm", feature = "vm"))]
+    #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
     pub(crate) timeout: Option<Duration>,
-    #[cfg(any(feature = "wasm", feature = "vm"))]
+    #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
     pub(crate) memory: Option<u64>,
-    #[cfg(any(feature = "wasm", feature = "vm"))]
+    #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
+    pub(crate) kind: Option<crate::Kind>,
+    #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
     pub(crate) limits: afresh_pool::Limits,
     #[cfg(feature = "wasm")]
     pub(crate) engine: Option<afresh_wasm::Engine>,
@@ -39,6 +43,8 @@ pub struct Options {
     pub(crate) wasm: afresh_wasm::GuestOptions,
     #[cfg(feature = "vm")]
     pub(crate) vm: Option<std::sync::Arc<Build>>,
+    #[cfg(feature = "linux")]
+    pub(crate) linux: Option<std::sync::Arc<Shape>>,
 }
 
 impl std::fmt::Debug for Options {
@@ -84,10 +90,11 @@ impl Options {
 }
 
 /// What is about guests.
-#[cfg(any(feature = "wasm", feature = "vm"))]
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 impl Options {
     /// Adds a call to the warm-up: the state that all of them leave is the one every later call starts
-    /// from. For Wasm guests; a snapshot is warm already, a micro-VM warms itself up.
+    /// from. For Wasm guests, and for Linux programs, which get it as input; a snapshot is warm already, a micro-VM
+    /// warms itself up.
     pub fn warm(mut self, call: Call) -> Self {
         self.warm_up.push(call);
         self
@@ -100,9 +107,16 @@ impl Options {
     }
 
     /// Most bytes one memory of a Wasm guest may grow to; for a micro-VM, the memory it gets, 64 MiB if
-    /// not set.
+    /// not set; for a Linux program, what it may map, 1 GiB if not set.
     pub fn memory(mut self, bytes: u64) -> Self {
         self.memory = Some(bytes);
+        self
+    }
+
+    /// What the guest's file is, whatever [`Kind::of`](crate::Kind::of) makes of it: a static Linux program cannot be
+    /// told from a micro-VM's.
+    pub fn kind(mut self, kind: crate::Kind) -> Self {
+        self.kind = Some(kind);
         self
     }
 
@@ -206,5 +220,18 @@ impl Options {
             Some(timeout) => builder.timeout(timeout),
             None => builder,
         }
+    }
+}
+
+#[cfg(feature = "linux")]
+impl Options {
+    /// What only Linux programs have: `shape` adds arguments, environment, files and granted directories, for a program
+    /// and for what a snapshot of one may read alike.
+    pub fn linux(
+        mut self,
+        shape: impl Fn(afresh_linux::Program) -> afresh_linux::Program + Send + Sync + 'static,
+    ) -> Self {
+        self.linux = Some(std::sync::Arc::new(shape));
+        self
     }
 }

@@ -115,6 +115,8 @@ enum Frozen {
     Module(afresh_wasm::Frozen),
     #[cfg(feature = "vm")]
     Machine(afresh_vm::Frozen),
+    #[cfg(feature = "linux")]
+    Program(afresh_linux::Frozen),
 }
 
 impl Frozen {
@@ -124,6 +126,8 @@ impl Frozen {
             Self::Module(frozen) => frozen.memory().pages().pages(),
             #[cfg(feature = "vm")]
             Self::Machine(frozen) => frozen.memory().pages().pages(),
+            #[cfg(feature = "linux")]
+            Self::Program(frozen) => frozen.memory().pages().pages(),
         }
     }
 
@@ -133,6 +137,8 @@ impl Frozen {
             Self::Module(frozen) => frozen.save(store, name, with)?,
             #[cfg(feature = "vm")]
             Self::Machine(frozen) => frozen.save(store, name, with)?,
+            #[cfg(feature = "linux")]
+            Self::Program(frozen) => frozen.save(store, name, with)?,
         })
     }
 
@@ -143,6 +149,8 @@ impl Frozen {
             Self::Module(_) => Feature::UffdSigbus,
             #[cfg(feature = "vm")]
             Self::Machine(_) => Feature::UffdKernel,
+            #[cfg(feature = "linux")]
+            Self::Program(_) => Feature::UffdSigbus,
         }
     }
 
@@ -166,11 +174,13 @@ impl Frozen {
             Self::Machine(_) => {
                 let frozen = afresh_vm::Frozen::record(snapshot)?;
                 let sandbox = options.builder().thaw(&frozen)?;
-                let machines = crate::machine::Machines::new(sandbox, options)?;
+                let machines = crate::machine::machines(sandbox, options)?;
                 let guest = Guest::assemble(Ready::Machine(Box::new(machines)), options);
                 guest.ask(call)?;
                 Ok(frozen.memory().touched())
             }
+            #[cfg(feature = "linux")]
+            Self::Program(_) => Err(NO_RECORD.into()),
         }
     }
 
@@ -182,6 +192,8 @@ impl Frozen {
             Self::Module(frozen) => frozen.module_pages().end(),
             #[cfg(feature = "vm")]
             Self::Machine(_) => 0,
+            #[cfg(feature = "linux")]
+            Self::Program(_) => 0,
         }
     }
 
@@ -302,6 +314,9 @@ fn quiet(options: &Options) -> Options {
     options
 }
 
+#[cfg(feature = "linux")]
+const NO_RECORD: &str = "the memory of a Linux program is read at once, so no working set helps it; leave the recorded calls out";
+
 #[cfg(feature = "wasm")]
 const NO_COMPONENT: SaveError = SaveError::Guest(
     "a component cannot be saved after a call, only as it is warm; a core module can",
@@ -340,6 +355,15 @@ impl Guest {
             Ready::Machine(machines) => Frozen::Machine(
                 machines.pristine.freeze().map_err(|e| SaveError::Freeze(e.into()))?,
             ),
+            #[cfg(feature = "linux")]
+            Ready::Program(programs) => {
+                if !options.record.is_empty() {
+                    return Err(SaveError::Guest(NO_RECORD));
+                }
+                Frozen::Program(
+                    programs.pristine.freeze().map_err(|e| SaveError::Freeze(e.into()))?,
+                )
+            }
         };
         frozen.write(to, None, options, &self.inner().options)
     }
@@ -364,6 +388,13 @@ impl Lease<'_> {
             Instance::Machine(machine) => {
                 let snapshot = machine.snapshot().map_err(|e| freeze(e.into()))?;
                 Frozen::Machine(snapshot.freeze().map_err(|e| freeze(e.into()))?)
+            }
+            #[cfg(feature = "linux")]
+            Instance::Program(program) => {
+                if !options.record.is_empty() {
+                    return Err(SaveError::Guest(NO_RECORD));
+                }
+                Frozen::Program(program.freeze().map_err(|e| freeze(e.into()))?)
             }
         };
         let parent = self.guest.origin().filter(|origin| {

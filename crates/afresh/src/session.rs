@@ -19,10 +19,10 @@ use crate::call::Callee;
 use crate::error::describe;
 use crate::guest::Ready;
 use crate::lease::Instance;
-#[cfg(feature = "vm")]
-use crate::machine::Loan;
 #[cfg(feature = "wasm")]
 use crate::session_files::SessionFiles;
+#[cfg(any(feature = "vm", feature = "linux"))]
+use crate::supply::Loan;
 use crate::{
     Answer, Call, CallError, Cause, Guest, Lease, LeaseError, Reference, SaveError, SaveOptions,
     Saved, SessionError,
@@ -56,6 +56,8 @@ enum Line {
     Module(Box<Branch<afresh_wasm::Session>>),
     #[cfg(feature = "vm")]
     Machine(Box<Branch<afresh_vm::Sandbox>>),
+    #[cfg(feature = "linux")]
+    Program(Box<Branch<afresh_linux::Instance>>),
 }
 
 /// Does the same with the branch of either kind.
@@ -66,6 +68,8 @@ macro_rules! each {
             Line::Module($branch) => $body,
             #[cfg(feature = "vm")]
             Line::Machine($branch) => $body,
+            #[cfg(feature = "linux")]
+            Line::Program($branch) => $body,
         }
     };
 }
@@ -93,9 +97,9 @@ enum State {
 /// ```
 ///
 /// The guest's file tree ([`Options::files`](crate::Options::files)) and what it has open there are part of every
-/// state. What host functions keep, directories of the host's and sockets are not. WASI's streams are the live
-/// session's: they start anew in each state that is gone to, and a guest that has files of a host directory open
-/// cannot be checkpointed.
+/// state, and so are the files and descriptors of a Linux program. What host functions keep, directories of the
+/// host's and sockets are not. WASI's streams are the live session's: they start anew in each state that is gone to,
+/// and a guest that has files of a host directory open cannot be checkpointed.
 pub struct Session {
     guest: Guest,
     line: Line,
@@ -141,6 +145,11 @@ fn lend<'a>(guest: &'a Guest, line: &'a mut Line) -> Result<Lease<'a>, LeaseErro
             let sandbox = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
             Instance::Machine(Loan::Own(sandbox))
         }
+        #[cfg(feature = "linux")]
+        Line::Program(branch) => {
+            let program = branch.guest_mut().map_err(|e| LeaseError::Instance(e.into()))?;
+            Instance::Program(Loan::Own(program))
+        }
     };
     Ok(Lease { guest, instance })
 }
@@ -163,6 +172,11 @@ impl Session {
             Ready::Machine(machines) => {
                 let (home, root) = (machines.pristine.clone(), machines.pristine.state());
                 Line::Machine(Box::new(Branch::sow(&Tree::new(), home, root)))
+            }
+            #[cfg(feature = "linux")]
+            Ready::Program(programs) => {
+                let (home, root) = (programs.pristine.home(), programs.pristine.state());
+                Line::Program(Box::new(Branch::sow(&Tree::new(), home, root)))
             }
         };
         Ok(Self { guest: guest.clone(), line, state: State::Ready })
@@ -295,6 +309,12 @@ impl Session {
                 let forks = (0..count).map(|_| branch.fork(id).map(Box::new).map(Line::Machine));
                 forks.map(|line| line.map(fork).map_err(unmoved)).collect()
             }
+            #[cfg(feature = "linux")]
+            Line::Program(branch) => {
+                let id = branch.here().map_err(unmoved)?;
+                let forks = (0..count).map(|_| branch.fork(id).map(Box::new).map(Line::Program));
+                forks.map(|line| line.map(fork).map_err(unmoved)).collect()
+            }
         }
     }
 
@@ -329,6 +349,12 @@ impl Session {
             }
             #[cfg(feature = "vm")]
             Line::Machine(_) => Ok(FileDifference::default()),
+            #[cfg(feature = "linux")]
+            Line::Program(branch) => {
+                let (one, two) = (branch.tree().get(one)?, branch.tree().get(two)?);
+                let (one, two) = (one.state.files(), two.state.files());
+                one.diff(two).map_err(|e| SessionError::State(e.into()))
+            }
         }
     }
 
@@ -345,6 +371,10 @@ impl Session {
             #[cfg(feature = "vm")]
             Line::Machine(_) => Err(SessionError::NoFiles(
                 "a micro-VM has no file tree; a Wasm module can have one",
+            )),
+            #[cfg(feature = "linux")]
+            Line::Program(_) => Err(SessionError::NoFiles(
+                "the files of a Linux program are reached by the program alone",
             )),
         }
     }

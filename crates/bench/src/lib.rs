@@ -8,6 +8,8 @@ pub mod arena;
 pub mod fault;
 pub mod grow;
 pub mod js;
+#[cfg(feature = "linux")]
+pub mod linux;
 pub mod live;
 pub mod modules;
 pub mod restore;

@@ -115,6 +115,15 @@ enum Table {
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
     },
+    #[cfg(feature = "linux")]
+    /// CPython as it is: pristine calls, clones, thaws and starts, beside a fork server and new processes.
+    Linux {
+        #[command(flatten)]
+        common: Common,
+        /// Where the snapshots of the benchmark are made.
+        #[arg(long, value_name = "DIR")]
+        dir: Option<PathBuf>,
+    },
     /// Makes N calls of the small module and nothing else, for strace to look at.
     #[command(hide = true)]
     Steady {
@@ -259,6 +268,14 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             let scratch = Scratch::new(dir.as_deref())?;
             let (options, remote) = (common.options(), remote.as_deref());
             start::start(&wasm, js::REQUEST, scratch.path(), remote, &options, &mut print)?;
+        }
+        #[cfg(feature = "linux")]
+        Table::Linux { common, dir } => {
+            let scratch = Scratch::new(dir.as_deref())?;
+            let options = common.options();
+            afresh_bench::linux::all(scratch.path(), &options, &mut print, &mut |case| {
+                eprintln!("{case}: left out: python3 lacks the modules it needs");
+            })?;
         }
         Table::Steady { calls, function } => {
             steady::run(*calls, function)?;

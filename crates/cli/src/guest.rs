@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use afresh::{Call, Guest, Options};
+use anyhow::Context;
 use clap::Args;
 
 use crate::Settings;
@@ -12,7 +13,8 @@ use crate::output::spinner;
 /// A guest and how to run it.
 #[derive(Debug, Args)]
 pub(crate) struct GuestArguments {
-    /// A Wasm module or component, a static-PIE ELF for a micro-VM, or a snapshot: PLACE[@NAME].
+    /// A Wasm module or component, a static-PIE ELF for a micro-VM, a Linux program, or a snapshot:
+    /// PLACE[@NAME].
     pub(crate) guest: String,
     #[command(flatten)]
     how: OpenArguments,
@@ -21,19 +23,32 @@ pub(crate) struct GuestArguments {
 /// How guests are run.
 #[derive(Debug, Args)]
 pub(crate) struct OpenArguments {
+    /// The guest is a Linux program, by its path or its name in PATH. Each call is input on its standard input, and lasts
+    /// until it waits for more; the state in which it first waited is the warm one.
+    #[cfg(feature = "linux")]
+    #[arg(long)]
+    linux: bool,
     /// Exported functions to call once, in order, to warm the guest; arguments after a colon, separated
-    /// by commas: `warm:100,2`.
+    /// by commas: `warm:100,2`. For a Linux program, lines that it answers first.
     #[arg(long = "warm", value_name = "F[:ARGS]")]
     warm: Vec<String>,
     /// Most milliseconds one call may take.
     #[arg(long, value_name = "MS")]
     pub(crate) timeout: Option<u64>,
-    /// Most MiB one memory of the guest may grow to; for a micro-VM, its memory.
+    /// Most MiB one memory of the guest may grow to; for a micro-VM, its memory; for a Linux program, what it
+    /// may map.
     #[arg(long, value_name = "MIB")]
     pub(crate) memory: Option<u64>,
     /// Where compiled guests are kept between runs. Its files are native code: it must be yours alone.
     #[arg(long, value_name = "DIR")]
     pub(crate) cache: Option<PathBuf>,
+    /// Environment variables for the guest.
+    #[arg(long, value_name = "NAME=VALUE")]
+    env: Vec<String>,
+    /// Host directories the guest may read, as HOST or HOST::GUEST; add `:rw` to let it write. A Linux program sees HOST
+    /// where it is, and never writes there.
+    #[arg(long, value_name = "HOST[::GUEST][:rw]")]
+    pub(crate) dir: Vec<String>,
     #[cfg(feature = "wasm")]
     #[command(flatten)]
     pub(crate) wasm: crate::wasm::WasmArguments,
@@ -63,10 +78,7 @@ impl GuestArguments {
 
     /// Opens what is named, and warms it if it is a guest.
     pub(crate) fn open(&self, options: &Options) -> anyhow::Result<Guest> {
-        let bar = spinner("opening");
-        let guest = afresh::open(&self.guest, options)?;
-        bar.finish_and_clear();
-        Ok(guest)
+        self.how.open(&self.guest, options)
     }
 }
 
@@ -88,17 +100,69 @@ impl OpenArguments {
         if let Some(mib) = self.memory {
             options = options.memory(mib.saturating_mul(1 << 20));
         }
+        let env = self.env()?;
+        #[cfg(feature = "linux")]
+        {
+            let shape = crate::linux::Shape::new(command.arguments, &env, &self.dir, self.linux)?;
+            options = options.linux(move |program| shape.apply(program));
+            if self.linux {
+                options = options.kind(afresh::Kind::Program);
+            }
+        }
         for call in &self.warm {
-            options = options.warm(text_call(call));
+            options = options.warm(match self.is_program() {
+                true => Call::bytes("", format!("{call}\n")),
+                false => text_call(call),
+            });
         }
         #[cfg(feature = "wasm")]
-        let options = self.wasm.engine(options).wasm(self.wasm.options(guest, command)?);
+        let options = {
+            let wasm = self.wasm.options(guest, command, &env, &self.dir)?;
+            self.wasm.engine(options).wasm(wasm)
+        };
+        #[cfg(not(any(feature = "wasm", feature = "linux")))]
+        let _ = (command, env);
         #[cfg(not(feature = "wasm"))]
-        let _ = (guest, command);
+        let _ = guest;
         #[cfg(feature = "vm")]
         let options =
             options.vm(|builder| builder.log(|level, text| eprintln!("guest[{level}]: {text}")));
         Ok(options)
+    }
+
+    /// The environment that is asked for.
+    pub(crate) fn env(&self) -> anyhow::Result<Vec<(String, String)>> {
+        let pair = |pair: &String| {
+            let parts =
+                pair.split_once('=').map(|(name, value)| (name.to_owned(), value.to_owned()));
+            parts.with_context(|| format!("--env {pair}: no `=` in it"))
+        };
+        self.env.iter().map(pair).collect()
+    }
+
+    /// Whether the guest is said to be a Linux program.
+    fn is_program(&self) -> bool {
+        #[cfg(feature = "linux")]
+        return self.linux;
+        #[cfg(not(feature = "linux"))]
+        false
+    }
+
+    /// Opens what is named, and warms it if it is a guest.
+    pub(crate) fn open(&self, guest: &str, options: &Options) -> anyhow::Result<Guest> {
+        let bar = spinner("opening");
+        let guest = afresh::open(&self.reference(guest)?, options)?;
+        bar.finish_and_clear();
+        Ok(guest)
+    }
+
+    /// What `guest` is opened by: a Linux program is looked for as a shell does.
+    pub(crate) fn reference(&self, guest: &str) -> anyhow::Result<String> {
+        #[cfg(feature = "linux")]
+        if self.linux {
+            return crate::linux::find(guest);
+        }
+        Ok(guest.to_owned())
     }
 }
 

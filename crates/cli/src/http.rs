@@ -14,7 +14,6 @@ use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::Settings;
-use crate::guest::Command;
 use crate::output::{Format, say};
 use crate::serve::Arguments;
 
@@ -94,11 +93,12 @@ impl Arguments {
     fn guest(&self, text: &str, settings: &Settings) -> anyhow::Result<GuestConfig> {
         let http = &self.http;
         let (route, reference) = route(text);
-        let mut guest = GuestConfig::new(reference);
+        let mut guest = GuestConfig::new(self.how.reference(reference)?);
         guest.name = route.unwrap_or(reference).to_owned();
-        guest.open = self.how.options(reference, settings, Command::default())?;
+        guest.open = self.how.options(reference, settings, self.command())?;
         let mode = self.how.wasm.mode.unwrap_or(guest.wasm.mode);
-        guest.wasm = self.how.wasm.options(reference, Command::default())?;
+        guest.wasm =
+            self.how.wasm.options(reference, self.command(), &self.how.env()?, &self.how.dir)?;
         guest.wasm.mode = mode;
         guest.call.clone_from(&self.call);
         if let Some(route) = route {

@@ -18,7 +18,7 @@ mod guest;
 mod http;
 #[cfg(feature = "seal")]
 mod keys;
-#[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
+#[cfg(feature = "linux")]
 mod linux;
 mod manual;
 mod output;
@@ -61,10 +61,6 @@ enum Command {
     Run(run::Arguments),
     /// Answer requests over HTTP, each from the warm state; or one a line from standard input.
     Serve(serve::Arguments),
-    /// Warm an unmodified Linux program, and answer each line of standard input from the state in which it first
-    /// waited for input.
-    #[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
-    Linux(linux::Arguments),
     /// Warm a guest and keep it as a snapshot.
     Snapshot(snapshot::SnapshotArguments),
     /// Call a guest and keep the state that the call leaves as a snapshot.
@@ -149,8 +145,6 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
     match command {
         Command::Run(arguments) => run::run(arguments, settings),
         Command::Serve(arguments) => serve::run(arguments, settings),
-        #[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
-        Command::Linux(arguments) => linux::run(arguments, settings),
         Command::Snapshot(arguments) => snapshot::snapshot(arguments, settings),
         Command::Fork(arguments) => snapshot::fork(arguments, settings),
         Command::Verify(arguments) => verify::run(arguments, settings),

@@ -19,11 +19,11 @@ pub(crate) struct CallArguments {
     /// those given here.
     #[arg(long, value_name = "F", default_value = START)]
     call: String,
-    /// Bytes for a guest that handles bytes, or a command's standard input: text, `@FILE`, or `-` for
+    /// Bytes for a guest that handles bytes, or the standard input of a command or program: text, `@FILE`, or `-` for
     /// standard input.
     #[arg(long, value_name = "TEXT|@FILE|-")]
     input: Option<String>,
-    /// Arguments of the function or command; after `--` those that begin with a dash.
+    /// Arguments of the function, command or program; after `--` those that begin with a dash.
     #[arg(allow_negative_numbers = true)]
     arguments: Vec<String>,
 }
@@ -64,6 +64,7 @@ impl Request<'_> {
         let CallArguments { call, arguments, .. } = self.arguments;
         match (kind, &self.input) {
             (Kind::Machine, None) => Call::bytes(call, arguments.join(" ")),
+            (Kind::Program, input) => Call::bytes(call, line(input.clone().unwrap_or_default())),
             (Kind::Module | Kind::Component, _) if self.is_command() => {
                 Call::text(call, [] as [&str; 0])
             }
@@ -71,6 +72,14 @@ impl Request<'_> {
             (_, None) => Call::text(call, arguments),
         }
     }
+}
+
+/// Input for a Linux program, which most read by lines: with a line's end. Nothing stays nothing, the end of the input.
+pub(crate) fn line(mut input: Vec<u8>) -> Vec<u8> {
+    if input.last().is_some_and(|&last| last != b'\n') {
+        input.push(b'\n');
+    }
+    input
 }
 
 /// The call that an argument of `--record` means.

@@ -55,6 +55,10 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             }
         }
     }
+    #[cfg(feature = "linux")]
+    if arguments.report && guest.as_program().is_some() {
+        report_program(&guest)?;
+    }
     if arguments.report && !times.is_empty() {
         if let Some(origin) = guest.origin() {
             report_origin(origin);
@@ -78,6 +82,30 @@ fn report_origin(origin: &Origin) {
             origin.memory.touched().iter().map(|run| run.len).sum()
         },
     );
+}
+
+/// Says what a Linux program takes, and which system calls it made that are not served.
+#[cfg(feature = "linux")]
+fn report_program(guest: &Guest) -> anyhow::Result<()> {
+    let mut lease = guest.lease()?;
+    let (Some(warm), Some(instance)) = (guest.as_program(), lease.as_program()) else {
+        return Ok(());
+    };
+    let stats = instance.stats();
+    eprintln!(
+        "image     {:.1} MiB, of which {:.1} MiB take memory; the last reset copied {} KiB back",
+        stats.image as f64 / f64::from(1 << 20),
+        stats.resident as f64 / f64::from(1 << 20),
+        stats.copied >> 10
+    );
+    let mut unserved = warm.unserved().clone();
+    for (number, count) in &stats.unserved {
+        *unserved.entry(*number).or_default() += count;
+    }
+    for (number, count) in unserved {
+        eprintln!("system call {number} is not served; it was made {count} times");
+    }
+    Ok(())
 }
 
 /// Says how a Wasm module was warmed.

@@ -5,12 +5,12 @@ use std::process::ExitCode;
 use clap::Args;
 
 use crate::Settings;
-use crate::guest::OpenArguments;
+use crate::guest::{Command, OpenArguments};
 use crate::stdio;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// Wasm modules and components, static-PIE ELFs for micro-VMs, or snapshots: each `[/ROUTE=]PLACE[@NAME]`. Without
+    /// Wasm modules and components, static-PIE ELFs for micro-VMs, Linux programs, or snapshots: each `[/ROUTE=]PLACE[@NAME]`. Without
     /// a route a guest answers for every path.
     #[cfg_attr(feature = "serve", arg(required_unless_present = "config"))]
     #[cfg_attr(not(feature = "serve"), arg(required = true))]
@@ -27,6 +27,16 @@ pub(crate) struct Arguments {
     #[cfg(feature = "serve")]
     #[command(flatten)]
     pub(crate) http: crate::http::HttpArguments,
+    /// Arguments of a Linux program.
+    #[arg(last = true)]
+    pub(crate) arguments: Vec<String>,
+}
+
+impl Arguments {
+    /// What the guests are given beside what opens them.
+    pub(crate) fn command(&self) -> Command<'_> {
+        Command { arguments: &self.arguments, ..Command::default() }
+    }
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
@@ -34,7 +44,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         let [guest] = &arguments.guests[..] else {
             anyhow::bail!("--stdio serves one guest, and {} are named", arguments.guests.len());
         };
-        return stdio::run(guest, &arguments.how, &arguments.call, settings);
+        return stdio::run(guest, arguments, settings);
     }
     #[cfg(feature = "serve")]
     return crate::http::run(arguments, settings);

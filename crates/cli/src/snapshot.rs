@@ -36,6 +36,9 @@ pub(crate) struct SnapshotArguments {
     #[cfg(feature = "seal")]
     #[command(flatten)]
     protect: ProtectArguments,
+    /// Arguments of a Linux program; after `--` those that begin with a dash.
+    #[arg(allow_negative_numbers = true)]
+    arguments: Vec<String>,
 }
 
 #[derive(Debug, Args)]
@@ -98,7 +101,7 @@ pub(crate) fn snapshot(
     settings: &Settings,
 ) -> anyhow::Result<ExitCode> {
     Guest::check_target(&arguments.to)?;
-    let command = Command { shown: true, ..Command::default() };
+    let command = Command { shown: true, arguments: &arguments.arguments, ..Command::default() };
     let guest = arguments.guest.open(&arguments.guest.options(settings, command)?)?;
     let started = Instant::now();
     let bar = spinner("saving");

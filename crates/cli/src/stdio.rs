@@ -4,31 +4,32 @@ use std::io::{BufRead, Write};
 use std::process::ExitCode;
 use std::time::Instant;
 
-use afresh::Answer;
+use afresh::{Answer, Kind};
 use anyhow::Context;
 use serde_json::json;
 
-use crate::guest::{Command, OpenArguments};
-use crate::output::{Format, spinner};
+use crate::output::Format;
+use crate::serve::Arguments;
 use crate::{Settings, reason, request};
 
 pub(crate) fn run(
     guest: &str,
-    how: &OpenArguments,
-    call: &str,
+    arguments: &Arguments,
     settings: &Settings,
 ) -> anyhow::Result<ExitCode> {
-    let options = how.options(guest, settings, Command::default())?;
-    let bar = spinner("opening");
-    let guest = afresh::open(guest, &options)?;
-    bar.finish_and_clear();
+    let how = &arguments.how;
+    let guest = how.open(guest, &how.options(guest, settings, arguments.command())?)?;
     // A guest that cannot answer at all is an error of this command, not of every request.
-    let function = guest.function(call)?;
+    let function = guest.function(&arguments.call)?;
     let mut out = std::io::stdout().lock();
     let mut all_answered = true;
     for line in std::io::stdin().lock().lines() {
         let line = line.context("reading a request")?;
         let started = Instant::now();
+        let line = match guest.kind() {
+            Kind::Program => format!("{line}\n"),
+            _ => line,
+        };
         // A request that fails is answered with the error: the next one starts from the warm state.
         let answer = guest.call(&function, line.as_bytes()).map(Answer::Bytes);
         let us = started.elapsed().as_secs_f64() * 1e6;

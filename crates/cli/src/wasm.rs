@@ -28,12 +28,6 @@ pub(crate) struct WasmArguments {
     /// for, or 512 KiB.
     #[arg(long, value_name = "MIB")]
     stack: Option<usize>,
-    /// Environment variables for the guest.
-    #[arg(long, value_name = "NAME=VALUE")]
-    env: Vec<String>,
-    /// Host directories the guest may read, as HOST or HOST::GUEST; add `:rw` to let it write.
-    #[arg(long, value_name = "HOST[::GUEST][:rw]")]
-    dir: Vec<String>,
     /// What lies below the guest's file tree in memory, as PATH or PATH::GUEST: a directory, a zip, a tar, an OCI
     /// image's layout; read-only, several over one another. What the guest writes is kept in memory, undone with
     /// its memory and saved with it. `empty` is a tree with nothing in it.
@@ -63,39 +57,17 @@ impl WasmArguments {
         &self,
         guest: &str,
         command: Command<'_>,
+        env: &[(String, String)],
+        dir: &[String],
     ) -> anyhow::Result<GuestOptions> {
         Ok(GuestOptions {
             mode: self.mode.unwrap_or_default(),
             strategy: self.strategy,
             fuel: self.fuel,
-            wasi: self.wasi(guest, command)?,
+            wasi: Wasi { files: self.tree()?, ..wasi(guest, command, env, dir)? },
             stub_imports: self.stub_imports,
             ..GuestOptions::default()
         })
-    }
-
-    fn wasi(&self, guest: &str, command: Command<'_>) -> anyhow::Result<Wasi> {
-        let output = if command.shown { Output::Inherit } else { Output::Discard };
-        let mut wasi = Wasi { output, ..Wasi::default() };
-        wasi.args = std::iter::once(guest.to_owned()).chain(command.arguments.to_vec()).collect();
-        wasi.inherit_stdin = command.interactive && command.input.is_none();
-        wasi.stdin = command.input.unwrap_or_default();
-        for pair in &self.env {
-            let (name, value) =
-                pair.split_once('=').with_context(|| format!("--env {pair}: no `=` in it"))?;
-            wasi.env.push((name.to_owned(), value.to_owned()));
-        }
-        for entry in &self.dir {
-            let (entry, writable) = match entry.strip_suffix(":rw") {
-                Some(entry) => (entry, true),
-                None => (entry.as_str(), false),
-            };
-            let (host, guest) = entry.split_once("::").unwrap_or((entry, entry));
-            anyhow::ensure!(PathBuf::from(host).is_dir(), "--dir {host}: no such directory");
-            wasi.dirs.push((host.into(), guest.to_owned(), writable));
-        }
-        wasi.files = self.tree()?;
-        Ok(wasi)
     }
 
     /// The guest's file tree, if it is to have one.
@@ -116,4 +88,27 @@ impl WasmArguments {
         }
         Ok(Some(tree))
     }
+}
+
+fn wasi(
+    guest: &str,
+    command: Command<'_>,
+    env: &[(String, String)],
+    dir: &[String],
+) -> anyhow::Result<Wasi> {
+    let output = if command.shown { Output::Inherit } else { Output::Discard };
+    let mut wasi = Wasi { output, env: env.to_vec(), ..Wasi::default() };
+    wasi.args = std::iter::once(guest.to_owned()).chain(command.arguments.to_vec()).collect();
+    wasi.inherit_stdin = command.interactive && command.input.is_none();
+    wasi.stdin = command.input.unwrap_or_default();
+    for entry in dir {
+        let (entry, writable) = match entry.strip_suffix(":rw") {
+            Some(entry) => (entry, true),
+            None => (entry.as_str(), false),
+        };
+        let (host, guest) = entry.split_once("::").unwrap_or((entry, entry));
+        anyhow::ensure!(PathBuf::from(host).is_dir(), "--dir {host}: no such directory");
+        wasi.dirs.push((host.into(), guest.to_owned(), writable));
+    }
+    Ok(wasi)
 }

@@ -1,29 +1,33 @@
-//! `afresh linux`: programs of the system, as they are.
+//! `--linux`: programs of the system, as they are.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
 
-fn linux(arguments: &[&str], input: &str) -> Output {
+fn afresh(arguments: &[&str], input: &str) -> Output {
     let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
-        .arg("linux")
         .args(arguments)
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
         .unwrap();
-    child.stdin.take().unwrap().write_all(input.as_bytes()).unwrap();
+    // A command that fails before it reads leaves nobody to write to.
+    let _ = child.stdin.take().unwrap().write_all(input.as_bytes());
     child.wait_with_output().unwrap()
 }
 
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
 /// Puts a line's number before it, and ends at `quit`.
-const NUMBER: &[&str] = &["sed", "-u", "/quit/q7;="];
+const NUMBER: [&str; 5] = ["--linux", "sed", "--", "-u", "/quit/q7;="];
 
 /// Whether this host runs guests, and has sed.
 fn can_run() -> bool {
-    let output = linux(&[&["--verify"], NUMBER].concat(), "1\n");
-    let why = String::from_utf8_lossy(&output.stderr).into_owned();
+    let output = afresh(&[&["serve"], &NUMBER[..]].concat(), "1\n");
+    let why = text(&output.stderr);
     // What the host lacks is named; anything else is for the tests to find.
     let lacks = ["no program", "seccomp", "userfaultfd", "denied", "not permitted"];
     if !output.status.success() && lacks.iter().any(|word| why.contains(word)) {
@@ -38,12 +42,19 @@ fn each_line_is_answered_from_the_state_in_which_the_program_first_waited() {
     if !can_run() {
         return;
     }
-    let arguments = [&["--verify", "--report", "--warm", "first"], NUMBER].concat();
-    let output = linux(&arguments, "a\nb\na\n");
-    let (out, err) =
-        (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    let output = afresh(&[&["serve", "--warm", "first"], &NUMBER[..]].concat(), "a\nb\na\n");
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!((&*out, output.status.code()), ("2\na\n2\nb\n2\na\n", Some(0)), "{err}");
+    let arguments = ["run", "--report", "-n", "3", "--input", "x", "--warm", "first"];
+    let output = afresh(&[&arguments, &NUMBER[..]].concat(), "");
+    let (out, err) = (text(&output.stdout), text(&output.stderr));
+    assert_eq!((&*out, output.status.code()), ("2\nx\n2\nx\n2\nx\n", Some(0)), "{err}");
     assert!(err.contains("3 calls, each from the warm state"), "{err}");
+    assert!(err.contains("the last reset copied"), "{err}");
+    let output = afresh(&[&["verify", "-n", "10", "--input", "x"], &NUMBER[..]].concat(), "");
+    let out = text(&output.stdout);
+    assert_eq!(output.status.code(), Some(0), "{out}{}", text(&output.stderr));
+    assert!(out.contains("10 calls (0 failed)") && out.contains("0 bytes differ"), "{out}");
 }
 
 #[test]
@@ -51,24 +62,49 @@ fn a_program_that_ends_fails_its_request_and_not_the_next() {
     if !can_run() {
         return;
     }
-    let output = linux(NUMBER, "a\nquit\nb\n");
-    let out = String::from_utf8_lossy(&output.stdout);
+    let output = afresh(&[&["serve"], &NUMBER[..]].concat(), "a\nquit\nb\n");
+    let out = text(&output.stdout);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines.len(), 5, "{out}");
     assert_eq!([lines[0], lines[1], lines[3], lines[4]], ["1", "a", "1", "b"]);
     assert!(lines[2].starts_with("error: ") && lines[2].contains('7'), "{out}");
+    // It said nothing, and the message does not pretend that it did.
+    assert!(!lines[2].contains("said"), "{out}");
     assert_eq!(output.status.code(), Some(1));
 }
 
 #[test]
-fn what_goes_wrong_before_is_named() {
-    let output = linux(&["no-such-program-here"], "");
-    let err = String::from_utf8_lossy(&output.stderr);
-    assert!(err.contains("no program no-such-program-here in PATH"), "{err}");
+fn a_program_is_kept_as_a_snapshot_and_forked() {
+    if !can_run() {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let place = |name: &str| format!("{}@{name}", folder.path().display());
+    let (warm, forked) = (place("warm"), place("forked"));
+    let output = afresh(&[&["snapshot", "--to", &warm], &NUMBER[..]].concat(), "");
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    let output = afresh(&["fork", &warm, "--to", &forked, "--input", "one"], "");
+    assert_eq!(text(&output.stdout).lines().take(2).collect::<Vec<_>>(), ["1", "one"]);
+    assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+    for (from, number) in [(&warm, "1"), (&forked, "2"), (&warm, "1")] {
+        let output = afresh(&["serve", from], "a\nb\n");
+        let expected = format!("{number}\na\n{number}\nb\n");
+        assert_eq!(text(&output.stdout), expected, "{}", text(&output.stderr));
+    }
+    let output = afresh(&["diff", &warm, &forked], "");
+    assert_eq!(output.status.code(), Some(3), "{}", text(&output.stderr));
+}
+
+#[test]
+fn what_cannot_run_is_refused_with_the_reason() {
+    let output = afresh(&["run", "--linux", "no-such-program-here"], "");
     assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output.stderr).contains("no program no-such-program-here in PATH"));
     if can_run() {
-        let output = linux(&["--", "true"], "");
-        let err = String::from_utf8_lossy(&output.stderr);
-        assert!(err.contains("before it waited for input"), "{err}");
+        // It never waits for input.
+        let output = afresh(&["run", "--linux", "true"], "");
+        let err = text(&output.stderr);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(err.contains("exited with status 0 before it waited for input"), "{err}");
     }
 }

@@ -21,10 +21,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let program = Program::new(args.next().ok_or("name a program, by its absolute path")?);
     let program = grants.into_iter().fold(program, |program, grant| program.grant(grant));
-    let mut warm = args.fold(program, |program, arg| program.arg(arg)).warm()?;
+    let mut warm = args.fold(program, |program, arg| program.arg(arg)).warm()?.instance();
     let mut output = std::io::stdout().lock();
     for line in std::io::stdin().lock().lines() {
-        match warm.call(format!("{}\n", line?).as_bytes()) {
+        match warm.call_pristine(format!("{}\n", line?).as_bytes()) {
             Ok(answer) => output.write_all(&answer)?,
             Err(error) => eprintln!("{error}"),
         }

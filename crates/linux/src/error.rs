@@ -23,11 +23,29 @@ pub enum WarmError {
         /// What is wrong with it.
         why: &'static str,
     },
+    /// A file or directory could not be given to it.
+    #[error("{path} cannot be given to the guest: {error}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// Why not.
+        error: afresh_files::Refused,
+    },
+    /// It is a script.
+    #[error("{path} is a script for {interpreter}: {help}")]
+    Script {
+        /// Which file.
+        path: PathBuf,
+        /// What its first line names.
+        interpreter: String,
+        /// What to do.
+        help: String,
+    },
     /// Arguments, environment or the program's segments do not fit.
     #[error("the program does not fit into its memory limit, or its arguments into its stack")]
     TooLarge,
     /// The program ended before it waited for input.
-    #[error("the program {end} before it waited for input on descriptor 0; it said: {messages}")]
+    #[error("the program {end} before it waited for input on descriptor 0{}", said(messages))]
     Ended {
         /// How.
         end: End,
@@ -35,7 +53,7 @@ pub enum WarmError {
         messages: String,
     },
     /// It did not come to wait for input in time.
-    #[error("the program did not wait for input within its start limit; it said: {messages}")]
+    #[error("the program did not wait for input within its start limit{}", said(messages))]
     Late {
         /// The end of its standard error.
         messages: String,
@@ -47,7 +65,7 @@ pub enum WarmError {
 #[non_exhaustive]
 pub enum CallError {
     /// The host failed, or the guest's process ended by a fault.
-    #[error("{source}; the guest said: {messages}")]
+    #[error("{source}{}", said(messages))]
     Platform {
         /// What failed.
         source: PlatformError,
@@ -55,7 +73,7 @@ pub enum CallError {
         messages: String,
     },
     /// The guest ended in place of waiting for the next request.
-    #[error("the guest {end}; it said: {messages}")]
+    #[error("the guest {end}{}", said(messages))]
     Ended {
         /// How.
         end: End,
@@ -65,10 +83,87 @@ pub enum CallError {
         messages: String,
     },
     /// It ran longer than its time limit, and was killed.
-    #[error("the guest ran longer than its time limit; it said: {messages}")]
+    #[error("the guest ran longer than its time limit{}", said(messages))]
     Late {
         /// The end of its standard error in this call.
         messages: String,
+    },
+    /// An earlier call was cut short.
+    #[error("an earlier call of this instance was cut short: reset it first")]
+    NeedsReset,
+}
+
+/// What the guest said last, if it said anything.
+fn said(messages: &str) -> String {
+    match messages.trim_end() {
+        "" => String::new(),
+        said => format!("; it said: {said}"),
+    }
+}
+
+/// A session's state could not be kept or changed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum SnapshotError {
+    /// Freezing failed.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// The state is not one of a Linux program.
+    #[error("the state is of another guest")]
+    Foreign,
+}
+
+/// A program could not be frozen for a snapshot.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FreezeError {
+    /// The present state could not be read.
+    #[error(transparent)]
+    Call(#[from] CallError),
+    /// Its state cannot be written down.
+    #[error("the guest's state cannot be encoded: {0}")]
+    State(String),
+    /// The snapshot could not be written.
+    #[error(transparent)]
+    Save(#[from] afresh_pager::SaveMemoryError),
+}
+
+/// A snapshot did not become a warm program.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ThawError {
+    /// It is of another kind of guest, of another version, or for a processor that can do more.
+    #[error(transparent)]
+    Open(#[from] afresh_store::OpenError),
+    /// Its pages could not be opened.
+    #[error(transparent)]
+    Restore(#[from] afresh_pager::RestoreError),
+    /// The files that it had written are damaged, or a granted directory cannot be opened.
+    #[error(transparent)]
+    Files(#[from] afresh_files::TreeError),
+    /// Its state is damaged.
+    #[error("the snapshot's state is damaged: {0}")]
+    State(String),
+    /// The host's kernel or processor is another, in what the program has seen of it.
+    #[error(
+        "{what} differs from where the snapshot was made: open it there, or warm the program anew here"
+    )]
+    Host {
+        /// What differs.
+        what: &'static str,
+    },
+    /// A place of the host's that the program could read.
+    #[error(
+        "{0} was granted to the program when the snapshot was made: grant it again, or a directory above it, if you trust the snapshot"
+    )]
+    NotGranted(PathBuf),
+    /// A file that the program has open.
+    #[error("{path} is open in the program, and {why}")]
+    File {
+        /// Which.
+        path: PathBuf,
+        /// What is wrong with it.
+        why: &'static str,
     },
 }
 

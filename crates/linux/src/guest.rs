@@ -24,11 +24,13 @@ pub(crate) struct Guest {
     pub(crate) person: Person,
     /// Where the memory map was changed since the last reset.
     pub(crate) disturbed: Ranges,
+    /// Where other memory is mapped than was then.
+    pub(crate) replaced: Ranges,
 }
 
 impl Guest {
     pub(crate) fn new(process: Process, person: Person) -> Self {
-        Self { process, person, disturbed: Ranges::default() }
+        Self { process, person, disturbed: Ranges::default(), replaced: Ranges::default() }
     }
 
     /// Runs the guest until it waits for input, ends, or `deadline` is there.
@@ -74,6 +76,7 @@ impl Guest {
             let kind = order[0] as i64;
             if kind == libc::SYS_mmap || kind == libc::SYS_munmap {
                 self.process.forget(range.clone());
+                self.replaced.insert(range.clone());
             }
             self.disturbed.insert(range);
         }

@@ -1,15 +1,18 @@
 //! Unmodified Linux programs as guests: warmed once, then called as often as one likes, each time from the same state.
 //!
 //! A [`Program`] is started in a process of its own and runs until it waits for input. There it is frozen: memory, registers,
-//! mappings, descriptors, files. A [`Warm`] program answers requests: bytes go in on its standard input, its answer comes out
-//! on its standard output, and when it waits for input again everything it changed is brought back.
+//! mappings, descriptors, files. An [`Instance`] of the [`Warm`] program answers requests: bytes go in on its standard input, its
+//! answer comes out on its standard output. After [`Instance::reset`] the next call starts from the warm state: everything that
+//! calls changed is brought back.
 //!
 //! ```no_run
 //! use afresh_linux::Program;
 //!
 //! let script = "import sys, json\nfor line in sys.stdin: print(sum(json.loads(line)), flush=True)\n";
-//! let mut python = Program::new("/usr/bin/python3").arg("/app.py").file("/app.py", script).request("[1]\n").warm()?;
+//! let warm = Program::new("/usr/bin/python3").arg("/app.py").file("/app.py", script).request("[1]\n").warm()?;
+//! let mut python = warm.instance();
 //! assert_eq!(python.call(b"[1, 2, 3]\n")?, b"6\n");
+//! python.reset();
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
@@ -23,16 +26,24 @@
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod error;
+mod frozen;
 mod guest;
+mod hands;
+mod instance;
 mod load;
 mod personality;
 mod platform;
 mod program;
 mod ranges;
+mod session;
+mod standing;
 mod warm;
 
-pub use error::{CallError, VerifyError, WarmError};
+pub use error::{CallError, FreezeError, SnapshotError, ThawError, VerifyError, WarmError};
+pub use frozen::Frozen;
+pub use instance::Instance;
 pub use personality::End;
 pub use platform::PlatformError;
 pub use program::{Program, Run};
+pub use session::{Home, ProgramState};
 pub use warm::{Stats, Warm};

@@ -4,9 +4,11 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
+use afresh_files::{Kind, Tree};
+
 use crate::error::WarmError;
 use crate::guest::Guest;
-use crate::personality::{Found, Kind, PAGE, Tree};
+use crate::personality::PAGE;
 use crate::platform::Then;
 
 /// Where programs go that may lie anywhere.
@@ -67,9 +69,6 @@ impl Fields<'_> {
 impl Elf {
     fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
         let file = Fields(bytes);
-        if bytes.starts_with(b"#!") {
-            return Err("it is a script: name its interpreter, and the script as an argument");
-        }
         if file.get::<7>(0)? != [0x7f, b'E', b'L', b'F', 2, 1, 1] || file.half(18)? != 62 {
             return Err("it is not an ELF program for x86-64");
         }
@@ -135,25 +134,42 @@ impl Elf {
     }
 }
 
+/// What the first line of a script names, without what comes before the interpreter.
+fn interpreter(line: &[u8]) -> String {
+    let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default();
+    let line = String::from_utf8_lossy(&line[..line.len().min(200)]).trim().to_owned();
+    match line.strip_prefix("/usr/bin/env ") {
+        Some(rest) => rest.trim().to_owned(),
+        None => line,
+    }
+}
+
+/// What to do about a script: most are arguments of their interpreter, but a version manager's stands for another program.
+fn way_past(path: &Path) -> String {
+    let parent = path.parent().and_then(Path::file_name);
+    if parent.is_some_and(|parent| parent == "shims") {
+        let name = path.file_name().unwrap_or_default().to_string_lossy();
+        return format!(
+            "it stands for a program that a version manager chooses: give that program's own path (`pyenv which \
+             {name}`, `asdf which {name}` or the like tells it)"
+        );
+    }
+    "name the interpreter, and the script as its argument".to_owned()
+}
+
 /// The bytes of a file of the guest's.
 fn read_file(tree: &Tree, path: &Path) -> Result<Vec<u8>, WarmError> {
     let missing = || WarmError::NotFound(path.to_path_buf());
-    let (at, found) = tree.resolve(Path::new("/"), path, true).map_err(|_| missing())?;
-    let attributes = tree.attributes(&found).map_err(|_| missing())?;
+    let node = tree.find(path.as_os_str().as_bytes()).map_err(|_| missing())?;
+    let stat = tree.stat(node).map_err(|_| missing())?;
     let why = "it is not a file of at most 1 GiB";
     let unloadable = || WarmError::Unloadable { path: path.to_path_buf(), why };
-    if !attributes.is(libc::S_IFREG) || attributes.size > LONGEST {
+    if stat.kind != Kind::File || stat.size > LONGEST {
         return Err(unloadable());
     }
-    if let Found::Layer(inode) = found {
-        return match tree.inode(inode).map(|inode| &inode.kind) {
-            Ok(Kind::File(bytes)) => Ok(bytes.to_vec()),
-            _ => Err(missing()),
-        };
-    }
-    let file = Tree::open_host(&at).map_err(|_| missing())?;
-    let mut bytes = vec![0; attributes.size as usize];
-    std::os::unix::fs::FileExt::read_exact_at(&file, &mut bytes, 0).map_err(|_| unloadable())?;
+    let mut bytes = vec![0; stat.size as usize];
+    let read = tree.read(node, 0, &mut bytes).map_err(|_| unloadable())?;
+    bytes.truncate(read);
     Ok(bytes)
 }
 
@@ -188,6 +204,13 @@ pub(crate) fn load(
 ) -> Result<(), WarmError> {
     let parse = |guest: &Guest, path: &Path| {
         let bytes = read_file(&guest.person.state.tree, path)?;
+        if let Some(line) = bytes.strip_prefix(b"#!") {
+            return Err(WarmError::Script {
+                path: path.to_path_buf(),
+                interpreter: interpreter(line),
+                help: way_past(path),
+            });
+        }
         let elf = Elf::parse(&bytes)
             .map_err(|why| WarmError::Unloadable { path: path.to_path_buf(), why })?;
         Ok::<_, WarmError>((elf, bytes))

@@ -6,29 +6,33 @@
 
 mod attribute_calls;
 mod clock_calls;
+mod devices;
 mod encode;
 mod file_calls;
+mod ground;
 mod layout;
 mod memory_calls;
 mod name_calls;
+mod packed;
 mod process_calls;
 mod table;
 mod transfer_calls;
-mod tree;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_files::{Node, Refused, Tree};
 use rustix::io::Errno;
 
 use crate::platform::{Call, PlatformError, Process};
 use attribute_calls::Times;
+pub(crate) use ground::{bytes, plant, prepare};
 pub(crate) use layout::{Change, Layout, PAGE, STACK_LEN, protect_order, unmap_order};
+pub(crate) use packed::{Packed, damaged};
 pub(crate) use process_calls::USER;
 use table::Table;
-pub(crate) use tree::{Found, Kind, Tree};
 
 /// Longest path, with its end.
 const PATH_LEN: usize = 4096;
@@ -38,8 +42,10 @@ const PATH_LEN: usize = 4096;
 pub(crate) struct State {
     pub(crate) layout: Layout,
     pub(crate) tree: Tree,
+    /// Directories of the host's that the tree lies over.
+    layers: Arc<[PathBuf]>,
     pub(crate) table: Table,
-    pub(crate) directory: PathBuf,
+    pub(crate) directory: Node,
     umask: u32,
     /// Handlers by signal, as the program gave them. None is ever called.
     handlers: BTreeMap<u64, [u8; 32]>,
@@ -49,12 +55,14 @@ pub(crate) struct State {
 }
 
 impl State {
-    pub(crate) fn new(layout: Layout, tree: Tree, directory: PathBuf) -> Self {
+    /// The state of a program that starts at the top of `tree`, which lies over `layers`.
+    pub(crate) fn new(layout: Layout, tree: Tree, layers: Vec<PathBuf>) -> Self {
         Self {
             layout,
             tree,
+            layers: layers.into(),
             table: Table::new(),
-            directory,
+            directory: Tree::ROOT,
             umask: 0o022,
             handlers: BTreeMap::new(),
             blocked: 0,
@@ -127,6 +135,12 @@ pub(crate) enum Stop {
 impl From<Errno> for Stop {
     fn from(errno: Errno) -> Self {
         Self::Errno(errno)
+    }
+}
+
+impl From<Refused> for Stop {
+    fn from(refused: Refused) -> Self {
+        Self::Errno(refused.errno())
     }
 }
 
@@ -352,8 +366,7 @@ fn word_in(process: &Process, address: u64) -> Served<u64> {
 }
 
 /// A path: bytes up to a zero, at most a page's worth.
-fn path_in(process: &Process, address: u64) -> Served<PathBuf> {
-    use std::os::unix::ffi::OsStringExt;
+fn path_in(process: &Process, address: u64) -> Served<Vec<u8>> {
     let mut path = Vec::new();
     while path.len() < PATH_LEN {
         let at = address.wrapping_add(path.len() as u64);
@@ -362,7 +375,7 @@ fn path_in(process: &Process, address: u64) -> Served<PathBuf> {
         let piece = copy_in(process, at, len as usize)?;
         if let Some(end) = piece.iter().position(|&byte| byte == 0) {
             path.extend(&piece[..end]);
-            return Ok(PathBuf::from(std::ffi::OsString::from_vec(path)));
+            return Ok(path);
         }
         path.extend(piece);
     }

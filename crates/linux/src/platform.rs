@@ -8,18 +8,24 @@ mod boot;
 mod control;
 mod filter;
 mod frame;
-mod image;
 mod listener;
 mod memory;
 mod orders;
+mod populated;
 mod process;
+mod seen;
+mod segments;
+mod show;
+mod spawn;
 mod stub;
 mod track;
 
 pub(crate) use frame::Registers;
-pub(crate) use image::Image;
 pub(crate) use orders::{INPUT_LEN, Orders, Then};
 pub(crate) use process::{Call, Event, Place, Process};
+pub(crate) use seen::Seen;
+pub(crate) use segments::{Segment, Segments};
+pub(crate) use show::Shown;
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN};
 
 use std::io;
@@ -52,6 +58,11 @@ pub enum PlatformError {
     /// The guest did something that only the stub does, and not as ordered. Its process was killed.
     #[error("the guest meddled with the stub ({0}); its process was killed")]
     Forged(&'static str),
+    /// The process is not this process's: it was made before a fork, or it went with a call that failed.
+    #[error(
+        "the guest's process is gone, and with it what its calls had left: reset it, or go back to a checkpoint"
+    )]
+    Lost,
     /// The guest ran longer than it may. Its process was killed.
     #[error("the guest ran longer than its time limit")]
     Late,

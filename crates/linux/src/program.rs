@@ -6,12 +6,15 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_files::{New, Refused, Time};
+
 use crate::error::WarmError;
 use crate::guest::{Guest, Halt, after};
 use crate::load;
-use crate::personality::{Kind, Layout, Person, State, Tree};
+use crate::personality::{self, Layout, Person, State};
 use crate::platform::{IMAGE_LEN, Process};
-use crate::warm::Warm;
+use crate::standing::Standing;
+use crate::warm::{Limits, Warm};
 
 /// What of the host every guest may read: programs and libraries, and what says where they are.
 const SYSTEM: [&str; 10] = [
@@ -148,9 +151,8 @@ impl Program {
         self
     }
 
-    /// Starts the program in a process of its own, with nothing mapped but the program.
-    fn start(&self) -> Result<Guest, WarmError> {
-        let real = self.path.canonicalize().map_err(|_| WarmError::NotFound(self.path.clone()))?;
+    /// What of the host the guest may read, by all of its names.
+    pub(crate) fn all_granted(&self) -> Vec<PathBuf> {
         let mut granted: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
         granted.extend(self.granted.iter().cloned());
         granted.push(self.path.clone());
@@ -160,13 +162,35 @@ impl Program {
         granted.extend(meant);
         granted.sort();
         granted.dedup();
-        let mut tree = Tree::new(granted, self.storage);
-        tree.plant(Path::new("/proc/self/exe"), Kind::Link(real), 0o777);
+        granted
+    }
+
+    pub(crate) fn limits(&self) -> Limits {
+        Limits { output: self.output, time: self.time, ..Limits::default() }
+    }
+
+    /// Starts the program in a process of its own, with nothing mapped but the program.
+    fn start(&self) -> Result<Guest, WarmError> {
+        let real = self.path.canonicalize().map_err(|_| WarmError::NotFound(self.path.clone()))?;
+        let own: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
+        let unfit = |path: &Path| {
+            let path = path.to_path_buf();
+            move |error: Refused| WarmError::File { path, error }
+        };
+        let storage = self.storage.saturating_add(own);
+        let (mut tree, layers) =
+            personality::prepare(&self.all_granted(), storage).map_err(unfit(&self.path))?;
+        let link = New::Link(personality::bytes(&real));
+        let exe = Path::new("/proc/self/exe");
+        personality::plant(&mut tree, exe, link, 0o777).map_err(unfit(exe))?;
         for (path, bytes) in &self.files {
-            tree.plant(path, Kind::File(Arc::new(bytes.clone())), 0o644);
+            let written = tree.write_path(personality::bytes(path), bytes, Time::default());
+            written.map_err(unfit(path))?;
         }
-        let state =
-            State::new(Layout::new(self.memory.min(IMAGE_LEN)), tree, self.directory.clone());
+        let directory = &self.directory;
+        let at = tree.find(personality::bytes(directory)).map_err(unfit(directory))?;
+        let mut state = State::new(Layout::new(self.memory.min(IMAGE_LEN)), tree, layers);
+        state.enter(at).map_err(unfit(directory))?;
         let mut guest = Guest::new(Process::new(None)?, Person::new(Arc::new(state), self.output));
         guest.process.follow();
         let mut args = vec![self.path.as_os_str().as_bytes().to_vec()];
@@ -213,7 +237,9 @@ impl Program {
                 Halt::Idle(call) => {
                     guest.person.streams.output.clear();
                     let Some(request) = requests.next() else {
-                        return Warm::freeze(guest, call, self.time);
+                        let standing = Standing::first(&mut guest, &call)?;
+                        let unserved = std::mem::take(&mut guest.person.unserved);
+                        return Ok(Warm::new(standing, self.limits(), unserved));
                     };
                     if request.is_empty() {
                         guest.process.answer(&call, 0)?;

@@ -13,15 +13,15 @@ fn a_forked_child_calls_a_guest_of_its_own() {
 
 fn check() {
     let Some(mut warm) = common::warm("canary.c", |program| program) else { return };
-    let clean = warm.call(b"look\n").unwrap();
+    let clean = warm.call_pristine(b"look\n").unwrap();
     let id = warm.process_id();
     // SAFETY: the child uses the allocator, which the C library's fork keeps whole, and nothing that another thread holds.
     let child = unsafe { libc::fork() };
     if child == 0 {
         // SAFETY: ends a child that hangs.
         unsafe { libc::alarm(60) };
-        let good = warm.call(b"dirty\n").is_ok_and(|answer| answer == b"done\n")
-            && warm.call(b"look\n").is_ok_and(|answer| answer == clean)
+        let good = warm.call_pristine(b"dirty\n").is_ok_and(|answer| answer == b"done\n")
+            && warm.call_pristine(b"look\n").is_ok_and(|answer| answer == clean)
             && warm.process_id() != id;
         drop(warm);
         // SAFETY: ends the child without running the parent's destructors.
@@ -31,7 +31,7 @@ fn check() {
     // SAFETY: waits for the child just made.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     assert_eq!(status, 0);
-    assert_eq!(warm.call(b"look\n").unwrap(), clean);
+    assert_eq!(warm.call_pristine(b"look\n").unwrap(), clean);
     warm.verify().unwrap();
     assert_eq!((warm.process_id(), warm.stats().processes), (id, 1));
 }

@@ -6,9 +6,10 @@ mod common;
 
 use std::time::Duration;
 
-use afresh_linux::{CallError, End, Program, Warm};
+use afresh_linux::{CallError, End, Instance, Program};
+use afresh_sys::planted::{self, Bug};
 
-fn canary() -> Option<Warm> {
+fn canary() -> Option<Instance> {
     common::warm("canary.c", |p| {
         p.time_limit(Duration::from_secs(2))
             .output_limit(1 << 20)
@@ -16,8 +17,8 @@ fn canary() -> Option<Warm> {
     })
 }
 
-fn look(warm: &mut Warm) -> String {
-    String::from_utf8(warm.call(b"look\n").unwrap()).unwrap()
+fn look(warm: &mut Instance) -> String {
+    String::from_utf8(warm.call_pristine(b"look\n").unwrap()).unwrap()
 }
 
 #[test]
@@ -31,14 +32,14 @@ fn a_canary_of_each_kind_is_gone_after_the_call() {
     assert!(clean.contains(" gs 42000 es 0 "), "{clean}");
     assert!(clean.contains("env clean cwd /tmp/clean file clean at 5 made 0"), "{clean}");
     for round in 0..20 {
-        assert_eq!(warm.call(b"dirty\n").unwrap(), b"done\n");
+        assert_eq!(warm.call_pristine(b"dirty\n").unwrap(), b"done\n");
         let compared = warm.verify().unwrap();
         assert!(compared > 8 << 20, "{compared}");
         assert_eq!(look(&mut warm), clean, "round {round}");
-        assert_eq!(warm.call(b"dirty\n").unwrap(), b"done\n");
-        assert_eq!(warm.call(b"poke\n").unwrap(), b"done\n");
+        assert_eq!(warm.call_pristine(b"dirty\n").unwrap(), b"done\n");
+        assert_eq!(warm.call_pristine(b"poke\n").unwrap(), b"done\n");
         assert_eq!(look(&mut warm), clean, "round {round}");
-        assert_eq!(warm.call(b"poke\n").unwrap(), b"done\n");
+        assert_eq!(warm.call_pristine(b"poke\n").unwrap(), b"done\n");
         warm.verify().unwrap();
     }
     assert_eq!(warm.stats().processes, 1, "all of it was brought back within one process");
@@ -50,7 +51,7 @@ fn a_call_that_ends_the_guest_leaves_nothing_behind() {
     let clean = look(&mut warm);
     let mut ends = |request: &[u8], brought_back: bool, expected: &dyn Fn(&CallError) -> bool| {
         let before = warm.stats().processes;
-        let error = warm.call(request).expect_err("it ends");
+        let error = warm.call_pristine(request).expect_err("it ends");
         assert!(expected(&error), "{error}");
         assert_eq!(look(&mut warm), clean, "after {error}");
         warm.verify().unwrap();
@@ -74,15 +75,18 @@ fn what_a_heavy_call_wrote_is_not_copied_for_ever() {
     let Some(mut warm) = canary() else { return };
     let clean = look(&mut warm);
     let light = warm.stats().copied;
-    assert_eq!(warm.call(b"heavy\n").unwrap(), b"heavy\n");
-    assert_eq!(warm.call(b"dirty\n").unwrap(), b"done\n");
+    assert_eq!(warm.call_pristine(b"heavy\n").unwrap(), b"heavy\n");
+    assert_eq!(warm.call_pristine(b"dirty\n").unwrap(), b"done\n");
     assert_eq!(look(&mut warm), clean);
     assert!(warm.stats().copied > light);
     for _ in 0..1100 {
-        warm.call(b"look\n").unwrap();
+        warm.call_pristine(b"look\n").unwrap();
     }
     assert!(warm.stats().copied <= light + (64 << 10), "{} after {light}", warm.stats().copied);
     assert_eq!(look(&mut warm), clean);
+    warm.verify().unwrap();
+    // Pages that left the write set are noticed when they are written again.
+    assert_eq!(warm.call_pristine(b"dirty\n").unwrap(), b"done\n");
     warm.verify().unwrap();
 }
 
@@ -97,7 +101,7 @@ fn a_process_that_was_killed_from_outside_is_replaced() {
     assert_ne!(warm.process_id(), Some(id));
     // With the thread that made it a process goes, too: it must not outlive its sentry.
     let mut warm = std::thread::spawn(move || {
-        warm.call(b"loop\n").unwrap_err();
+        warm.call_pristine(b"loop\n").unwrap_err();
         look(&mut warm);
         warm
     })
@@ -116,10 +120,10 @@ fn guests_in_several_threads_do_not_meet() {
     std::thread::scope(|scope| {
         for _ in 0..4 {
             scope.spawn(|| {
-                let mut warm = program.warm().unwrap();
+                let mut warm = program.warm().unwrap().instance();
                 let clean = look(&mut warm);
                 for _ in 0..50 {
-                    assert_eq!(warm.call(b"dirty\n").unwrap(), b"done\n");
+                    assert_eq!(warm.call_pristine(b"dirty\n").unwrap(), b"done\n");
                     assert_eq!(look(&mut warm), clean);
                 }
                 warm.verify().unwrap();
@@ -132,10 +136,10 @@ fn guests_in_several_threads_do_not_meet() {
 fn long_requests_and_answers_go_through() {
     let Some(path) = common::compiled("hello.c", &["-static"]) else { return };
     let program = Program::new(path).env("COLOUR", "blue");
-    let Some(mut warm) = common::here(program.warm()) else { return };
+    let Some(mut warm) = common::here(program.warm()).map(|warm| warm.instance()) else { return };
     for length in [1, 999, 1000, 1001, 40_000, 1 << 20] {
         let request: Vec<u8> = (0..length).map(|i| (i * 7 % 251) as u8).collect();
-        assert_eq!(warm.call(&request).unwrap(), request);
+        assert_eq!(warm.call_pristine(&request).unwrap(), request);
     }
     warm.verify().unwrap();
 }
@@ -147,6 +151,18 @@ fn warm_up_requests_are_part_of_the_warm_state() {
     };
     assert!(look(&mut warm).starts_with("calls 3 "));
     assert!(look(&mut warm).starts_with("calls 3 "));
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    if canary().is_none() {
+        return;
+    }
+    planted::must_be_caught(
+        &[Bug::CopyBack, Bug::Learn, Bug::Register, Bug::HostState, Bug::Mapping],
+        &["a_canary_of_each_kind_is_gone_after_the_call"],
+    );
+    planted::must_be_caught(&[Bug::Rearm], &["what_a_heavy_call_wrote_is_not_copied_for_ever"]);
 }
 
 #[test]

@@ -39,7 +39,16 @@ fn what_is_no_program_is_refused_by_name() {
     assert!(matches!(refused(Program::new("/nowhere/at/all")), WarmError::NotFound(_)));
     let script = refused(Program::new("/usr/bin/ldd")).to_string();
     if Path::new("/usr/bin/ldd").exists() && !script.contains("cannot run Linux guests") {
-        assert!(script.contains("is a script"), "{script}");
+        assert!(script.contains("is a script for"), "{script}");
+        assert!(script.contains("as its argument"), "{script}");
+    }
+    let shims = Path::new(env!("CARGO_TARGET_TMPDIR")).join("shims");
+    std::fs::create_dir_all(&shims).unwrap();
+    let shim = shims.join("python3");
+    std::fs::write(&shim, "#!/usr/bin/env bash\nexec something else\n").unwrap();
+    let error = refused(Program::new(&shim)).to_string();
+    if !error.contains("cannot run Linux guests") {
+        assert!(error.contains("for bash") && error.contains("pyenv which python3"), "{error}");
     }
 }
 

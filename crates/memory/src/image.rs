@@ -11,6 +11,8 @@ mod backing;
 mod build;
 mod diff;
 mod door;
+#[cfg(not(miri))]
+mod file;
 mod join;
 mod lazy;
 
@@ -22,6 +24,8 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 pub(crate) use backing::Backing;
 pub use build::ImageBuilder;
 pub use door::Door;
+#[cfg(not(miri))]
+pub use file::ImageFile;
 pub use lazy::Filler;
 pub(crate) use lazy::{Met, Missing};
 
@@ -224,6 +228,16 @@ impl Image {
         source: *const u8,
     ) -> Result<Image, ImageError> {
         build::check_sorted(changed, pages)?;
+        let mut extents = self.kept(pages, changed);
+        // SAFETY: the caller's promise, passed on.
+        let stored = unsafe { build::store_nonzero(changed, source)? };
+        extents.extend(stored);
+        extents.sort_by_key(|e| e.range.start);
+        Ok(Image::from_extents(pages, extents))
+    }
+
+    /// The extents outside of `changed` (sorted and disjoint), up to page `pages`.
+    fn kept(&self, pages: usize, changed: &[PageRange]) -> Vec<Extent> {
         let own = PageRange::new(0, pages);
         let mut extents = Vec::new();
         let mut from = 0;
@@ -232,11 +246,7 @@ impl Image {
             extents.extend(self.extents_in(kept).filter_map(|e| e.clip(own)));
             from = range.end();
         }
-        // SAFETY: the caller's promise, passed on.
-        let stored = unsafe { build::store_nonzero(changed, source)? };
-        extents.extend(stored);
-        extents.sort_by_key(|e| e.range.start);
-        Ok(Image::from_extents(pages, extents))
+        extents
     }
 
     /// The mappings that show the image: each a range of pages, the backing and the first page in it.
@@ -258,6 +268,20 @@ impl Image {
             chunks.push(extent.clone());
         }
         chunks
+    }
+
+    /// The files that hold the image, for whoever maps it in another process: in order, each with the run of pages that
+    /// it shows. Pages between the runs are zero. The image must be alive as long as it is mapped.
+    ///
+    /// A file may hold other images, too, and may be written by this process: it is to be mapped privately or
+    /// read-only, in no other place than said, and not left open where it is not trusted.
+    ///
+    /// # Errors
+    /// [`ImageError`] when content that is filled lazily does not arrive.
+    #[cfg(not(miri))]
+    pub fn files(&self) -> Result<Vec<ImageFile>, ImageError> {
+        self.complete()?;
+        Ok(self.chunks().into_iter().map(ImageFile).collect())
     }
 
     /// How many mappings show the image. A long chain of derived images fragments; past a few hundred,

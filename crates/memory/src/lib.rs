@@ -3,7 +3,8 @@
 //! An [`Image`] is immutable content. A [`Slot`] is a range of address space that holds one image
 //! copy-on-write and can be brought back to it. A [`Tracker`] notices which pages were written; a
 //! [`Strategy`] decides what a reset does with that. After [`Slot::reset`] returns `Ok`, every byte of
-//! the slot equals its image; when it cannot, the slot is quarantined and refuses further use.
+//! the slot equals its image; when it cannot, the slot is quarantined and refuses further use. A
+//! [`RemoteSlot`] is the same for memory in another process, whose owner notices writes and copies.
 //!
 //! The fastest strategy is the *write set*: the pages that recent runs wrote stay writable and
 //! resident and are copied back at every reset, all others stay write-protected by the hardware, so
@@ -28,6 +29,7 @@
 mod cost;
 mod error;
 mod image;
+mod remote;
 mod slot;
 mod strategy;
 mod tracker;
@@ -38,7 +40,10 @@ pub use afresh_sys::{
 };
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};
+#[cfg(not(miri))]
+pub use image::ImageFile;
 pub use image::{Door, Filler, Image, ImageBuilder};
+pub use remote::{Remote, RemoteError, RemoteSlot};
 pub use slot::{Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};
 pub use tracker::{DirtyPages, Tracker, TrackerKind};

@@ -19,7 +19,7 @@
 //! for that.
 
 mod access;
-mod adapt;
+pub(crate) mod adapt;
 mod map;
 mod reset;
 mod serve;

@@ -209,17 +209,28 @@ impl WriteSet {
         initial_end: usize,
         pages: usize,
     ) -> (usize, usize) {
+        self.look_by(initial_end, pages, |page| {
+            // SAFETY: the caller's promise: the page is accessible and quiet for the time of this call.
+            let live = unsafe {
+                std::slice::from_raw_parts(base.wrapping_add(page * PAGE_SIZE), PAGE_SIZE)
+            };
+            !image.page_is(page, live)
+        })
+    }
+
+    /// As [`WriteSet::look`], of pages of which `differs` tells whether they differ.
+    pub(crate) fn look_by(
+        &mut self,
+        initial_end: usize,
+        pages: usize,
+        mut differs: impl FnMut(usize) -> bool,
+    ) -> (usize, usize) {
         let below = self.entries.partition_point(|entry| entry.page < initial_end);
         let pages = pages.min(below);
         let mut written = 0;
         for _ in 0..pages {
             self.cursor = if self.cursor + 1 < below { self.cursor + 1 } else { 0 };
-            let page = self.entries[self.cursor].page;
-            // SAFETY: the caller's promise: the page is accessible and quiet for the time of this call.
-            let live = unsafe {
-                std::slice::from_raw_parts(base.wrapping_add(page * PAGE_SIZE), PAGE_SIZE)
-            };
-            written += usize::from(!image.page_is(page, live));
+            written += usize::from(differs(self.entries[self.cursor].page));
         }
         (pages, written)
     }
@@ -236,6 +247,22 @@ impl WriteSet {
         initial_end: usize,
         end: usize,
     ) -> Sampled {
+        let place = |page: usize| base.wrapping_add(page * PAGE_SIZE);
+        // SAFETY: the caller's promise.
+        let found =
+            self.sample_by(end, |page| unsafe { restore_if_changed(image, page, place(page)) });
+        if !found.shed.is_empty() {
+            self.plan(image, base, initial_end);
+        }
+        found
+    }
+
+    /// As [`WriteSet::sample`], of pages that `changed` restores, and says whether they differed.
+    pub(crate) fn sample_by(
+        &mut self,
+        end: usize,
+        mut changed: impl FnMut(usize) -> bool,
+    ) -> Sampled {
         let mut found = Sampled::default();
         let returns = &mut self.returns;
         let left = self.entries.last().filter(|_| planted::is(Bug::Sample)).map(|e| e.page);
@@ -243,9 +270,7 @@ impl WriteSet {
             if entry.page >= end || left == Some(entry.page) {
                 return true;
             }
-            let to = base.wrapping_add(entry.page * PAGE_SIZE);
-            // SAFETY: the caller's promise.
-            if unsafe { restore_if_changed(image, entry.page, to) } {
+            if changed(entry.page) {
                 found.changed += 1;
                 entry.idle = 0;
                 return true;
@@ -260,9 +285,6 @@ impl WriteSet {
             push_run(&mut found.shed, PageRange::new(entry.page, 1));
             false
         });
-        if !found.shed.is_empty() {
-            self.plan(image, base, initial_end);
-        }
         found
     }
 

@@ -89,6 +89,8 @@ bugs! {
     Register = "register",
     /// An exit that the guest left pending is completed in the next call.
     Exit = "exit",
+    /// A mapping that a call changed stays as it is.
+    Mapping = "mapping",
     /// An item that could not be recycled is handed out again.
     Unclean = "unclean",
     /// An item whose user panicked is handed out again.

@@ -1,13 +1,12 @@
 //! Calls that change what is told about files: times, owners, sizes, further names; and what the file system tells of itself.
 
-use std::path::PathBuf;
-
+use afresh_files::{Kind, Time};
 use rustix::io::Errno;
 
 use super::encode::Bytes;
 use super::table::Open;
 use super::{
-    DONE, Found, Outcome, Person, Served, clock_calls, copy_in, copy_out, process_calls, word_in,
+    DONE, Outcome, Person, Served, clock_calls, copy_in, copy_out, process_calls, word_in,
 };
 use crate::platform::Process;
 
@@ -24,7 +23,7 @@ pub(super) enum Times {
 
 impl Person {
     /// The time that starts at `at`; nothing when it is to stay.
-    fn time_in(process: &Process, at: u64, times: Times) -> Served<Option<(i64, i64)>> {
+    fn time_in(process: &Process, at: u64, times: Times) -> Served<Option<Time>> {
         let word = |offset: u64| word_in(process, at.wrapping_add(offset)).map(|word| word as i64);
         let (seconds, nanoseconds) = match times {
             Times::Seconds => (word(0)?, 0),
@@ -34,7 +33,7 @@ impl Person {
         match nanoseconds {
             libc::UTIME_NOW if times == Times::Nano => Ok(Some(clock_calls::now())),
             libc::UTIME_OMIT if times == Times::Nano => Ok(None),
-            0..1_000_000_000 => Ok(Some((seconds, nanoseconds))),
+            0..1_000_000_000 => Ok(Some(Time { seconds, nanos: nanoseconds as u32 })),
             _ => Err(Errno::INVAL.into()),
         }
     }
@@ -55,23 +54,17 @@ impl Person {
             let second = list.wrapping_add(size);
             (Self::time_in(process, list, kind)?, Self::time_in(process, second, kind)?)
         };
-        let (path, found) = if path == 0 {
-            let description = self.state.table.get(at)?;
-            match description.open {
-                Open::Layer(inode) => (PathBuf::new(), Found::Layer(inode)),
-                _ => (description.path.clone(), self.state.tree.look(&description.path)),
+        let node = if path == 0 {
+            match &self.state.table.get(at)?.open {
+                Open::File(open) | Open::Device(_, open) => open.node,
+                _ => return Err(Errno::INVAL.into()),
             }
         } else {
             let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
             self.follow(process, at, path, follow)?
         };
-        self.state.tree.attributes(&found)?;
         if accessed.is_some() || modified.is_some() {
-            let tree = &mut self.change().tree;
-            let inode = tree.writable(&path, &found, true)?;
-            let inode = tree.inode_mut(inode)?;
-            inode.accessed = accessed.unwrap_or(inode.accessed);
-            inode.modified = modified.unwrap_or(inode.modified);
+            self.change().tree.set_times(node, accessed, modified, clock_calls::now())?;
         }
         Ok(DONE)
     }
@@ -91,8 +84,7 @@ impl Person {
         flags: u64,
     ) -> Served {
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
-        let (_, found) = self.follow(process, at, path, follow)?;
-        self.state.tree.attributes(&found)?;
+        self.follow(process, at, path, follow)?;
         Self::give(owner.0, owner.1)
     }
 
@@ -109,37 +101,31 @@ impl Person {
         flags: u64,
     ) -> Served {
         let follow = flags & libc::AT_SYMLINK_FOLLOW as u64 != 0;
-        let (from, found) = self.follow(process, from.0, from.1, follow)?;
-        let (to, there) = self.follow(process, to.0, to.1, false)?;
-        if there != Found::Missing {
-            return Err(Errno::EXIST.into());
-        }
-        if self.state.tree.attributes(&found)?.is(libc::S_IFDIR) {
-            return Err(Errno::PERM.into());
-        }
-        self.change().tree.link_name(&from, &found, to)?;
+        let node = self.follow(process, from.0, from.1, follow)?;
+        let place = self.place(process, to.0, to.1)?;
+        self.change().tree.link_at(node, &place, clock_calls::now())?;
         Ok(DONE)
     }
 
     pub(super) fn truncate_path(&mut self, process: &Process, path: u64, size: u64) -> Served {
-        let (path, found) = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
-        if self.state.tree.attributes(&found)?.is(libc::S_IFDIR) {
+        let node = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
+        if self.state.tree.stat(node)?.kind == Kind::Directory {
             return Err(Errno::ISDIR.into());
         }
         if size > i64::MAX as u64 {
             return Err(Errno::INVAL.into());
         }
-        let tree = &mut self.change().tree;
-        let inode = tree.writable(&path, &found, true)?;
-        tree.edit(inode, size, |bytes| bytes.resize(size as usize, 0))?;
+        self.change().tree.set_size(node, size, clock_calls::now())?;
         Ok(DONE)
     }
 
     /// `fallocate` in its plain form: the file is at least so long.
     pub(super) fn allocate(&mut self, descriptor: u64, mode: u64, offset: u64, len: u64) -> Served {
-        let description = self.state.table.get(descriptor)?;
-        let Open::Layer(inode) = description.open else { return Err(Errno::NODEV.into()) };
-        if !description.writes() {
+        let Open::File(open) = &self.state.table.get(descriptor)?.open else {
+            return Err(Errno::NODEV.into());
+        };
+        let node = open.node;
+        if !open.access.write {
             return Err(Errno::BADF.into());
         }
         let end = offset.checked_add(len).filter(|&end| end <= i64::MAX as u64 && len > 0);
@@ -147,17 +133,14 @@ impl Person {
         if mode != 0 {
             return Err(Errno::OPNOTSUPP.into());
         }
-        self.change().tree.edit(inode, end, |bytes| {
-            if bytes.len() < end as usize {
-                bytes.resize(end as usize, 0);
-            }
-        })?;
+        if self.state.tree.stat(node)?.size < end {
+            self.change().tree.set_size(node, end, clock_calls::now())?;
+        }
         Ok(DONE)
     }
 
     pub(super) fn file_system(&mut self, process: &mut Process, path: u64, to: u64) -> Served {
-        let (_, found) = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
-        self.state.tree.attributes(&found)?;
+        self.follow(process, libc::AT_FDCWD as u64, path, true)?;
         self.tell_file_system(process, to)
     }
 
@@ -173,7 +156,8 @@ impl Person {
 
     /// `struct statfs`: one in memory, as large as the guest may store.
     fn tell_file_system(&self, process: &mut Process, to: u64) -> Served {
-        let (all, free) = self.state.tree.room();
+        let (all, used) = (self.state.tree.budget().bytes, self.state.tree.used().bytes);
+        let free = all.saturating_sub(used);
         let bytes = Bytes::default()
             .word(libc::TMPFS_MAGIC as u64)
             .word(4096)

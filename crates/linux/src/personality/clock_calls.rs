@@ -2,6 +2,7 @@
 
 use std::time::Duration;
 
+use afresh_files::Time;
 use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
@@ -24,9 +25,9 @@ fn clock_of(number: u64) -> Result<ClockId, Errno> {
 }
 
 /// Now, as files are stamped with it.
-pub(super) fn now() -> (i64, i64) {
+pub(super) fn now() -> Time {
     let now = clock_gettime(ClockId::Realtime);
-    (now.tv_sec, now.tv_nsec)
+    Time { seconds: now.tv_sec, nanos: now.tv_nsec as u32 }
 }
 
 /// Seconds and nanoseconds at `address`, as a length.
@@ -61,15 +62,15 @@ impl Person {
 
     pub(super) fn time_of_day(&mut self, process: &mut Process, to: u64) -> Served {
         if to != 0 {
-            let (seconds, nanoseconds) = now();
-            let bytes = Bytes::default().word(seconds as u64).word(nanoseconds as u64 / 1000);
+            let now = now();
+            let bytes = Bytes::default().word(now.seconds as u64).word(u64::from(now.nanos) / 1000);
             copy_out(process, to, &bytes.0)?;
         }
         Ok(DONE)
     }
 
     pub(super) fn seconds(&mut self, process: &mut Process, to: u64) -> Served {
-        let seconds = now().0 as u64;
+        let seconds = now().seconds as u64;
         if to != 0 {
             copy_out(process, to, &seconds.to_le_bytes())?;
         }

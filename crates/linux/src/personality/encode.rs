@@ -1,9 +1,41 @@
 //! The kernel's structures, written byte by byte.
 
-use super::tree::Attributes;
+use afresh_files::{Stat, Time};
 
 /// Who owns every file.
 const OWNER: u32 = super::process_calls::USER as u32;
+
+/// What is told of a file.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Attributes {
+    pub(crate) inode: u64,
+    /// With the type of the file.
+    pub(crate) mode: u32,
+    pub(crate) links: u64,
+    pub(crate) size: u64,
+    /// Bytes that are stored.
+    pub(crate) stored: u64,
+    pub(crate) device: u64,
+    pub(crate) modified: Time,
+    pub(crate) accessed: Time,
+    pub(crate) changed: Time,
+}
+
+impl From<Stat> for Attributes {
+    fn from(stat: Stat) -> Self {
+        Self {
+            inode: stat.node.0,
+            mode: stat.kind.mode() | stat.mode,
+            links: stat.links.into(),
+            size: stat.size,
+            stored: stat.stored,
+            device: stat.device,
+            modified: stat.times.modified,
+            accessed: stat.times.accessed,
+            changed: stat.times.changed,
+        }
+    }
+}
 
 /// Little-endian bytes, one field after the other.
 #[derive(Default)]
@@ -33,7 +65,7 @@ impl Bytes {
 
 /// `struct stat`.
 pub(crate) fn stat(a: &Attributes) -> Vec<u8> {
-    let time = |bytes: Bytes, t: (i64, i64)| bytes.word(t.0 as u64).word(t.1 as u64);
+    let time = |bytes: Bytes, t: Time| bytes.word(t.seconds as u64).word(t.nanos.into());
     let bytes = Bytes::default()
         .word(1)
         .word(a.inode)
@@ -45,13 +77,13 @@ pub(crate) fn stat(a: &Attributes) -> Vec<u8> {
         .word(a.device)
         .word(a.size)
         .word(4096)
-        .word(a.size.div_ceil(512));
-    time(time(time(bytes, a.accessed), a.modified), a.modified).zeros(24).0
+        .word(a.stored.div_ceil(512));
+    time(time(time(bytes, a.accessed), a.modified), a.changed).zeros(24).0
 }
 
 /// `struct statx`.
 pub(crate) fn statx(a: &Attributes) -> Vec<u8> {
-    let time = |bytes: Bytes, t: (i64, i64)| bytes.word(t.0 as u64).int(t.1 as u32).int(0);
+    let time = |bytes: Bytes, t: Time| bytes.word(t.seconds as u64).int(t.nanos).int(0);
     let bytes = Bytes::default()
         .int(0x7ff)
         .int(4096)
@@ -63,9 +95,9 @@ pub(crate) fn statx(a: &Attributes) -> Vec<u8> {
         .half(0)
         .word(a.inode)
         .word(a.size)
-        .word(a.size.div_ceil(512))
+        .word(a.stored.div_ceil(512))
         .word(0);
-    let bytes = time(time(time(time(bytes, a.accessed), a.modified), a.modified), a.modified);
+    let bytes = time(time(time(time(bytes, a.accessed), a.modified), a.changed), a.modified);
     bytes.int((a.device >> 8) as u32).int(a.device as u32 & 0xff).int(0).int(1).zeros(112).0
 }
 
@@ -81,8 +113,10 @@ mod tests {
             links: 1,
             size: 513,
             device: 0,
-            modified: (3, 4),
-            accessed: (5, 6),
+            stored: 513,
+            modified: Time { seconds: 3, nanos: 4 },
+            accessed: Time { seconds: 5, nanos: 6 },
+            changed: Time { seconds: 7, nanos: 8 },
         };
         let bytes = stat(&attributes);
         assert_eq!(bytes.len(), size_of::<libc::stat>());

@@ -1,16 +1,12 @@
 //! Calls about open files: opening, closing, duplicating, telling what they are.
 
-use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
-use std::sync::Arc;
-
+use afresh_files::{Access, Kind, New, Node, Tree, Walk, Whence};
 use rustix::io::Errno;
 
-use super::table::{Description, HostFile, Open};
-use super::tree::{Attributes, Kind, Tree};
-use super::{
-    DONE, Found, Outcome, Person, Served, clock_calls, copy_in, copy_out, encode, path_in,
-};
+use super::devices::Device;
+use super::encode::{self, Attributes};
+use super::table::{Description, Open};
+use super::{DONE, Outcome, Person, Served, State, clock_calls, copy_in, copy_out, path_in};
 use crate::platform::Process;
 
 /// Descriptors that one `poll` may ask about.
@@ -18,27 +14,44 @@ const POLLED: u64 = 1024;
 
 impl Person {
     /// The directory that relative paths of a call start from.
-    pub(super) fn base(&self, at: u64, path: &Path) -> Served<PathBuf> {
-        if path.is_absolute() || at as i32 == libc::AT_FDCWD {
-            return Ok(self.state.directory.clone());
+    pub(super) fn base(&self, at: u64, path: &[u8]) -> Served<Node> {
+        if path.starts_with(b"/") {
+            return Ok(Tree::ROOT);
         }
-        let description = self.state.table.get(at)?;
-        match description.open {
-            Open::Directory(_) | Open::Place => Ok(description.path.clone()),
+        if at as i32 == libc::AT_FDCWD {
+            return Ok(self.state.directory);
+        }
+        match &self.state.table.get(at)?.open {
+            Open::File(open) if self.state.tree.stat(open.node)?.kind == Kind::Directory => {
+                Ok(open.node)
+            }
             _ => Err(Errno::NOTDIR.into()),
         }
     }
 
-    /// Copies a path in and follows it.
+    /// Copies a path in and follows it: what is there.
     pub(super) fn follow(
         &self,
         process: &Process,
         at: u64,
         path: u64,
         links: bool,
-    ) -> Served<(PathBuf, Found)> {
+    ) -> Served<Node> {
         let path = path_in(process, path)?;
-        Ok(self.state.tree.resolve(&self.base(at, &path)?, &path, links)?)
+        let how = Walk::new(self.base(at, &path)?).follow(links);
+        Ok(self.state.tree.walk(&path, how)?.node()?)
+    }
+
+    /// Copies a path in whose last name is to be made, removed or given away.
+    pub(super) fn place(
+        &self,
+        process: &Process,
+        at: u64,
+        path: u64,
+    ) -> Served<afresh_files::Place> {
+        let path = path_in(process, path)?;
+        let how = Walk::new(self.base(at, &path)?).name();
+        Ok(self.state.tree.walk(&path, how)?)
     }
 
     pub(super) fn open(
@@ -51,69 +64,85 @@ impl Person {
     ) -> Served {
         let flags = flags as i32;
         let has = |flag: i32| flags & flag == flag;
+        let only_named = has(libc::O_PATH);
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
-        if has(libc::O_TMPFILE) {
-            return Err(Errno::OPNOTSUPP.into());
-        }
         let exclusive = has(libc::O_CREAT | libc::O_EXCL);
-        let follow = !has(libc::O_NOFOLLOW) && !exclusive;
         let name = path_in(process, path)?;
-        let ends_in_slash = name.as_os_str().as_bytes().ends_with(b"/");
-        let (path, mut found) = self.state.tree.resolve(&self.base(at, &name)?, &name, follow)?;
-        if exclusive && found != Found::Missing {
+        let from = Walk::new(self.base(at, &name)?);
+        let how = if exclusive { from.name() } else { from.follow(!has(libc::O_NOFOLLOW)) };
+        let mode = mode as u32 & 0o7777 & !self.state.umask;
+        let now = clock_calls::now();
+        let access = Access {
+            read: !only_named && flags & libc::O_ACCMODE != libc::O_WRONLY,
+            write: !only_named && writes,
+            append: !only_named && has(libc::O_APPEND),
+        };
+        if has(libc::O_TMPFILE) {
+            let directory = self.state.tree.walk(&name, how)?.node()?;
+            if self.state.tree.stat(directory)?.kind != Kind::Directory {
+                return Err(Errno::NOTDIR.into());
+            }
+            if !writes {
+                return Err(Errno::INVAL.into());
+            }
+            let tree = &mut self.change().tree;
+            let node = tree.create_unnamed(mode, now)?;
+            let open = tree.open(node, access);
+            tree.release(node);
+            return self.add(Open::File(open?), flags);
+        }
+        let place = self.state.tree.walk(&name, how)?;
+        if exclusive && place.found.is_some() {
             return Err(Errno::EXIST.into());
         }
-        if found == Found::Missing && has(libc::O_CREAT) && ends_in_slash {
-            return Err(Errno::ISDIR.into());
-        }
-        if found == Found::Missing {
-            if !has(libc::O_CREAT) {
-                return Err(Errno::NOENT.into());
+        let node = match place.found {
+            Some((node, _)) => node,
+            None if has(libc::O_CREAT) && !only_named => {
+                self.state.table.check_room()?;
+                self.change().tree.create_at(&place, New::File, mode, now)?
             }
-            let mode = mode as u32 & !self.state.umask;
-            let now = clock_calls::now();
-            let inode =
-                self.change().tree.create(path.clone(), Kind::File(Arc::default()), mode, now)?;
-            found = Found::Layer(inode);
-        }
-        let attributes = self.state.tree.attributes(&found)?;
-        let open = if has(libc::O_PATH) {
-            Open::Place
-        } else if attributes.is(libc::S_IFLNK) {
-            return Err(Errno::LOOP.into());
-        } else if attributes.is(libc::S_IFDIR) {
-            if writes {
+            None => return Err(Errno::NOENT.into()),
+        };
+        let stat = self.state.tree.stat(node)?;
+        match stat.kind {
+            Kind::Link if !only_named => return Err(Errno::LOOP.into()),
+            Kind::Directory if access.write || has(libc::O_CREAT) => {
                 return Err(Errno::ISDIR.into());
             }
-            Open::Directory(None)
-        } else if has(libc::O_DIRECTORY) {
-            return Err(Errno::NOTDIR.into());
-        } else if let Found::Layer(inode) = found
-            && let Kind::Device(device) = self.state.tree.inode(inode)?.kind
-        {
-            Open::Device(device)
-        } else if writes || has(libc::O_TRUNC) {
-            let truncate = has(libc::O_TRUNC);
-            let tree = &mut self.change().tree;
-            let inode = tree.writable(&path, &found, !truncate)?;
-            if truncate {
-                tree.edit(inode, 0, Vec::clear)?;
+            Kind::Directory => {}
+            _ if has(libc::O_DIRECTORY) => return Err(Errno::NOTDIR.into()),
+            Kind::File if has(libc::O_TRUNC) && !only_named => {
+                self.change().tree.set_size(node, 0, now)?;
             }
-            Open::Layer(inode)
-        } else if let Found::Layer(inode) = found {
-            Open::Layer(inode)
-        } else {
-            Open::Host(Arc::new(HostFile(Tree::open_host(&path)?)))
-        };
+            _ => {}
+        }
+        let open = self.change().tree.open(node, access)?;
+        match Device::of(stat.device).filter(|_| stat.kind == Kind::Device && !only_named) {
+            Some(device) => self.add(Open::Device(device, open), flags),
+            None => self.add(Open::File(open), flags),
+        }
+    }
+
+    /// A descriptor for what was opened; what finds no room is closed again.
+    fn add(&mut self, open: Open, flags: i32) -> Served {
         let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_PATH;
-        let description = Description { open, path, offset: 0, flags: (flags & kept) as u32 };
-        let number = self.change().table.add(description, has(libc::O_CLOEXEC))?;
-        Ok(Outcome::Value(u64::from(number)))
+        let description = Description { open, flags: (flags & kept) as u32 };
+        let close_on_exec = flags & libc::O_CLOEXEC != 0;
+        let state = self.change();
+        match state.table.add(description, close_on_exec) {
+            Ok(number) => Ok(Outcome::Value(u64::from(number))),
+            Err((errno, description)) => {
+                state.forget(Some(description));
+                Err(errno.into())
+            }
+        }
     }
 
     pub(super) fn close(&mut self, descriptor: u64) -> Served {
         self.state.table.get(descriptor)?;
-        self.change().table.close(descriptor)?;
+        let state = self.change();
+        let last = state.table.close(descriptor)?;
+        state.forget(last);
         Ok(DONE)
     }
 
@@ -122,31 +151,43 @@ impl Person {
         if first > last || flags & !(CLOEXEC | 2) != 0 {
             return Err(Errno::INVAL.into());
         }
-        let table = &mut self.change().table;
-        for number in table.numbers(first, last & u64::from(u32::MAX)) {
+        let state = self.change();
+        for number in state.table.numbers(first, last & u64::from(u32::MAX)) {
             if flags & CLOEXEC != 0 {
-                table.set_close_on_exec(number, true)?;
+                state.table.set_close_on_exec(number, true)?;
             } else {
-                table.close(number)?;
+                let last = state.table.close(number)?;
+                state.forget(last);
             }
         }
         Ok(DONE)
     }
 
     pub(super) fn seek(&mut self, descriptor: u64, offset: i64, whence: u64) -> Served {
-        let description = self.state.table.get(descriptor)?;
-        let base = match (whence as i32, &description.open) {
-            (_, Open::Input | Open::Output | Open::Messages) => return Err(Errno::SPIPE.into()),
-            (libc::SEEK_SET, _) => 0,
-            (libc::SEEK_CUR, _) => description.offset as i64,
-            (libc::SEEK_END, _) => self.attributes_of(description)?.size as i64,
+        let whence = match whence as i32 {
+            libc::SEEK_SET => Whence::Start,
+            libc::SEEK_CUR => Whence::Current,
+            libc::SEEK_END => Whence::End,
+            libc::SEEK_DATA => Whence::Data,
+            libc::SEEK_HOLE => Whence::Hole,
             _ => return Err(Errno::INVAL.into()),
         };
-        let new = base.checked_add(offset).filter(|new| *new >= 0).ok_or(Errno::INVAL)?;
-        if description.offset != new as u64 {
-            self.change().table.get_mut(descriptor)?.offset = new as u64;
+        let open = match &self.state.table.get(descriptor)?.open {
+            Open::File(open) => open,
+            Open::Device(..) => return Ok(DONE),
+            Open::Input | Open::Output | Open::Messages => return Err(Errno::SPIPE.into()),
+        };
+        let mut moved = open.clone();
+        let new =
+            moved.seek(&self.state.tree, whence, offset).map_err(|refused| match refused {
+                // Only where data and holes are looked for.
+                afresh_files::Refused::Missing => Errno::NXIO,
+                other => other.errno(),
+            })?;
+        if *open != moved {
+            self.change().table.get_mut(descriptor)?.open = Open::File(moved);
         }
-        Ok(Outcome::Value(new as u64))
+        Ok(Outcome::Value(new))
     }
 
     pub(super) fn duplicate(&mut self, old: u64) -> Served {
@@ -160,7 +201,9 @@ impl Person {
             return if same { Ok(Outcome::Value(new)) } else { Err(Errno::INVAL.into()) };
         }
         let close_on_exec = flags & libc::O_CLOEXEC as u64 != 0;
-        let number = self.change().table.replace(old, new, close_on_exec)?;
+        let state = self.change();
+        let (number, last) = state.table.replace(old, new, close_on_exec)?;
+        state.forget(last);
         Ok(Outcome::Value(u64::from(number)))
     }
 
@@ -183,7 +226,11 @@ impl Person {
             libc::F_SETFL => {
                 let may = (libc::O_APPEND | libc::O_NONBLOCK) as u32;
                 let flags = description.flags & !may | value as u32 & may;
-                self.change().table.get_mut(descriptor)?.flags = flags;
+                let description = self.change().table.get_mut(descriptor)?;
+                description.flags = flags;
+                if let Open::File(open) = &mut description.open {
+                    open.access.append = flags & libc::O_APPEND as u32 != 0;
+                }
                 Ok(DONE)
             }
             // Nobody else is there to hold a lock.
@@ -204,12 +251,14 @@ impl Person {
     }
 
     pub(super) fn truncate(&mut self, descriptor: u64, size: u64) -> Served {
-        let description = self.state.table.get(descriptor)?;
-        let Open::Layer(inode) = description.open else { return Err(Errno::INVAL.into()) };
-        if !description.writes() || size > i64::MAX as u64 {
+        let Open::File(open) = &self.state.table.get(descriptor)?.open else {
+            return Err(Errno::INVAL.into());
+        };
+        let node = open.node;
+        if !open.access.write || size > i64::MAX as u64 {
             return Err(Errno::INVAL.into());
         }
-        self.change().tree.edit(inode, size, |bytes| bytes.resize(size as usize, 0))?;
+        self.change().tree.set_size(node, size, clock_calls::now())?;
         Ok(DONE)
     }
 
@@ -242,7 +291,6 @@ impl Person {
     }
 
     pub(super) fn attributes_of(&self, description: &Description) -> Served<Attributes> {
-        let tree = &self.state.tree;
         match &description.open {
             Open::Input | Open::Output | Open::Messages => Ok(Attributes {
                 inode: 1,
@@ -251,9 +299,8 @@ impl Person {
                 ..Attributes::default()
             }),
             // Its name may be gone, or be another's.
-            Open::Layer(inode) => Ok(tree.attributes(&Found::Layer(*inode))?),
-            Open::Host(_) | Open::Directory(_) | Open::Device(_) | Open::Place => {
-                Ok(tree.attributes(&tree.look(&description.path))?)
+            Open::File(open) | Open::Device(_, open) => {
+                Ok(Attributes::from(self.state.tree.stat(open.node)?))
             }
         }
     }
@@ -273,15 +320,17 @@ impl Person {
     ) -> Served<Attributes> {
         let flags = flags as i32;
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW == 0;
-        if flags & libc::AT_EMPTY_PATH != 0 && (path == 0 || copy_in(process, path, 1)? == [0]) {
-            if at as i32 == libc::AT_FDCWD {
-                let tree = &self.state.tree;
-                return Ok(tree.attributes(&tree.look(&self.state.directory))?);
+        let node = if flags & libc::AT_EMPTY_PATH != 0
+            && (path == 0 || copy_in(process, path, 1)? == [0])
+        {
+            if at as i32 != libc::AT_FDCWD {
+                return self.attributes_of(self.state.table.get(at)?);
             }
-            return self.attributes_of(self.state.table.get(at)?);
-        }
-        let (_, found) = self.follow(process, at, path, follow)?;
-        Ok(self.state.tree.attributes(&found)?)
+            self.state.directory
+        } else {
+            self.follow(process, at, path, follow)?
+        };
+        Ok(Attributes::from(self.state.tree.stat(node)?))
     }
 
     pub(super) fn stat(
@@ -323,5 +372,16 @@ impl Person {
             return Err(Errno::ACCESS.into());
         }
         Ok(DONE)
+    }
+}
+
+impl State {
+    /// Closes what the last descriptor of a description was open on.
+    pub(super) fn forget(&mut self, description: Option<Description>) {
+        if let Some(Description { open: Open::File(open) | Open::Device(_, open), .. }) =
+            description
+        {
+            self.tree.close(open);
+        }
     }
 }

@@ -7,8 +7,9 @@ use std::collections::BTreeMap;
 use std::ops::Range;
 
 use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
 
-use crate::platform::GUEST;
+use crate::platform::{GUEST, IMAGE_LEN};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 /// Mappings a guest may have. Each becomes one or more of the kernel's, which allows 65,530.
@@ -25,7 +26,7 @@ pub(crate) const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 pub(crate) type Order = [u64; 7];
 
 /// What is mapped at a place.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Mapping {
     pub(crate) end: u64,
     pub(crate) protection: u64,
@@ -47,7 +48,7 @@ pub(crate) struct Change {
 }
 
 /// The mappings of a guest. None overlap; neighbours that are alike are one.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Layout {
     maps: BTreeMap<u64, Mapping>,
     bytes: u64,
@@ -87,6 +88,24 @@ impl Layout {
     /// An empty layout for at most `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
         Self { maps: BTreeMap::new(), bytes: 0, limit, heap: 0, brk: 0 }
+    }
+
+    /// What is wrong with a layout that somebody else wrote down, if anything is.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        let (mut at, mut bytes) = (GUEST.start, 0u64);
+        for (&start, m) in &self.maps {
+            let whole = start.is_multiple_of(PAGE) && m.end.is_multiple_of(PAGE);
+            if start < at || m.end <= start || m.end > GUEST.end || !whole || m.protection & !7 != 0
+            {
+                return Err("its mappings overlap, or lie where none may");
+            }
+            (at, bytes) = (m.end, bytes + (m.end - start));
+        }
+        let fits = bytes == self.bytes && bytes <= self.limit && self.limit <= IMAGE_LEN;
+        if !fits || self.maps.len() > MAPPINGS || self.heap > self.brk || self.brk > CEILING {
+            return Err("its mappings are more than it may have");
+        }
+        Ok(())
     }
 
     /// Bytes that may be mapped.

@@ -1,9 +1,10 @@
 //! Calls that change the guest's memory map. The layout decides; what a file holds is read here.
 
+use afresh_files::Kind;
 use rustix::io::Errno;
 
+use super::devices::Device;
 use super::table::Open;
-use super::tree::{Device, Kind};
 use super::{Outcome, Person, Served};
 use crate::platform::Process;
 
@@ -54,27 +55,17 @@ impl Person {
             return Err(Errno::ACCESS.into());
         }
         match &description.open {
-            Open::Host(file) => {
-                let size = file.0.metadata().map_err(|_| Errno::IO)?.len();
-                let mut bytes = vec![0; len.min(size.saturating_sub(offset)) as usize];
-                let mut done = 0;
-                while done < bytes.len() {
-                    match rustix::io::pread(&file.0, &mut bytes[done..], offset + done as u64)? {
-                        0 => break,
-                        n => done += n,
-                    }
+            Open::File(open) => {
+                let stat = self.state.tree.stat(open.node)?;
+                if stat.kind != Kind::File {
+                    return Err(Errno::NODEV.into());
                 }
+                let mut bytes = vec![0; len.min(stat.size.saturating_sub(offset)) as usize];
+                let read = self.state.tree.read(open.node, offset, &mut bytes)?;
+                bytes.truncate(read);
                 Ok(Some(bytes))
             }
-            Open::Layer(inode) => match &self.state.tree.inode(*inode)?.kind {
-                Kind::File(bytes) => {
-                    let start = offset.min(bytes.len() as u64) as usize;
-                    let end = bytes.len().min(start.saturating_add(len as usize));
-                    Ok(Some(bytes[start..end].to_vec()))
-                }
-                _ => Err(Errno::NODEV.into()),
-            },
-            Open::Device(Device::Zero) => Ok(None),
+            Open::Device(Device::Zero, _) => Ok(None),
             _ => Err(Errno::NODEV.into()),
         }
     }

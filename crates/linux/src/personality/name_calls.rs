@@ -1,16 +1,15 @@
 //! Calls about names: links, directories, where the program is.
 
-use std::ffi::OsString;
-use std::os::unix::ffi::OsStrExt;
-use std::sync::Arc;
-
+use afresh_files::{Kind, New, Node, Rename, Tree};
 use rustix::io::Errno;
 
 use super::encode::Bytes;
 use super::table::Open;
-use super::tree::Kind;
-use super::{DONE, Found, Outcome, Person, Served, clock_calls, copy_out, path_in};
+use super::{DONE, Outcome, Person, Served, State, clock_calls, copy_out, path_in};
 use crate::platform::Process;
+
+/// Bytes of entries that one call lists.
+const LISTED: usize = 1 << 16;
 
 impl Person {
     pub(super) fn read_link(
@@ -21,10 +20,9 @@ impl Person {
         to: u64,
         len: u64,
     ) -> Served {
-        let (_, found) = self.follow(process, at, path, false)?;
-        let target = self.state.tree.read_link(&found)?;
-        let bytes = target.as_os_str().as_bytes();
-        let bytes = &bytes[..bytes.len().min(len as usize)];
+        let node = self.follow(process, at, path, false)?;
+        let target = self.state.tree.read_link(node)?;
+        let bytes = &target[..target.len().min(len as usize)];
         copy_out(process, to, bytes)?;
         Ok(Outcome::Value(bytes.len() as u64))
     }
@@ -36,53 +34,40 @@ impl Person {
         to: u64,
         len: u64,
     ) -> Served {
-        let description = self.state.table.get(descriptor)?;
-        let path = description.path.clone();
-        let names = match &description.open {
-            Open::Directory(Some(names)) if description.offset > 0 => Arc::clone(names),
-            Open::Directory(_) => {
-                let mut names: Vec<OsString> = vec![".".into(), "..".into()];
-                names.extend(self.state.tree.list(&path));
-                let names = Arc::new(names);
-                let open = Open::Directory(Some(Arc::clone(&names)));
-                self.change().table.get_mut(descriptor)?.open = open;
-                names
-            }
-            _ => return Err(Errno::NOTDIR.into()),
+        if !matches!(self.state.table.get(descriptor)?.open, Open::File(_)) {
+            return Err(Errno::NOTDIR.into());
+        }
+        let State { table, tree, .. } = self.change();
+        let Open::File(open) = &mut table.get_mut(descriptor)?.open else {
+            return Err(Errno::NOTDIR.into());
         };
-        let start = self.state.table.get(descriptor)?.offset as usize;
+        let from = open.offset;
+        let mut entries = open.entries(tree, from)?.peekable();
+        let more = entries.peek().is_some();
         let mut bytes = Bytes::default();
-        let mut next = start;
-        for name in names.iter().skip(start) {
-            let length = (19 + name.len() + 1).next_multiple_of(8);
-            if bytes.0.len() + length > (len as usize).min(1 << 16) {
+        let mut next = from;
+        for (after, entry) in entries {
+            let length = (19 + entry.name.len() + 1).next_multiple_of(8);
+            if bytes.0.len() + length > (len as usize).min(LISTED) {
                 break;
             }
-            next += 1;
-            let found = if name == "." || name == ".." {
-                Found::Missing
-            } else {
-                self.state.tree.look(&path.join(name))
-            };
-            let attributes = self.state.tree.attributes(&found).ok();
-            let inode = attributes.map_or(1, |a| a.inode);
-            let kind = attributes.map_or(libc::S_IFDIR, |a| a.mode & libc::S_IFMT) >> 12;
+            next = after;
             let before = bytes.0.len();
-            bytes = bytes.word(inode).word(next as u64).half(length as u16);
-            bytes.0.push(kind as u8);
-            bytes.0.extend(name.as_bytes());
+            bytes = bytes.word(entry.node.0).word(next).half(length as u16);
+            bytes.0.push((entry.kind.mode() >> 12) as u8);
+            bytes.0.extend(&entry.name[..]);
             bytes.0.resize(before + length, 0);
         }
-        if next == start && start < names.len() {
+        if next == from && more {
             return Err(Errno::INVAL.into());
         }
+        open.offset = next;
         copy_out(process, to, &bytes.0)?;
-        self.change().table.get_mut(descriptor)?.offset = next as u64;
         Ok(Outcome::Value(bytes.0.len() as u64))
     }
 
     pub(super) fn where_am_i(&mut self, process: &mut Process, to: u64, len: u64) -> Served {
-        let mut bytes = self.state.directory.as_os_str().as_bytes().to_vec();
+        let mut bytes = path_of(&self.state.tree, self.state.directory)?;
         bytes.push(0);
         if bytes.len() as u64 > len {
             return Err(Errno::RANGE.into());
@@ -92,21 +77,25 @@ impl Person {
     }
 
     pub(super) fn go(&mut self, process: &Process, path: u64) -> Served {
-        let (path, found) = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
-        if !self.state.tree.attributes(&found)?.is(libc::S_IFDIR) {
-            return Err(Errno::NOTDIR.into());
-        }
-        self.change().directory = path;
-        Ok(DONE)
+        let node = self.follow(process, libc::AT_FDCWD as u64, path, true)?;
+        self.enter(node)
     }
 
     pub(super) fn go_to(&mut self, descriptor: u64) -> Served {
-        let description = self.state.table.get(descriptor)?;
-        if !self.attributes_of(description)?.is(libc::S_IFDIR) {
+        match &self.state.table.get(descriptor)?.open {
+            Open::File(open) => {
+                let node = open.node;
+                self.enter(node)
+            }
+            _ => Err(Errno::NOTDIR.into()),
+        }
+    }
+
+    fn enter(&mut self, node: Node) -> Served {
+        if self.state.tree.stat(node)?.kind != Kind::Directory {
             return Err(Errno::NOTDIR.into());
         }
-        let path = description.path.clone();
-        self.change().directory = path;
+        self.change().enter(node)?;
         Ok(DONE)
     }
 
@@ -117,22 +106,20 @@ impl Person {
         path: u64,
         mode: u64,
     ) -> Served {
-        let (path, found) = self.follow(process, at, path, true)?;
-        if found != Found::Missing {
-            return Err(Errno::EXIST.into());
-        }
-        let mode = mode as u32 & !self.state.umask;
-        self.change().tree.create(path, Kind::Directory, mode, clock_calls::now())?;
+        let place = self.place(process, at, path)?;
+        let mode = mode as u32 & 0o7777 & !self.state.umask;
+        self.change().tree.create_at(&place, New::Directory, mode, clock_calls::now())?;
         Ok(DONE)
     }
 
     pub(super) fn unlink(&mut self, process: &Process, at: u64, path: u64, flags: u64) -> Served {
-        let (path, found) = self.follow(process, at, path, false)?;
-        if path.parent().is_none() {
-            return Err(Errno::BUSY.into());
+        let place = self.place(process, at, path)?;
+        let (tree, now) = (&mut self.change().tree, clock_calls::now());
+        if flags & libc::AT_REMOVEDIR as u64 != 0 {
+            tree.remove_directory_at(&place, now)?;
+        } else {
+            tree.remove_file_at(&place, now)?;
         }
-        let directory = flags & libc::AT_REMOVEDIR as u64 != 0;
-        self.change().tree.remove(&path, &found, directory)?;
         Ok(DONE)
     }
 
@@ -145,25 +132,15 @@ impl Person {
         to: u64,
         flags: u64,
     ) -> Served {
-        let (from, found) = self.follow(process, at, from, false)?;
-        let (to, there) = self.follow(process, to_at, to, false)?;
-        let tree = &self.state.tree;
-        let directory = tree.attributes(&found)?.is(libc::S_IFDIR);
-        if flags & u64::from(libc::RENAME_NOREPLACE) != 0 && there != Found::Missing {
-            return Err(Errno::EXIST.into());
-        }
-        if flags & !u64::from(libc::RENAME_NOREPLACE) != 0 || from.parent().is_none() {
-            return Err(Errno::INVAL.into());
-        }
-        if there != Found::Missing && from != to {
-            match (directory, tree.attributes(&there)?.is(libc::S_IFDIR)) {
-                (true, false) => return Err(Errno::NOTDIR.into()),
-                (false, true) => return Err(Errno::ISDIR.into()),
-                (true, true) if !tree.list(&to).is_empty() => return Err(Errno::NOTEMPTY.into()),
-                _ => {}
-            }
-        }
-        self.change().tree.rename(&from, &found, &to)?;
+        let from = self.place(process, at, from)?;
+        let to = self.place(process, to_at, to)?;
+        let how = match flags as u32 {
+            0 => Rename::Replace,
+            libc::RENAME_NOREPLACE => Rename::Keep,
+            libc::RENAME_EXCHANGE => Rename::Exchange,
+            _ => return Err(Errno::INVAL.into()),
+        };
+        self.change().tree.rename_at(&from, &to, how, clock_calls::now())?;
         Ok(DONE)
     }
 
@@ -175,30 +152,25 @@ impl Person {
         path: u64,
     ) -> Served {
         let target = path_in(process, target)?;
-        let (path, found) = self.follow(process, at, path, false)?;
-        if found != Found::Missing {
-            return Err(Errno::EXIST.into());
-        }
-        self.change().tree.create(path, Kind::Link(target), 0o777, clock_calls::now())?;
+        let place = self.place(process, at, path)?;
+        let tree = &mut self.change().tree;
+        tree.create_at(&place, New::Link(&target), 0o777, clock_calls::now())?;
         Ok(DONE)
     }
 
     pub(super) fn chmod(&mut self, process: &Process, at: u64, path: u64, mode: u64) -> Served {
-        let (path, found) = self.follow(process, at, path, true)?;
-        let tree = &mut self.change().tree;
-        let inode = tree.writable(&path, &found, true)?;
-        tree.inode_mut(inode)?.mode = mode as u32 & 0o7777;
+        let node = self.follow(process, at, path, true)?;
+        self.change().tree.set_mode(node, mode as u32, clock_calls::now())?;
         Ok(DONE)
     }
 
     pub(super) fn fchmod(&mut self, descriptor: u64, mode: u64) -> Served {
-        match self.state.table.get(descriptor)?.open {
-            Open::Layer(inode) => {
-                self.change().tree.inode_mut(inode)?.mode = mode as u32 & 0o7777;
-                Ok(DONE)
-            }
-            _ => Err(Errno::PERM.into()),
-        }
+        let Open::File(open) = &self.state.table.get(descriptor)?.open else {
+            return Err(Errno::PERM.into());
+        };
+        let node = open.node;
+        self.change().tree.set_mode(node, mode as u32, clock_calls::now())?;
+        Ok(DONE)
     }
 
     pub(super) fn set_umask(&mut self, mask: u64) -> Served {
@@ -206,4 +178,32 @@ impl Person {
         self.change().umask = mask as u32 & 0o777;
         Ok(Outcome::Value(u64::from(old)))
     }
+}
+
+impl State {
+    /// Makes `node` the directory that relative paths start from.
+    pub(crate) fn enter(&mut self, node: Node) -> Result<(), afresh_files::Refused> {
+        self.tree.hold(node)?;
+        self.tree.release(self.directory);
+        self.directory = node;
+        Ok(())
+    }
+}
+
+/// The path of a directory.
+fn path_of(tree: &Tree, directory: Node) -> Result<Vec<u8>, Errno> {
+    let (mut names, mut at) = (Vec::new(), directory);
+    while at != Tree::ROOT {
+        let above = tree.parent(at)?;
+        let inside = tree.list(above)?;
+        let entry = inside.into_iter().find(|entry| entry.node == at).ok_or(Errno::NOENT)?;
+        names.push(entry.name);
+        at = above;
+    }
+    let mut path = Vec::new();
+    for name in names.iter().rev() {
+        path.push(b'/');
+        path.extend(&name[..]);
+    }
+    Ok(if path.is_empty() { b"/".to_vec() } else { path })
 }

@@ -1,29 +1,14 @@
 //! Descriptors: small numbers for open files, which several of them may share.
 
 use std::collections::BTreeMap;
-use std::ffi::OsString;
-use std::fs::File;
-use std::path::PathBuf;
-use std::sync::Arc;
 
+use afresh_files::OpenFile;
 use rustix::io::Errno;
 
-use super::tree::Device;
+use super::devices::Device;
 
 /// Descriptors a guest may have.
 pub(crate) const DESCRIPTORS: u32 = 1024;
-
-/// An open file of the host's; equal to itself only.
-#[derive(Debug)]
-pub(crate) struct HostFile(pub(crate) File);
-
-impl PartialEq for HostFile {
-    fn eq(&self, other: &Self) -> bool {
-        std::ptr::eq(self, other)
-    }
-}
-
-impl Eq for HostFile {}
 
 /// What a description is open on.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,28 +19,28 @@ pub(crate) enum Open {
     Output,
     /// Messages.
     Messages,
-    /// A file of the host's.
-    Host(Arc<HostFile>),
-    /// A file of the layer.
-    Layer(u64),
-    /// A directory, with its names once they were asked for.
-    Directory(Option<Arc<Vec<OsString>>>),
-    Device(Device),
-    /// A place that was only named (`O_PATH`).
-    Place,
+    /// A file or directory of the tree; of one that was only named (`O_PATH`), neither read nor written.
+    File(OpenFile),
+    Device(Device, OpenFile),
 }
 
 /// An open file: shared by descriptors that were duplicated.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Description {
     pub(crate) open: Open,
-    pub(crate) path: PathBuf,
-    pub(crate) offset: u64,
     /// As `fcntl(F_GETFL)` tells them.
     pub(crate) flags: u32,
 }
 
 impl Description {
+    /// Where the next read or write of a file begins.
+    pub(crate) fn offset(&self) -> u64 {
+        match &self.open {
+            Open::File(open) => open.offset,
+            _ => 0,
+        }
+    }
+
     pub(crate) fn reads(&self) -> bool {
         self.flags & libc::O_ACCMODE as u32 != libc::O_WRONLY as u32
     }
@@ -92,14 +77,42 @@ impl Table {
         .into_iter()
         .enumerate()
         {
-            let description =
-                Description { open, path: PathBuf::new(), offset: 0, flags: flags as u32 };
+            let description = Description { open, flags: flags as u32 };
             table.descriptions.insert(number as u64, description);
             let descriptor = Descriptor { description: number as u64, close_on_exec: false };
             table.descriptors.insert(number as u32, descriptor);
             table.next = number as u64 + 1;
         }
         table
+    }
+
+    /// Descriptors (number, description, whether it is closed on `exec`), descriptions by id, and the next id.
+    pub(super) fn parts(
+        &self,
+    ) -> (impl Iterator<Item = (u32, u64, bool)> + '_, impl Iterator<Item = (u64, &Description)>, u64)
+    {
+        let descriptors =
+            self.descriptors.iter().map(|(&number, d)| (number, d.description, d.close_on_exec));
+        (descriptors, self.descriptions.iter().map(|(&id, d)| (id, d)), self.next)
+    }
+
+    /// The table of these parts, if they fit together.
+    pub(super) fn from_parts(
+        descriptors: Vec<(u32, u64, bool)>,
+        descriptions: BTreeMap<u64, Description>,
+        next: u64,
+    ) -> Option<Self> {
+        let fits = descriptors.iter().all(|(number, description, _)| {
+            *number < DESCRIPTORS && descriptions.contains_key(description)
+        });
+        let descriptors = descriptors
+            .into_iter()
+            .map(|(number, description, close_on_exec)| {
+                (number, Descriptor { description, close_on_exec })
+            })
+            .collect();
+        let last = descriptions.keys().next_back().copied().unwrap_or_default();
+        (fits && last < next).then_some(Self { descriptors, descriptions, next })
     }
 
     pub(crate) fn get(&self, descriptor: u64) -> Result<&Description, Errno> {
@@ -118,13 +131,21 @@ impl Table {
             .ok_or(Errno::MFILE)
     }
 
-    /// A new descriptor for a new description.
+    /// Whether there is room for a further descriptor.
+    pub(crate) fn check_room(&self) -> Result<(), Errno> {
+        self.free(0).map(drop)
+    }
+
+    /// A new descriptor for a new description, which is handed back where there is no room.
     pub(crate) fn add(
         &mut self,
         description: Description,
         close_on_exec: bool,
-    ) -> Result<u32, Errno> {
-        let number = self.free(0)?;
+    ) -> Result<u32, (Errno, Description)> {
+        let number = match self.free(0) {
+            Ok(number) => number,
+            Err(errno) => return Err((errno, description)),
+        };
         let id = self.next;
         self.next += 1;
         self.descriptions.insert(id, description);
@@ -146,19 +167,20 @@ impl Table {
         self.alias(old, number, close_on_exec)
     }
 
-    /// Makes `new` a descriptor for what `old` is open on.
+    /// Makes `new` a descriptor for what `old` is open on. Hands back what nobody has open any more.
     pub(crate) fn replace(
         &mut self,
         old: u64,
         new: u64,
         close_on_exec: bool,
-    ) -> Result<u32, Errno> {
+    ) -> Result<(u32, Option<Description>), Errno> {
         self.get(old)?;
         let new = u32::try_from(new).ok().filter(|new| *new < DESCRIPTORS).ok_or(Errno::BADF)?;
-        if u64::from(new) != old {
-            let _ = self.close(u64::from(new));
-        }
-        self.alias(old, new, close_on_exec)
+        let gone = match u64::from(new) != old {
+            true => self.close(u64::from(new)).unwrap_or_default(),
+            false => None,
+        };
+        Ok((self.alias(old, new, close_on_exec)?, gone))
     }
 
     fn alias(&mut self, old: u64, new: u32, close_on_exec: bool) -> Result<u32, Errno> {
@@ -167,12 +189,13 @@ impl Table {
         Ok(new)
     }
 
-    pub(crate) fn close(&mut self, descriptor: u64) -> Result<(), Errno> {
+    /// Closes a descriptor. Hands back what nobody has open any more.
+    pub(crate) fn close(&mut self, descriptor: u64) -> Result<Option<Description>, Errno> {
         let gone = self.descriptors.remove(&(descriptor as u32)).ok_or(Errno::BADF)?;
-        if !self.descriptors.values().any(|d| d.description == gone.description) {
-            self.descriptions.remove(&gone.description);
+        if self.descriptors.values().any(|d| d.description == gone.description) {
+            return Ok(None);
         }
-        Ok(())
+        Ok(self.descriptions.remove(&gone.description))
     }
 
     pub(crate) fn closes_on_exec(&self, descriptor: u64) -> Result<bool, Errno> {

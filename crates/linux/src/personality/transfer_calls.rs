@@ -3,9 +3,9 @@
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
 
+use super::devices::Device;
 use super::table::{Description, Open};
-use super::tree::{Device, Kind};
-use super::{DONE, End, Outcome, Person, Served, Stop, copy_in, copy_out};
+use super::{DONE, End, Outcome, Person, Served, State, Stop, copy_in, copy_out};
 use crate::platform::{Call, PlatformError, Process};
 
 /// Most bytes that one call moves.
@@ -66,13 +66,21 @@ impl Person {
         if description.open == Open::Input {
             return self.take_input(process, to, len);
         }
-        let offset = description.offset;
-        let bytes = self.bytes_at(description, offset, len)?;
+        let bytes = self.bytes_at(description, description.offset(), len)?;
         copy_out(process, to, &bytes)?;
-        if !bytes.is_empty() {
-            self.change().table.get_mut(descriptor)?.offset += bytes.len() as u64;
-        }
+        self.advance(descriptor, bytes.len() as u64)?;
         Ok(Outcome::Value(bytes.len() as u64))
+    }
+
+    /// Moves the position of an open file on.
+    fn advance(&mut self, descriptor: u64, by: u64) -> Served<()> {
+        if by > 0
+            && matches!(self.state.table.get(descriptor)?.open, Open::File(_))
+            && let Open::File(open) = &mut self.change().table.get_mut(descriptor)?.open
+        {
+            open.offset += by;
+        }
+        Ok(())
     }
 
     /// Bytes of the request; when none are left the guest is idle.
@@ -103,12 +111,9 @@ impl Person {
             let &(to, len) = pieces.first().unwrap_or(&(0, 0));
             return self.read(process, descriptor, to, len);
         }
-        let mut offset = self.state.table.get(descriptor)?.offset;
+        let offset = self.state.table.get(descriptor)?.offset();
         let done = self.scatter(process, descriptor, &pieces, offset)?;
-        offset += done;
-        if done > 0 {
-            self.change().table.get_mut(descriptor)?.offset = offset;
-        }
+        self.advance(descriptor, done)?;
         Ok(Outcome::Value(done))
     }
 
@@ -188,25 +193,16 @@ impl Person {
 
     fn bytes_at(&self, description: &Description, offset: u64, len: u64) -> Served<Vec<u8>> {
         match &description.open {
-            Open::Host(file) => {
+            Open::File(open) => {
                 let mut bytes = vec![0; len as usize];
-                let n = rustix::io::pread(&file.0, &mut bytes[..], offset)?;
-                bytes.truncate(n);
+                let read = open.read_at(&self.state.tree, offset, &mut bytes)?;
+                bytes.truncate(read);
                 Ok(bytes)
             }
-            Open::Layer(inode) => match &self.state.tree.inode(*inode)?.kind {
-                Kind::File(bytes) => {
-                    let start = offset.min(bytes.len() as u64) as usize;
-                    let end = bytes.len().min(start + len as usize);
-                    Ok(bytes[start..end].to_vec())
-                }
-                _ => Err(Errno::INVAL.into()),
-            },
-            Open::Device(Device::Null) => Ok(Vec::new()),
-            Open::Device(Device::Zero) => Ok(vec![0; len as usize]),
-            Open::Device(Device::Random) => fresh(len),
-            Open::Directory(_) => Err(Errno::ISDIR.into()),
-            Open::Input | Open::Output | Open::Messages | Open::Place => Err(Errno::BADF.into()),
+            Open::Device(Device::Null, _) => Ok(Vec::new()),
+            Open::Device(Device::Zero, _) => Ok(vec![0; len as usize]),
+            Open::Device(Device::Random, _) => fresh(len),
+            Open::Input | Open::Output | Open::Messages => Err(Errno::BADF.into()),
         }
     }
 
@@ -281,31 +277,20 @@ impl Person {
                 let surplus = messages.len().saturating_sub(MESSAGES);
                 messages.drain(..surplus);
             }
-            Open::Device(_) => {}
-            Open::Layer(inode) => {
-                let inode = *inode;
-                let append = description.flags & libc::O_APPEND as u32 != 0;
-                let size = self.state.tree.attributes(&super::Found::Layer(inode))?.size;
-                let start = at.unwrap_or(if append { size } else { description.offset });
-                let end = start.checked_add(bytes.len() as u64).ok_or(Errno::FBIG)?;
+            Open::Device(..) => {}
+            Open::File(_) => {
+                let State { table, tree, .. } = self.change();
+                let Open::File(open) = &mut table.get_mut(descriptor)?.open else {
+                    return Err(Errno::BADF.into());
+                };
                 let now = super::clock_calls::now();
-                let state = self.change();
-                if !bytes.is_empty() {
-                    state.tree.edit(inode, end, |file| {
-                        if file.len() < end as usize {
-                            file.resize(end as usize, 0);
-                        }
-                        file[start as usize..end as usize].copy_from_slice(bytes);
-                    })?;
-                    state.tree.inode_mut(inode)?.modified = now;
-                }
-                if at.is_none() {
-                    state.table.get_mut(descriptor)?.offset = end;
-                }
+                let written = match at {
+                    Some(at) => open.write_at(tree, at, bytes, now)?,
+                    None => open.write(tree, bytes, now)?,
+                };
+                return Ok(Outcome::Value(written as u64));
             }
-            Open::Host(_) | Open::Directory(_) | Open::Input | Open::Place => {
-                return Err(Errno::BADF.into());
-            }
+            Open::Input => return Err(Errno::BADF.into()),
         }
         Ok(Outcome::Value(bytes.len() as u64))
     }

@@ -6,14 +6,14 @@
 
 use super::control::Control;
 use super::frame::Bases;
-use super::image::{Image, Segment};
 use super::orders::{Orders, Then};
+use super::show::Piece;
 use super::{filter, stub};
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
-pub(super) const SEGMENTS: usize = 400;
-/// Descriptors that the process needs: three it starts with, and what it makes for the sentry.
-const DESCRIPTORS: u64 = 8;
+pub(super) const PIECES: usize = 400;
+/// Descriptors that the process needs: three it starts with, what it makes for the sentry, and files that it is lent.
+const DESCRIPTORS: u64 = 64;
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const CAPABILITIES: u64 = 0x2008_0522;
 
@@ -38,8 +38,8 @@ impl Data<'_> {
     }
 }
 
-/// Writes the orders that a new process starts with.
-pub(super) fn write(control: &mut Control, image: Option<&Image>) {
+/// Writes the orders that a new process starts with. `pieces` are of the file that is its descriptor 1, or of none.
+pub(super) fn write(control: &mut Control, pieces: Option<&[Piece]>) {
     let mut data = Data { control, next: stub::CONTROL_LEN - 4096 };
     let mut calls = Vec::new();
     let mut call = |number: libc::c_long, args: &[u64]| {
@@ -78,12 +78,9 @@ pub(super) fn write(control: &mut Control, image: Option<&Image>) {
     let no_capabilities = data.words(&[0, 0, 0]);
     call(libc::SYS_capset, &[version, no_capabilities]);
 
-    if let Some(image) = image {
-        let flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
-        let read = libc::PROT_READ as u64;
-        call(libc::SYS_mmap, &[stub::IMAGE, image.len(), read, flags as u64, 1, 0]);
-        for segment in image.segments().iter().take(SEGMENTS).map(Segment::order) {
-            call(segment[0] as libc::c_long, &segment[1..]);
+    if let Some(pieces) = pieces {
+        for order in pieces.iter().map(|piece| piece.order(1)) {
+            call(order[0] as libc::c_long, &order[1..]);
         }
         // Faults of user code only: no privilege is needed.
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | 1;
@@ -140,6 +137,8 @@ pub(super) fn settle(list: &str) -> (Vec<[u64; 7]>, Option<u64>) {
         .map(|&(start, len, _)| [libc::SYS_mremap as u64, start, len, len, flags, place(start), 0])
         .collect();
     calls.push([libc::SYS_munmap as u64, stub::ABOVE, stub::TOP - stub::ABOVE, 0, 0, 0, 0]);
+    // The image's file, where there is one: it may hold other images, too.
+    calls.push([libc::SYS_close as u64, 1, 0, 0, 0, 0, 0]);
     let code = clock.iter().find(|(.., code)| *code);
     (calls, code.map(|&(start, ..)| place(start)))
 }
@@ -180,13 +179,13 @@ mod tests {
             ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]\n";
         let (calls, code) = settle(list);
         assert_eq!(code, Some(stub::CLOCK.start + 0x6000));
-        assert_eq!(calls.len(), 4);
+        assert_eq!(calls.len(), 5);
         for (call, (from, to)) in
             calls.iter().zip([(0x7fff_1000, 0), (0x7fff_5000, 0x4000), (0x7fff_7000, 0x6000)])
         {
             assert_eq!((call[1], call[5]), (from, stub::CLOCK.start + to));
         }
         assert_eq!(settle("").1, None);
-        assert_eq!(settle("").0.len(), 1);
+        assert_eq!(settle("").0.len(), 2);
     }
 }

@@ -1,5 +1,7 @@
 //! The frame in which a signal keeps the guest's registers, on the stub's stack.
 
+use serde::{Deserialize, Serialize};
+
 use super::stub;
 
 /// Where the context lies in a frame, behind the address that a handler returns to.
@@ -43,19 +45,33 @@ impl Register {
 }
 
 /// The registers that a frame does not hold.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Bases {
     pub(crate) fs: u64,
     pub(crate) gs: u64,
 }
 
 /// All registers of a guest that waits in the stub: its signal stack, and the bases.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Registers {
     pub(super) stack: Vec<u8>,
     /// Where the frame lies in the control area.
     pub(super) frame: usize,
     pub(super) bases: Bases,
+}
+
+impl Registers {
+    /// What is wrong with registers that somebody else wrote down, if anything is. What they hold is the guest's affair.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        let inside = (stub::ORDERS_LEN..=stub::CONTROL_LEN - FRAME_LEN).contains(&self.frame);
+        let addresses = self.bases.fs < stub::GUEST.end && self.bases.gs < stub::GUEST.end;
+        let whole = self.stack.len() == stub::SIGNAL_STACK_LEN;
+        if whole && inside && self.frame.is_multiple_of(8) && addresses {
+            Ok(())
+        } else {
+            Err("its registers are not where they must be")
+        }
+    }
 }
 
 /// Where the frame of a start lies: anywhere in the stack, as the kernel has put none there yet.

@@ -9,6 +9,7 @@ use super::PlatformError;
 const RECV: libc::c_ulong = 0xc050_2100;
 const SEND: libc::c_ulong = 0xc018_2101;
 const SET_FLAGS: libc::c_ulong = 0x4008_2104;
+const ADD_DESCRIPTOR: libc::c_ulong = 0x4018_2103;
 /// Sentry and guest take turns on one processor.
 const SYNC_WAKE_UP: u64 = 1;
 /// The call is made as it stands.
@@ -70,6 +71,22 @@ impl Listener {
             Some(libc::ENOENT | libc::EINTR) => Ok(None),
             _ => Err(PlatformError::kernel("receiving a call", error)),
         }
+    }
+
+    /// Gives the process whose call `id` waits a descriptor for `file`: its number there.
+    pub(crate) fn lend(&self, id: u64, file: BorrowedFd<'_>) -> Result<u64, PlatformError> {
+        let mut added = libc::seccomp_notif_addfd {
+            id,
+            flags: 0,
+            srcfd: file.as_raw_fd() as u32,
+            newfd: 0,
+            newfd_flags: 0,
+        };
+        // SAFETY: the request reads one such structure, which lives through the call.
+        let number = unsafe { libc::ioctl(self.0.as_raw_fd(), ADD_DESCRIPTOR, &raw mut added) };
+        u64::try_from(number).map_err(|_| {
+            PlatformError::kernel("lending the guest's process a file", io::Error::last_os_error())
+        })
     }
 
     /// Answers the call `id`; `false` when nobody waits for it any more.

@@ -1,7 +1,7 @@
 //! The guest's process: made, run until it calls, answered, given orders, ended.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -13,12 +13,12 @@ use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open}
 
 use super::control::Control;
 use super::frame::{self, Bases, Register, Registers};
-use super::image::{Image, Segment};
 use super::listener::{Answer, Listener, Notice};
 use super::orders::{Orders, Then};
+use super::segments::Segments;
+use super::show::Shown;
 use super::track::Track;
-use super::{PlatformError, boot, memory, stub};
-use crate::ranges::Ranges;
+use super::{PlatformError, boot, memory, spawn, stub};
 
 /// How long the stub may take for its orders, and a new process to start.
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -71,8 +71,9 @@ pub(crate) struct Process {
 }
 
 impl Process {
-    /// Makes a process in which nothing runs yet: with nothing mapped, or with `image`, whose writable parts are then watched.
-    pub(crate) fn new(image: Option<&Image>) -> Result<Self, PlatformError> {
+    /// Makes a process in which nothing runs yet: with nothing mapped, or with an image in its segments, whose writable parts
+    /// are then watched.
+    pub(crate) fn new(image: Option<(&Shown, &Segments)>) -> Result<Self, PlatformError> {
         require_bases()?;
         let program = Memfd::new(c"afresh-stub")
             .and_then(|file| {
@@ -86,8 +87,18 @@ impl Process {
                 PlatformError::kernel("writing the stub", io::Error::from_raw_os_error(e.errno))
             })?;
         let mut control = Control::new()?;
-        boot::write(&mut control, image);
-        let duplicate = |fd: std::os::fd::BorrowedFd<'_>| {
+        let pieces = image.map(|(shown, segments)| shown.all(segments)).unwrap_or_default();
+        let main = image.and_then(|(shown, _)| shown.main());
+        let (mut first, mut rest) = (Vec::new(), Vec::new());
+        for piece in pieces {
+            let known = match (&piece.file, main) {
+                (Some(file), Some(main)) => file.shares_file(main),
+                _ => true,
+            };
+            if known && first.len() < boot::PIECES { first.push(piece) } else { rest.push(piece) }
+        }
+        boot::write(&mut control, image.map(|_| &first[..]));
+        let duplicate = |fd: BorrowedFd<'_>| {
             fd.try_clone_to_owned()
                 .map_err(|e| PlatformError::kernel("duplicating a descriptor", e))
         };
@@ -97,11 +108,11 @@ impl Process {
             .process_group(0)
             .stdin(Stdio::from(duplicate(control.file())?))
             .stderr(Stdio::null());
-        match image {
-            Some(image) => command.stdout(Stdio::from(duplicate(image.file())?)),
+        match main {
+            Some(main) => command.stdout(Stdio::from(duplicate(main.file())?)),
             None => command.stdout(Stdio::null()),
         };
-        let mut child = command.spawn().map_err(|error| {
+        let mut child = spawn::spawn(command).map_err(|error| {
             PlatformError::missing(
                 "starting the stub from a memory file",
                 error,
@@ -138,10 +149,9 @@ impl Process {
             ),
             error => error,
         })?;
-        if let Some(image) = image {
-            let calls = image.segments().iter().skip(boot::SEGMENTS).map(Segment::order).collect();
-            process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
-            for segment in image.segments().iter().filter(|s| s.is_writable()) {
+        if let Some((_, segments)) = image {
+            process.map_pieces(&rest)?;
+            for segment in segments.iter().filter(|s| s.allows(libc::PROT_WRITE)) {
                 process.watch(segment.range())?;
             }
         }
@@ -284,9 +294,21 @@ impl Process {
         memory::write(self.pid, address, bytes)
     }
 
-    /// Pages written since they were protected; nothing for a process that is not tracked.
-    pub(crate) fn written(&self) -> Option<&Ranges> {
-        self.track.as_ref().map(Track::set)
+    /// Lends the process a file, while the stub waits for orders: its descriptor there.
+    pub(super) fn lend(&mut self, file: BorrowedFd<'_>) -> Result<u64, PlatformError> {
+        let id = self.asked.ok_or_else(|| self.forged("it takes no orders now"))?;
+        self.listener.lend(id, file)
+    }
+
+    /// Addresses of pages that were written since they were protected and are not told of yet, in order; none of a process that
+    /// is not tracked.
+    pub(crate) fn drain(&mut self) -> Vec<u64> {
+        self.track.as_mut().map(Track::drain).unwrap_or_default()
+    }
+
+    /// Makes pages writable, and does not report them.
+    pub(crate) fn unprotect(&mut self, range: std::ops::Range<u64>) -> Result<(), PlatformError> {
+        self.track.as_mut().map_or(Ok(()), |track| track.unprotect(range))
     }
 
     pub(crate) fn watch(&mut self, range: std::ops::Range<u64>) -> Result<(), PlatformError> {
@@ -339,7 +361,8 @@ impl Process {
                 continue;
             };
             let modes = fields.next().unwrap_or_default().as_bytes();
-            let own = [stub::CODE, stub::CONTROL, stub::IMAGE].contains(&start)
+            let own = [stub::CODE, stub::CONTROL].contains(&start)
+                || (stub::IMAGE..stub::ABOVE).contains(&start)
                 || stub::CLOCK.contains(&start)
                 || start >= stub::TOP;
             if !own {

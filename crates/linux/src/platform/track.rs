@@ -1,7 +1,7 @@
 //! Which pages of the image's mappings the guest has written.
 //!
-//! A page is write-protected until it is written first; that write stops the guest until the sentry has put the page into
-//! the set and lifted the protection. Pages of the set stay writable and are copied back at every reset, so that in the
+//! A page is write-protected until it is written first; that write stops the guest until the sentry has noted the page and
+//! lifted the protection. Pages stay open until they are protected again, so that in the
 //! steady state nothing faults. The kernel refuses its own writes to a protected page on the sentry's behalf, so those are noted
 //! beforehand.
 
@@ -20,14 +20,15 @@ use crate::ranges::Ranges;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
-/// The write set of a process, and what is watched for it.
+/// What is watched in a process, and what was written.
 #[derive(Debug)]
 pub(crate) struct Track {
     uffd: Uffd,
-    /// Ranges that are registered; protected but for those in `set`.
+    /// Ranges that are registered; protected but for those that are open.
     watched: Ranges,
-    /// Pages that were written since they were protected.
-    set: Ranges,
+    open: Ranges,
+    /// Pages that were opened since the last drain, each once.
+    written: Vec<u64>,
 }
 
 impl Track {
@@ -52,7 +53,8 @@ impl Track {
         Ok(Self {
             uffd: Uffd::from_fd(descriptor, UffdMode::Events),
             watched: Ranges::default(),
-            set: Ranges::default(),
+            open: Ranges::default(),
+            written: Vec::new(),
         })
     }
 
@@ -60,11 +62,7 @@ impl Track {
         self.uffd.as_fd()
     }
 
-    pub(crate) fn set(&self) -> &Ranges {
-        &self.set
-    }
-
-    /// Watches `range`, which must just have been mapped from the image.
+    /// Watches `range`, which must just have been mapped.
     pub(crate) fn watch(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
         let (start, len) = pointer(&range);
         self.uffd.register(start, len, Interest::WRITES).map_err(refused)?;
@@ -72,26 +70,41 @@ impl Track {
         self.protect(range)
     }
 
-    /// Protects `range` again and drops it from the set; its pages must equal the image.
+    /// Protects `range` again.
     pub(crate) fn protect(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
         let (start, len) = pointer(&range);
-        self.uffd.write_protect(start, len, true).map_err(refused)?;
-        self.set.remove(range);
-        Ok(())
+        self.open.remove(range);
+        self.uffd.write_protect(start, len, true).map_err(refused)
+    }
+
+    /// Makes `range` writable, and does not report it.
+    pub(crate) fn unprotect(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
+        let (start, len) = pointer(&range);
+        self.open.insert(range);
+        self.uffd.write_protect(start, len, false).map_err(refused)
     }
 
     /// Forgets `range`, whose mapping went.
     pub(crate) fn forget(&mut self, range: Range<u64>) {
         self.watched.remove(range.clone());
-        self.set.remove(range);
+        self.open.remove(range);
     }
 
-    /// Takes what faulted into the set, and lets the guest go on.
+    /// The pages that were written since they were protected and are not told of yet, in order.
+    pub(crate) fn drain(&mut self) -> Vec<u64> {
+        let mut written = std::mem::take(&mut self.written);
+        written.sort_unstable();
+        written.dedup();
+        written.retain(|&page| self.open.holds(page));
+        written
+    }
+
+    /// Notes what faulted, and lets the guest go on.
     pub(crate) fn serve(&mut self) -> Result<(), PlatformError> {
         while let Some(event) = self.uffd.next_event().map_err(refused)? {
             if let UffdEvent::Fault { address, .. } = event {
                 let page = address as u64 & !(PAGE - 1);
-                self.open(page..page + PAGE)?;
+                self.note(page..page + PAGE)?;
             }
         }
         Ok(())
@@ -102,10 +115,10 @@ impl Track {
         let pages = bytes.start & !(PAGE - 1)..bytes.end.saturating_add(PAGE - 1) & !(PAGE - 1);
         for watched in self.watched.within(pages) {
             let mut from = watched.start;
-            let known = self.set.within(watched.clone());
+            let known = self.open.within(watched.clone());
             for known in known.into_iter().chain(std::iter::once(watched.end..watched.end)) {
                 if from < known.start {
-                    self.open(from..known.start)?;
+                    self.note(from..known.start)?;
                 }
                 from = known.end;
             }
@@ -113,10 +126,9 @@ impl Track {
         Ok(())
     }
 
-    fn open(&mut self, pages: Range<u64>) -> Result<(), PlatformError> {
-        let (start, len) = pointer(&pages);
-        self.set.insert(pages);
-        self.uffd.write_protect(start, len, false).map_err(refused)
+    fn note(&mut self, pages: Range<u64>) -> Result<(), PlatformError> {
+        self.written.extend(pages.clone().step_by(PAGE_SIZE));
+        self.unprotect(pages)
     }
 }
 

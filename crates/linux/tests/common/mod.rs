@@ -5,7 +5,7 @@
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use afresh_linux::{PlatformError, Program, Warm, WarmError};
+use afresh_linux::{Instance, PlatformError, Program, WarmError};
 
 /// Compiles `name`, or says why that cannot be.
 pub(crate) fn compiled(name: &str, flags: &[&str]) -> Option<PathBuf> {
@@ -43,10 +43,12 @@ pub(crate) fn here<T>(result: Result<T, WarmError>) -> Option<T> {
     }
 }
 
-/// A static C program, warmed.
-pub(crate) fn warm(name: &str, shape: impl Fn(Program) -> Program) -> Option<Warm> {
+/// An instance of a static C program, warmed.
+pub(crate) fn warm(name: &str, shape: impl Fn(Program) -> Program) -> Option<Instance> {
     let path = compiled(name, &["-static"])?;
-    here(shape(Program::new(path)).warm())
+    let mut instance = here(shape(Program::new(path)).warm())?.instance();
+    instance.prepare().unwrap();
+    Some(instance)
 }
 
 /// CPython, with what of the host it needs granted.

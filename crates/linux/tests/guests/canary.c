@@ -19,7 +19,7 @@ static int data = 42;
 static int zero[1000];
 static const char text[] = "constant";
 static __thread int local = 5;
-static char *heap, *map, *shut;
+static char *heap, *map, *shut, *left;
 static int file;
 static unsigned long calls;
 
@@ -39,12 +39,12 @@ static void look(char *out, char *stack) {
     umask(old);
     sprintf(out,
             "calls %lu data %d zero %d local %d heap %s map %d stack %d brk %d env %s cwd %s file %s at %ld "
-            "made %d new fd %d gone %d host %d usr1 %d mask %d name %s rounding %lu gs %lx es %x umask %o protected %d\n",
+            "made %d new fd %d gone %d host %d usr1 %d mask %d name %s rounding %lu gs %lx es %x umask %o protected %d left %d\n",
             ++calls, data, zero[777], local, heap, map[12345], stack[100], sbrk(0) != heap + 0 ? (int)((long)sbrk(0) & 0xffff) : 0,
             getenv("CANARY"), getcwd(where, 256), bytes, (long)lseek(file, 0, SEEK_CUR), access("/tmp/made", F_OK) == 0,
             fcntl(file + 1, F_GETFD), access("/usr/bin/env", F_OK) == 0, open("/usr/bin/env", O_WRONLY | O_CREAT | O_EXCL, 0600) >= 0,
             action.sa_handler != SIG_DFL, sigismember(&mask, SIGUSR2), name, rounding, far_, segment, (unsigned)old,
-            access("/proc/self", F_OK) == 0);
+            access("/proc/self", F_OK) == 0, left ? left[0] + left[(1 << 20) - 1] : 0);
 }
 
 static void dirty(char *stack) {
@@ -68,7 +68,7 @@ static void dirty(char *stack) {
     __asm__ volatile("mov %0, %%es" ::"r"(0x2b));
     umask(077);
     /* Maps: one made and left, one half unmapped, one with another protection, one emptied, one moved. */
-    char *left = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    left = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     memset(left, 7, 1 << 20);
     munmap(map + SIZE / 2, 8192);
     mprotect(map + SIZE / 4, 4096, PROT_READ);
@@ -106,6 +106,13 @@ int main(void) {
             /* Only writes, also where an earlier call changed the map. */
             for (int i = 0; i < SIZE; i += 512) map[i] = 99;
             memset(stack, 98, sizeof stack), data = 97, heap[0] = 'D';
+            write(1, "done\n", 5);
+        } else if (!strncmp(in, "scribble", 8)) {
+            /* What is there whatever came before. */
+            data = 97, heap[0] = 'D', map[12345] = 99;
+            if (left) left[0] = 3;
+            memset(stack, 98, sizeof stack), memset(map + SIZE - 8192, 55, 8192);
+            memset((char *)sbrk(4096) - 512, 5, 512);
             write(1, "done\n", 5);
         } else if (!strncmp(in, "exit", 4)) {
             dirty(stack);

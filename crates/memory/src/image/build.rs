@@ -67,22 +67,46 @@ impl ImageBuilder {
     ///
     /// # Errors
     /// [`ImageError::System`] when memory or descriptors ran out.
-    pub fn build(mut self) -> Result<Image, ImageError> {
+    pub fn build(self) -> Result<Image, ImageError> {
+        let pages = self.pages;
+        Ok(Image::from_extents(pages, self.store()?))
+    }
+
+    /// Builds an image that is `base` but for the pages `changed` (sorted and disjoint), which are the builder's own.
+    /// Whatever else was written is not in it; content of `base` past the end neither. Shares the rest with `base`.
+    ///
+    /// # Errors
+    /// As [`ImageBuilder::build`], and when `changed` is not as it must be.
+    pub fn build_over(mut self, base: &Image, changed: &[PageRange]) -> Result<Image, ImageError> {
+        check_sorted(changed, self.pages)?;
+        let mut runs = changed.iter().copied().peekable();
+        self.content.retain(|&page, _| {
+            while runs.next_if(|run| run.end() <= page).is_some() {}
+            runs.peek().is_some_and(|run| run.contains(page))
+        });
+        let pages = self.pages;
+        let mut extents = base.kept(pages, changed);
+        extents.extend(self.store()?);
+        extents.sort_by_key(|extent| extent.range.start);
+        Ok(Image::from_extents(pages, extents))
+    }
+
+    /// Stores the pages that are not zero.
+    fn store(mut self) -> Result<Vec<Extent>, ImageError> {
         self.content.retain(|_, page| !is_zero(&page[..]));
         let mut runs: Vec<PageRange> = Vec::new();
         for &page in self.content.keys() {
             push_page(&mut runs, page);
         }
         let mut pieces = Vec::new();
-        let extents = store(&runs, |file, runs, at| {
+        store(&runs, |file, runs, at| {
             pieces.clear();
             let pages = runs.iter().flat_map(|run| run.start..run.end());
             let content = pages.filter_map(|page| self.content.get(&page));
             pieces.extend(content.map(|page| (page.as_ptr(), PAGE_SIZE)));
             // SAFETY: the pieces are the builder's own pages.
             unsafe { file.write_from(&pieces, at * PAGE_SIZE) }
-        })?;
-        Ok(Image::from_extents(self.pages, extents))
+        })
     }
 }
 

@@ -34,7 +34,7 @@ const MAX_GROWTH: u64 = 8192;
 
 /// What the coming restoration of the write set should do.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Next {
+pub(crate) enum Next {
     /// Copy.
     Copy,
     /// Look at so many pages, then copy.
@@ -45,7 +45,7 @@ pub(super) enum Next {
 
 /// Counters of one slot.
 #[derive(Debug)]
-pub(super) struct Adapt {
+pub(crate) struct Adapt {
     losses: u32,
     /// Resets left to discard.
     pause_left: u32,
@@ -85,12 +85,12 @@ impl Default for Adapt {
 impl Adapt {
     /// Whether the slot discards for now.
     #[inline]
-    pub(super) fn discarding(&self) -> bool {
+    pub(crate) fn discarding(&self) -> bool {
         self.pause_left > 0
     }
 
     /// Counts a reset by discarding; `true` when the pause is over.
-    pub(super) fn discarded(&mut self) -> bool {
+    pub(crate) fn discarded(&mut self) -> bool {
         self.pause_left -= 1;
         self.pause_left == 0
     }
@@ -98,7 +98,7 @@ impl Adapt {
     /// Counts a reset of a write set of `set` pages of which `learned` were new; `true` when the slot
     /// should discard from now on.
     #[inline]
-    pub(super) fn learned(&mut self, set: usize, learned: usize) -> bool {
+    pub(crate) fn learned(&mut self, set: usize, learned: usize) -> bool {
         if learned == 0 {
             self.losses = 0;
             return false;
@@ -126,7 +126,7 @@ impl Adapt {
 
     /// What this reset of a set of `set` pages should do.
     #[inline]
-    pub(super) fn next(&mut self, set: usize) -> Next {
+    pub(crate) fn next(&mut self, set: usize) -> Next {
         self.sample_left = self.sample_left.saturating_sub(1);
         self.copies_left -= (set as i64).max(LEAST_A_RESET);
         if self.sample_left == 0 {
@@ -146,7 +146,7 @@ impl Adapt {
     }
 
     /// Notes what a look found; when the set is not what the last sample promised, the next reset samples.
-    pub(super) fn looked(&mut self, pages: usize, written: usize) {
+    pub(crate) fn looked(&mut self, pages: usize, written: usize) {
         self.looked += pages;
         self.found_written += written;
         let expected = self.looked * self.written_share as usize / 256;
@@ -166,7 +166,7 @@ impl Adapt {
 
     /// Notes what a sample found and plans the next one: soon while pages are on their way out of the
     /// set (`idle` of them were found unchanged twice or more), later while nothing moves.
-    pub(super) fn sampled(&mut self, set: usize, changed: usize, shed: usize, idle: usize) {
+    pub(crate) fn sampled(&mut self, set: usize, changed: usize, shed: usize, idle: usize) {
         self.written_share = (changed * 256).checked_div(set).unwrap_or(256) as u32;
         let still = shed == 0 && idle * 4 <= set;
         self.sample_every =
@@ -177,13 +177,13 @@ impl Adapt {
     }
 
     /// Notes that the run before reset `resets` had grown the slot.
-    pub(super) fn grew(&mut self, resets: u64) {
+    pub(crate) fn grew(&mut self, resets: u64) {
         self.grown_at = resets;
     }
 
     /// Whether memory that earlier runs grew into has been idle for long enough at reset `resets`. Each time
     /// it is given back the next wait is twice as long.
-    pub(super) fn growth_idle(&mut self, resets: u64) -> bool {
+    pub(crate) fn growth_idle(&mut self, resets: u64) -> bool {
         let idle = resets.saturating_sub(self.grown_at) >= self.keep_growth;
         if idle {
             self.keep_growth = (self.keep_growth * 2).min(MAX_GROWTH);

@@ -1,0 +1,90 @@
+//! Linux programs behind the front door.
+
+use std::convert::Infallible;
+use std::path::Path;
+
+use afresh_linux::{End, Instance, Program, Warm};
+
+use crate::call::Given;
+use crate::supply::{Loan, Returns, Supply};
+use crate::{CallError, LeaseError, OpenError, Options};
+
+/// Instances that all start from one state.
+pub(crate) type Programs = Supply<Instance, Warm>;
+
+impl Returns for Instance {
+    type Error = Infallible;
+
+    /// Carried out with the next call, in the same round trip; a process that cannot be brought back is replaced then.
+    fn go_back(&mut self) -> Result<(), Infallible> {
+        self.reset();
+        Ok(())
+    }
+
+    fn kept_bytes(&self) -> usize {
+        self.write_set_bytes()
+    }
+}
+
+/// A pool with its first instance.
+pub(crate) fn programs(warm: Warm, options: &Options) -> Result<Programs, LeaseError> {
+    let mut first = warm.instance();
+    first.prepare().map_err(|error| LeaseError::Instance(error.into()))?;
+    Programs::new(warm, first, options.limits)
+}
+
+/// An instance in the warm state.
+pub(crate) fn lease(programs: &Programs) -> Result<Loan<'_, Instance>, LeaseError> {
+    programs.lease(|warm| Ok::<_, Infallible>(warm.instance()))
+}
+
+/// What text is as input: words with spaces between, and a line's end.
+pub(crate) fn line(texts: &[String]) -> Vec<u8> {
+    let mut line = texts.join(" ").into_bytes();
+    line.push(b'\n');
+    line
+}
+
+/// Warms the program at `path`.
+pub(crate) fn warm(name: &str, path: &Path, options: &Options) -> Result<Warm, OpenError> {
+    let path = std::path::absolute(path)
+        .map_err(|source| OpenError::Read { path: path.to_owned(), source })?;
+    let mut program = options.program(&path);
+    for call in &options.warm_up {
+        program = program.request(match &call.given {
+            Given::Bytes(input) => input.clone(),
+            Given::Text(texts) => line(texts),
+        });
+    }
+    program.warm().map_err(|e| OpenError::Guest { reference: name.to_owned(), source: e.into() })
+}
+
+/// Makes a call. A program that ends itself with success, because its input has ended, has answered.
+pub(crate) fn call(
+    instance: &mut Instance,
+    function: &str,
+    input: &[u8],
+) -> Result<Vec<u8>, CallError> {
+    use afresh_linux::CallError as Error;
+    match instance.call(input) {
+        Err(Error::Ended { end: End::Exit(0), output, .. }) => Ok(output),
+        other => other.map_err(|error| CallError::of_linux(function, error)),
+    }
+}
+
+impl Options {
+    /// The program at `path`, as these options shape it.
+    pub(crate) fn program(&self, path: &Path) -> Program {
+        let mut program = Program::new(path);
+        if let Some(shape) = &self.linux {
+            program = shape(program);
+        }
+        if let Some(timeout) = self.timeout {
+            program = program.time_limit(timeout);
+        }
+        match self.memory {
+            Some(bytes) => program.memory_limit(bytes),
+            None => program,
+        }
+    }
+}

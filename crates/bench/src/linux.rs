@@ -1,0 +1,234 @@
+//! `linux`: CPython as it is, answering a line of JSON or multiplying matrices: a pristine call, a clone, a thaw and a start, beside
+//! what is done without afresh: no reset at all, a server that forks for each request, and a new process for each.
+//!
+//! All of it takes turns on one processor, for a guest and who serves its system calls do, too.
+
+use std::io::{BufRead, BufReader, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+
+use afresh_linux::{Frozen, Program, Warm};
+use afresh_memory::Strategy;
+use afresh_pager::SaveWith;
+use afresh_store::Store;
+use anyhow::{Context, bail, ensure};
+
+use crate::row::{Contestant, Options, Sink, contest};
+
+/// Name of the table.
+const TABLE: &str = "linux";
+/// Requests that a guest answers before it counts as warm.
+const WARMING: usize = 5;
+
+/// A program that answers lines.
+struct Case {
+    name: &'static str,
+    imports: &'static str,
+    /// What stands in the loop: `line` goes in, `answer` comes out.
+    body: &'static str,
+    request: &'static str,
+    answer: &'static str,
+}
+
+const CASES: [Case; 2] = [
+    Case {
+        name: "json",
+        imports: "import json",
+        body: "d = json.loads(line); answer = json.dumps({'n': len(d), 's': sum(d)})",
+        request: "[1, 2, 3, 4, 5]\n",
+        answer: "{\"n\": 5, \"s\": 15}\n",
+    },
+    Case {
+        name: "numpy",
+        imports: "import json, numpy\nm = numpy.arange(10000.0).reshape(100, 100) % 7",
+        body: "v = numpy.array(json.loads(line)); answer = json.dumps(float((m @ numpy.resize(v, 100)).sum()))",
+        request: "[1, 2, 3, 4, 5]\n",
+        answer: "89983.0\n",
+    },
+];
+
+impl Case {
+    /// Answers each line, in this process or in a fork of its own.
+    fn script(&self, forks: bool) -> String {
+        let Self { imports, body, .. } = self;
+        let reply = "sys.stdout.write(answer + '\\n'); sys.stdout.flush()";
+        match forks {
+            false => {
+                format!("import sys\n{imports}\nfor line in sys.stdin:\n    {body}\n    {reply}\n")
+            }
+            true => format!(
+                "import sys, os\n{imports}\nfor line in sys.stdin:\n    p = os.fork()\n    if p == 0:\n        {body}\n        \
+                 {reply}; os._exit(0)\n    os.waitpid(p, 0)\n"
+            ),
+        }
+    }
+}
+
+/// The interpreter, and directories of it that are not the system's.
+struct Python {
+    path: String,
+    prefixes: Vec<String>,
+}
+
+impl Python {
+    fn find() -> anyhow::Result<Self> {
+        let ask = "import sys; print(sys.executable); print(sys.base_prefix); print(sys.prefix)";
+        let out =
+            Command::new("python3").args(["-c", ask]).output().context("no python3 in PATH")?;
+        ensure!(out.status.success(), "python3: {}", out.status);
+        let said = String::from_utf8(out.stdout)?;
+        let mut lines = said.lines().map(str::to_owned);
+        let path = lines.next().context("python3 does not say where it is")?;
+        Ok(Self { path, prefixes: lines.filter(|prefix| prefix != "/usr").collect() })
+    }
+
+    fn command(&self, script: &str) -> Command {
+        let mut command = Command::new(&self.path);
+        command.args(["-c", script]).env("OPENBLAS_NUM_THREADS", "1");
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        command
+    }
+
+    fn has(&self, imports: &str) -> bool {
+        let out = Command::new(&self.path).args(["-c", imports]).stderr(Stdio::null()).status();
+        out.is_ok_and(|status| status.success())
+    }
+
+    fn program(&self, case: &Case) -> Program {
+        let program = Program::new(&self.path).arg("-c").arg(case.script(false));
+        let program = program.env("OPENBLAS_NUM_THREADS", "1");
+        let program = self.prefixes.iter().fold(program, |program, prefix| program.grant(prefix));
+        (0..WARMING).fold(program, |program, _| program.request(case.request))
+    }
+}
+
+/// A plain process that answers lines.
+struct Server {
+    child: Child,
+    to: Option<ChildStdin>,
+    from: BufReader<ChildStdout>,
+}
+
+impl Server {
+    fn start(mut command: Command) -> anyhow::Result<Self> {
+        let mut child = command.spawn()?;
+        let to = child.stdin.take();
+        let from = BufReader::new(child.stdout.take().context("no pipe")?);
+        Ok(Self { child, to, from })
+    }
+
+    fn ask(&mut self, case: &Case) -> anyhow::Result<()> {
+        self.to.as_mut().context("no pipe")?.write_all(case.request.as_bytes())?;
+        let mut line = String::new();
+        self.from.read_line(&mut line)?;
+        check(case, line.as_bytes())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // The end of its input ends it.
+        self.to = None;
+        let _ = self.child.wait();
+    }
+}
+
+fn check(case: &Case, answer: &[u8]) -> anyhow::Result<()> {
+    if answer == case.answer.as_bytes() {
+        return Ok(());
+    }
+    bail!("the answer is {:?}, not {:?}", String::from_utf8_lossy(answer), case.answer)
+}
+
+/// Starts the program anew for one request.
+fn new_process(python: &Python, case: &Case) -> anyhow::Result<()> {
+    Server::start(python.command(&case.script(false)))?.ask(case)
+}
+
+/// Keeps this thread, and what it starts, on the processor that it is on.
+fn stay() -> anyhow::Result<()> {
+    let mut one = rustix::thread::CpuSet::new();
+    one.set(rustix::thread::sched_getcpu());
+    Ok(rustix::thread::sched_setaffinity(None, &one)?)
+}
+
+fn calls(
+    python: &Python,
+    case: &Case,
+    warm: &Warm,
+    options: &Options,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<()> {
+    let mut ours = warm.instance();
+    let mut discarding = warm.clone().strategy(Strategy::Discard).instance();
+    let mut plain = Server::start(python.command(&case.script(false)))?;
+    let mut forking = Server::start(python.command(&case.script(true)))?;
+    let request = case.request.as_bytes();
+    let contestants = vec![
+        Contestant::new("afresh", || check(case, &ours.call_pristine(request)?)),
+        Contestant::new("afresh/discard", || check(case, &discarding.call_pristine(request)?)),
+        Contestant::new("none", || plain.ask(case)),
+        Contestant::new("fork-server", || forking.ask(case)),
+        Contestant::new("new-process", || new_process(python, case)),
+    ];
+    contest(TABLE, &format!("python/{}", case.name), options, contestants, sink)?;
+    // Of figures of a reset that leaves anything behind nobody should hear.
+    ours.verify()?;
+    discarding.verify()?;
+    Ok(())
+}
+
+fn beginnings(
+    python: &Python,
+    case: &Case,
+    warm: &Warm,
+    dir: &Path,
+    options: &Options,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<()> {
+    let request = case.request.as_bytes();
+    let native = || Contestant::new("new-process", || new_process(python, case));
+    let clone = || check(case, &warm.instance().call(request)?);
+    let clone = vec![Contestant::new("afresh", clone), native()];
+    contest(TABLE, &format!("clone/{}", case.name), options, clone, sink)?;
+
+    let store = Store::create(dir.join(case.name))?;
+    warm.freeze()?.save(&store, "warm", &SaveWith::default())?;
+    let program = python.program(case);
+    let thaw = || {
+        let frozen = Frozen::load(store.load("warm")?, &afresh_pager::Options::default())?;
+        check(case, &Warm::thaw(&frozen, &program)?.instance().call(request)?)
+    };
+    let thaw = vec![Contestant::new("afresh", thaw), native()];
+    contest(TABLE, &format!("thaw/{}", case.name), options, thaw, sink)?;
+
+    let start = || check(case, &program.warm()?.instance().call(request)?);
+    let start = vec![Contestant::new("afresh", start), native()];
+    contest(TABLE, &format!("start/{}", case.name), options, start, sink)
+}
+
+/// All cases whose modules the interpreter has. `dir` is where snapshots are made, `omitted` is told what is left out.
+///
+/// # Errors
+/// When there is no python3, the host runs no guests, or an answer is wrong.
+pub fn all(
+    dir: &Path,
+    options: &Options,
+    sink: &mut Sink<'_>,
+    omitted: &mut dyn FnMut(&str),
+) -> anyhow::Result<()> {
+    let python = Python::find()?;
+    let before = rustix::thread::sched_getaffinity(None)?;
+    stay()?;
+    let result = CASES.iter().try_for_each(|case| {
+        if !python.has(case.imports) {
+            omitted(case.name);
+            return Ok(());
+        }
+        let warm = python.program(case).warm()?;
+        calls(&python, case, &warm, options, sink)?;
+        beginnings(&python, case, &warm, dir, options, sink)
+    });
+    rustix::thread::sched_setaffinity(None, &before)?;
+    result
+}

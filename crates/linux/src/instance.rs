@@ -1,0 +1,512 @@
+//! An instance: a process that plays a frozen guest, is called, and goes back to where it stood.
+//!
+//! What it promises: after a reset, a checkpoint or a switch, every byte of memory, all registers, mappings, descriptors and
+//! files are those of the state that it then stands on. A process that cannot be brought there is replaced.
+//!
+//! A reset is not carried out at once but with the next call, in the same round trip that hands the request in.
+
+use std::os::unix::process::ExitStatusExt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use afresh_memory::{Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot};
+use afresh_sys::planted::{self, Bug};
+
+use crate::error::{CallError, VerifyError};
+use crate::guest::{Guest, Halt, after};
+use crate::hands::Hands;
+use crate::personality::{Change, Person, protect_order, unmap_order};
+use crate::platform::{
+    IMAGE, INPUT_LEN, Orders, Place, PlatformError, Process, Segment, Segments, Shown, Then,
+};
+use crate::ranges::Ranges;
+use crate::standing::{Rest, Standing, Wait};
+use crate::warm::{Limits, Stats};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Images that the mappings of one process may show besides each other. Beyond that a new process is made.
+const SHOWN: usize = 64;
+
+/// Whether calls may be made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Footing {
+    /// They go on from the present state.
+    Live,
+    /// The next one starts from the state that the guest stands on.
+    Due,
+    /// The last one was cut short: it takes a reset.
+    Fallen,
+}
+
+/// A frozen guest's live process.
+#[derive(Debug)]
+pub struct Instance {
+    standing: Standing,
+    limits: Limits,
+    live: Option<Live>,
+    footing: Footing,
+    /// The read that the guest waits in.
+    wait: Wait,
+    stats: Stats,
+}
+
+/// A process and the slot that its memory is.
+#[derive(Debug)]
+struct Live {
+    guest: Guest,
+    slot: RemoteSlot,
+    /// What its mappings may show, which must not go before them.
+    shown: Vec<Image>,
+    plain: bool,
+}
+
+/// An error of a slot's owner, or of the slot itself.
+fn failed(error: RemoteError<PlatformError>) -> PlatformError {
+    match error {
+        RemoteError::Owner(error) => error,
+        other => {
+            PlatformError::kernel("resetting memory", std::io::Error::other(other.to_string()))
+        }
+    }
+}
+
+/// A failure before the guest ran.
+fn unstarted(source: PlatformError) -> CallError {
+    CallError::Platform { source, messages: String::new() }
+}
+
+impl Live {
+    /// A new process in the state `standing`.
+    fn new(standing: &Standing, limits: &Limits) -> Result<Self, PlatformError> {
+        let rest = &standing.rest;
+        let shown = Shown::new(&standing.image)?;
+        let process = Process::new(Some((&shown, &rest.segments)))?;
+        let guest = Guest::new(process, Person::new(Arc::clone(&rest.state), limits.output));
+        let slot =
+            RemoteSlot::new(&standing.image, limits.strategy, limits.write_set).map_err(failed)?;
+        Ok(Self { guest, slot, shown: vec![standing.image.clone()], plain: true })
+    }
+
+    fn hands<'a>(&'a mut self, segments: &'a Segments) -> (&'a mut RemoteSlot, Hands<'a>) {
+        (&mut self.slot, Hands { guest: &mut self.guest, segments, plain: self.plain })
+    }
+
+    /// Maps the image of `standing` where `ranges` say, and nothing where it has nothing. The pages of it that are there.
+    fn map_back(
+        &mut self,
+        standing: &Standing,
+        ranges: &Ranges,
+    ) -> Result<Vec<PageRange>, PlatformError> {
+        let layout = &self.guest.person.state.layout;
+        let unmap = |r: std::ops::Range<u64>| {
+            layout.touches(&r).then(|| unmap_order(r.start, r.end - r.start))
+        };
+        let calls = ranges.iter().filter_map(unmap).collect();
+        ranges.iter().for_each(|range| self.guest.process.forget(range));
+        let orders = Orders { calls, ..Orders::default() };
+        self.guest.process.carry_out(&orders, Then::Ask)?;
+        let parts: Vec<Segment> =
+            ranges.iter().flat_map(|range| standing.rest.segments.within(range)).collect();
+        self.guest.process.show(&Shown::new(&standing.image)?, &parts)?;
+        if !self.shown.last().is_some_and(|last| last.same(&standing.image)) {
+            self.shown.push(standing.image.clone());
+        }
+        Ok(standing.rest.segments.pages_of(ranges.iter()))
+    }
+
+    /// Registers and everything else that is not memory.
+    fn set_rest(&mut self, rest: &Rest) {
+        if !planted::is(Bug::Register) {
+            self.guest.process.set_registers(&rest.registers);
+        }
+        if !planted::is(Bug::HostState) {
+            self.guest.person.state = Arc::clone(&rest.state);
+        }
+    }
+}
+
+/// The orders that copy `pages` back.
+fn copies(pages: &[PageRange], segments: &Segments) -> Orders {
+    let copy = |part: Segment| [part.start, IMAGE + part.page * PAGE, part.len];
+    let copies = pages.iter().flat_map(|run| segments.showing(*run)).map(copy).collect();
+    Orders { copies, wipe: true, ..Orders::default() }
+}
+
+impl Instance {
+    /// An instance that stands on `standing`; its process is made when it is first needed.
+    pub(crate) fn new(standing: Standing, limits: Limits) -> Self {
+        let stats = Stats {
+            image: (standing.rest.segments.pages() * PAGE_SIZE) as u64,
+            resident: (standing.image.stored_pages() * PAGE_SIZE) as u64,
+            ..Stats::default()
+        };
+        let wait = standing.rest.wait;
+        Self { standing, limits, live: None, footing: Footing::Due, wait, stats }
+    }
+
+    pub(crate) fn limits(&self) -> &Limits {
+        &self.limits
+    }
+
+    /// Sets how long a call may run.
+    pub fn set_time_limit(&mut self, limit: Duration) {
+        self.limits.time = limit;
+    }
+
+    /// Makes the process now, unless there is one.
+    ///
+    /// # Errors
+    /// When the host cannot run guests.
+    pub fn prepare(&mut self) -> Result<(), PlatformError> {
+        // One that was made before a fork is the parent's, who goes on with it.
+        if self.live.as_ref().is_some_and(|live| live.guest.process.is_ours()) {
+            return Ok(());
+        }
+        self.live = None;
+        if self.footing == Footing::Live {
+            self.footing = Footing::Fallen;
+            return Err(PlatformError::Lost);
+        }
+        self.live = Some(Live::new(&self.standing, &self.limits)?);
+        self.stats.processes += 1;
+        Ok(())
+    }
+
+    /// Sends `request` and returns the answer: what the program writes until it waits for more input. An empty request is the
+    /// end of the input. The call goes on from the present state; [`Instance::reset`] goes back.
+    ///
+    /// # Errors
+    /// When the guest ends, takes too long, or writes too much. It takes a reset then.
+    pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, CallError> {
+        self.stats.calls += 1;
+        let afresh = self.footing != Footing::Live;
+        match self.attempt(request) {
+            // Somebody else killed it; a guest cannot do that to itself. A call from a frozen state has no effect but its
+            // answer, so it can be made again.
+            Err(CallError::Platform { source: PlatformError::Ended(status), .. })
+                if afresh && status.signal() == Some(libc::SIGKILL) =>
+            {
+                self.footing = Footing::Due;
+                self.attempt(request)
+            }
+            result => result,
+        }
+    }
+
+    /// Goes back to the state that it stands on, and sends `request` from there.
+    ///
+    /// # Errors
+    /// As [`Instance::call`].
+    pub fn call_pristine(&mut self, request: &[u8]) -> Result<Vec<u8>, CallError> {
+        self.reset();
+        self.call(request)
+    }
+
+    fn attempt(&mut self, request: &[u8]) -> Result<Vec<u8>, CallError> {
+        if self.footing == Footing::Fallen {
+            return Err(CallError::NeedsReset);
+        }
+        let deadline = after(self.limits.time);
+        let started = self.start(request);
+        self.footing = Footing::Fallen;
+        if let Err(source) = started {
+            self.live = None;
+            return Err(unstarted(source));
+        }
+        let Some(Live { guest, .. }) = &mut self.live else {
+            return Err(unstarted(PlatformError::Lost));
+        };
+        let halt = guest.run(deadline);
+        for (number, count) in std::mem::take(&mut guest.person.unserved) {
+            *self.stats.unserved.entry(number).or_default() += count;
+        }
+        let messages = guest.messages();
+        let output = std::mem::take(&mut guest.person.streams.output);
+        let error = match halt {
+            Ok(Halt::Idle(call)) => match Wait::of(guest, &call) {
+                Ok(wait) => {
+                    self.wait = wait;
+                    self.footing = Footing::Live;
+                    return Ok(output);
+                }
+                Err(source) => CallError::Platform { source, messages },
+            },
+            // From the stub it can be brought back; from within the kernel it cannot.
+            Ok(Halt::End(end, Place::Stub)) => {
+                return Err(CallError::Ended { end, output, messages });
+            }
+            Ok(Halt::End(end, Place::Kernel(_))) => CallError::Ended { end, output, messages },
+            Ok(Halt::Late) => CallError::Late { messages },
+            Err(source) => CallError::Platform { source, messages },
+        };
+        self.live = None;
+        Err(error)
+    }
+
+    /// Lets the guest run with `request`; brings it back first where that is due.
+    fn start(&mut self, request: &[u8]) -> Result<(), PlatformError> {
+        self.prepare()?;
+        let due = self.footing == Footing::Due;
+        let mut orders = if due { self.restore()? } else { Orders::default() };
+        let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
+        let guest = &mut live.guest;
+        guest.process.follow();
+        let taken = request.len().min(INPUT_LEN).min(self.wait.wanted as usize);
+        orders.input = Some((self.wait.to, request[..taken].to_vec()));
+        guest.process.set_result(taken as i64);
+        guest.process.carry_out(&orders, Then::Resume)?;
+        let streams = &mut guest.person.streams;
+        streams.input.clear();
+        streams.input.extend(request);
+        streams.taken = taken;
+        Ok(())
+    }
+
+    /// Goes back to the state that it stands on, from the next call on.
+    pub fn reset(&mut self) {
+        self.footing = Footing::Due;
+    }
+
+    /// Brings everything but the write set back, and returns the orders that copy that.
+    fn restore(&mut self) -> Result<Orders, PlatformError> {
+        let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
+        let rest = &self.standing.rest;
+        let mut disturbed = std::mem::take(&mut live.guest.disturbed);
+        if planted::is(Bug::Mapping) {
+            disturbed = Ranges::default();
+        }
+        live.guest.replaced = Ranges::default();
+        if !disturbed.is_empty() {
+            let fresh = live.map_back(&self.standing, &disturbed)?;
+            live.slot.forget(&fresh);
+        }
+        let (slot, mut hands) = live.hands(&rest.segments);
+        let pages = slot.reset(&mut hands).map_err(failed)?;
+        let orders = copies(pages, &rest.segments);
+        self.stats.copied = orders.copies.iter().map(|copy| copy[2]).sum();
+        live.set_rest(rest);
+        self.wait = rest.wait;
+        Ok(orders)
+    }
+
+    /// Brings the guest back and compares all of it with the state that it stands on: every byte, the kernel's list of mappings,
+    /// registers, descriptors, files. Returns the bytes that were compared.
+    ///
+    /// # Errors
+    /// The first difference. The process is then killed, and the next call has a new one.
+    pub fn verify(&mut self) -> Result<u64, VerifyError> {
+        self.footing = Footing::Due;
+        let result = (|| {
+            self.prepare()?;
+            let orders = self.restore()?;
+            let Some(live) = &mut self.live else { return Err(PlatformError::Lost.into()) };
+            live.guest.process.carry_out(&orders, Then::Ask)?;
+            compare(live, &self.standing)
+        })();
+        if result.is_err() {
+            self.live = None;
+        }
+        result
+    }
+
+    /// Whether the last call was cut short, so that a reset is needed.
+    #[must_use]
+    pub fn needs_reset(&self) -> bool {
+        self.footing == Footing::Fallen
+    }
+
+    /// Counts so far.
+    #[must_use]
+    pub fn stats(&self) -> &Stats {
+        &self.stats
+    }
+
+    /// Bytes of private memory that a reset copies back.
+    #[must_use]
+    pub fn write_set_bytes(&self) -> usize {
+        self.live.as_ref().map_or(0, |live| live.slot.write_set_len() * PAGE_SIZE)
+    }
+
+    /// The process that plays the guest at the moment, if there is one.
+    #[must_use]
+    pub fn process_id(&self) -> Option<u32> {
+        self.live.as_ref().map(|live| live.guest.process.id())
+    }
+
+    /// Freezes the present state, and stands on it from then on.
+    pub(crate) fn checkpoint(&mut self) -> Result<Standing, CallError> {
+        let standing = self.frozen(true)?;
+        self.standing = standing.clone();
+        Ok(standing)
+    }
+
+    /// Freezes the present state. The one that the guest stands on stays.
+    pub(crate) fn freeze_standing(&mut self) -> Result<Standing, CallError> {
+        self.frozen(false)
+    }
+
+    fn frozen(&mut self, moves: bool) -> Result<Standing, CallError> {
+        match self.footing {
+            Footing::Fallen => return Err(CallError::NeedsReset),
+            Footing::Due => return Ok(self.standing.clone()),
+            Footing::Live => {}
+        }
+        self.prepare().map_err(unstarted)?;
+        let captured = self.capture(moves);
+        // Of a process that failed in the middle nothing is known.
+        captured.map_err(|source| {
+            self.live = None;
+            self.footing = Footing::Fallen;
+            unstarted(source)
+        })
+    }
+
+    fn capture(&mut self, moves: bool) -> Result<Standing, PlatformError> {
+        let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
+        let old = &self.standing.rest;
+        let state = Arc::clone(&live.guest.person.state);
+        let registers = live.guest.process.registers();
+        let segments = old.segments.place(state.layout.mappings());
+        let (disturbed, replaced) = (live.guest.disturbed.clone(), live.guest.replaced.clone());
+        // What was mapped or changed since: pages that hold something, and, of new memory, those that do not.
+        let (mut placed, mut gone) = (Vec::new(), segments.without(&old.segments));
+        for part in disturbed.iter().flat_map(|range| segments.within(range)) {
+            let mut at = part.start;
+            for held in live.guest.process.populated(part.range())? {
+                let zero = replaced.within(at..held.start);
+                gone.extend(segments.pages_of(zero.into_iter()));
+                placed.extend(segments.pages_of(std::iter::once(held.clone())));
+                at = held.end;
+            }
+            gone.extend(segments.pages_of(replaced.within(at..part.range().end).into_iter()));
+        }
+        placed.sort_unstable_by_key(|run| run.start);
+        gone.sort_unstable_by_key(|run| run.start);
+        let closed: Vec<_> = disturbed
+            .iter()
+            .flat_map(|range| segments.within(range))
+            .filter(|part| !part.allows(libc::PROT_READ))
+            .collect();
+        let protect = |as_mapped: bool| {
+            let read = libc::PROT_READ as u64;
+            let protection = |part: &Segment| if as_mapped { part.protection } else { read };
+            let order = |part: &Segment| protect_order(part.start, part.len, protection(part));
+            Change { before: closed.iter().map(order).collect(), ..Change::default() }
+        };
+        if !closed.is_empty() {
+            live.guest.enact(protect(false), Then::Ask)?;
+        }
+        let pages = segments.pages();
+        let (slot, mut hands) = live.hands(&segments);
+        let image = if moves {
+            slot.checkpoint(&mut hands, pages, &placed, &gone)
+        } else {
+            slot.freeze(&mut hands, pages, &placed, &gone)
+        };
+        let image = image.map_err(failed)?;
+        if !closed.is_empty() {
+            live.guest.enact(protect(true), Then::Ask)?;
+        }
+        let rest = Arc::new(Rest { segments, state, registers, wait: self.wait });
+        let standing = Standing { image, rest };
+        if moves {
+            // What was mapped since belongs to the state now: written pages of it must be noticed from here on.
+            live.guest.disturbed = Ranges::default();
+            live.guest.replaced = Ranges::default();
+            let parts = disturbed.iter().flat_map(|range| standing.rest.segments.within(range));
+            for part in parts.filter(|part| part.allows(libc::PROT_WRITE)) {
+                live.guest.process.watch(part.range())?;
+            }
+            live.plain = false;
+            let differing = self.standing.image.differing(&standing.image);
+            live.guest.process.show_window(&Shown::new(&standing.image)?, &differing)?;
+        }
+        Ok(standing)
+    }
+
+    /// Goes to another state of the same guest, and stands on it from then on.
+    pub(crate) fn switch(&mut self, to: &Standing) {
+        let ours = self
+            .live
+            .as_ref()
+            .is_some_and(|live| live.guest.process.is_ours() && live.shown.len() < SHOWN);
+        // A process that cannot be brought there is replaced when the next call comes.
+        if !ours || self.move_to(to).is_err() {
+            self.live = None;
+        }
+        self.standing = to.clone();
+        self.footing = Footing::Due;
+    }
+
+    fn move_to(&mut self, to: &Standing) -> Result<(), PlatformError> {
+        let Some(live) = &mut self.live else { return Ok(()) };
+        if self.standing.image.same(&to.image) && Arc::ptr_eq(&self.standing.rest, &to.rest) {
+            return Ok(());
+        }
+        let (old, new) = (&self.standing.rest.segments, &to.rest.segments);
+        let differing = self.standing.image.differing(&to.image);
+        // Where it is mapped otherwise, and what the guest may not write, but differs.
+        let mut moved = std::mem::take(&mut live.guest.disturbed);
+        live.guest.replaced = Ranges::default();
+        old.missing_in(new).chain(new.missing_in(old)).for_each(|s| moved.insert(s.range()));
+        for part in differing.iter().flat_map(|run| new.showing(*run)) {
+            if !part.allows(libc::PROT_WRITE) {
+                moved.insert(part.range());
+            }
+        }
+        let fresh = live.map_back(to, &moved)?;
+        live.guest.process.show_window(&Shown::new(&to.image)?, &differing)?;
+        live.plain = false;
+        let (slot, mut hands) = live.hands(new);
+        let pages = slot.switch(&mut hands, &to.image, &fresh).map_err(failed)?;
+        let orders = copies(pages, new);
+        live.set_rest(&to.rest);
+        live.guest.process.carry_out(&orders, Then::Ask)
+    }
+}
+
+fn compare(live: &mut Live, standing: &Standing) -> Result<u64, VerifyError> {
+    let rest = &standing.rest;
+    let guest = &live.guest;
+    if *guest.person.state != *rest.state {
+        return Err(VerifyError::State);
+    }
+    if !guest.process.control_equals(&rest.registers) {
+        return Err(VerifyError::Registers);
+    }
+    let segments = rest.segments.iter();
+    let expected = joined(segments.map(|s| (s.start, s.start + s.len, s.protection)));
+    let found = joined(guest.process.mappings()?.into_iter());
+    if expected != found {
+        let odd = expected
+            .iter()
+            .filter(|m| !found.contains(m))
+            .chain(found.iter().filter(|m| !expected.contains(m)));
+        let list: Vec<_> = odd.map(|(start, end, p)| format!("{start:x}-{end:x} {p}")).collect();
+        return Err(VerifyError::Mappings(list.join(", ")));
+    }
+    // Memory that nobody may read is as it was mapped, or its protection would have changed.
+    let readable = rest.segments.iter().filter(|segment| segment.allows(libc::PROT_READ));
+    let mut pages: Vec<_> = readable.map(Segment::pages).collect();
+    pages.sort_unstable_by_key(|run| run.start);
+    let (slot, mut hands) = live.hands(&rest.segments);
+    match slot.verify(&mut hands, &pages).map_err(failed)? {
+        None => Ok(pages.iter().map(|run| run.byte_len() as u64).sum()),
+        Some(page) => {
+            let mut at = rest.segments.showing(PageRange::new(page, 1));
+            Err(VerifyError::Memory(at.next().map_or(0, |part| part.start)))
+        }
+    }
+}
+
+/// Start, end and protection of mappings, neighbours that are alike joined.
+fn joined(mappings: impl Iterator<Item = (u64, u64, u64)>) -> Vec<(u64, u64, u64)> {
+    let mut list: Vec<(u64, u64, u64)> = Vec::new();
+    for (start, end, protection) in mappings {
+        match list.last_mut() {
+            Some(last) if last.1 == start && last.2 == protection => last.1 = end,
+            _ => list.push((start, end, protection)),
+        }
+    }
+    list
+}

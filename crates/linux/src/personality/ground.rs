@@ -1,0 +1,111 @@
+//! The files that a guest begins with: what was granted of the host's, as layers below its own, and what every guest has.
+//!
+//! Promises: nothing of `/proc`, `/sys` and `/dev` is the host's, whatever is granted; links of the host's mean what they mean in
+//! the guest's tree. May break it: whoever changes granted files while a guest runs.
+
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+
+use afresh_files::{Budget, Layer, New, Refused, Time, Tree, Walk};
+
+use super::devices::DEVICES;
+
+/// There the host tells of itself and of this process, which no grant can mean.
+const OWN: [&str; 3] = ["/proc", "/sys", "/dev"];
+/// Files that a guest may make.
+const FILES: u64 = 1 << 16;
+
+/// A path as the tree takes it.
+pub(crate) fn bytes(path: &Path) -> &[u8] {
+    path.as_os_str().as_bytes()
+}
+
+/// What is to be seen of the host's: directories, which are looked at when the guest looks, and single files and links, which
+/// the guest gets copies of.
+#[derive(Debug, Default)]
+struct Plan {
+    directories: Vec<PathBuf>,
+    links: Vec<(PathBuf, PathBuf)>,
+    files: Vec<PathBuf>,
+}
+
+impl Plan {
+    /// Adds what is at `path`, unless it is there with something above it.
+    fn add(&mut self, path: &Path) {
+        if OWN.iter().any(|own| path.starts_with(own))
+            || self.directories.iter().any(|above| path.starts_with(above))
+        {
+            return;
+        }
+        let Ok(meta) = path.symlink_metadata() else { return };
+        if meta.is_symlink() {
+            if let Ok(target) = path.read_link() {
+                self.links.push((path.to_path_buf(), target));
+            }
+        } else if meta.is_file() {
+            self.files.push(path.to_path_buf());
+        } else if path.parent().is_none() {
+            let names = path.read_dir().into_iter().flatten().flatten();
+            let mut below: Vec<_> = names.map(|entry| entry.path()).collect();
+            below.sort();
+            below.iter().for_each(|path| self.add(path));
+        } else if meta.is_dir() {
+            self.directories.push(path.to_path_buf());
+        }
+    }
+}
+
+/// An empty tree over directories of the host's; those that could be opened.
+pub(crate) fn over(directories: &[PathBuf]) -> (Tree, Vec<PathBuf>) {
+    let mut tree = Tree::new(Budget { bytes: u64::MAX / 2, files: u64::MAX / 2 });
+    let mut mounted = Vec::new();
+    for path in directories {
+        let joined =
+            Layer::directory(path).and_then(|layer| tree.clone().over(bytes(path), &layer));
+        if let Ok(joined) = joined {
+            tree = joined;
+            mounted.push(path.clone());
+        }
+    }
+    (tree, mounted)
+}
+
+/// The tree over what is granted (sorted), with room for `storage` bytes of the guest's own; and the directories of the host's
+/// that it lies over.
+pub(crate) fn prepare(granted: &[PathBuf], storage: u64) -> Result<(Tree, Vec<PathBuf>), Refused> {
+    let mut plan = Plan::default();
+    granted.iter().for_each(|path| plan.add(path));
+    let (mut tree, mounted) = over(&plan.directories);
+    for path in ["/dev", "/proc/self", "/tmp"] {
+        tree.make_directories(path, Time::default())?;
+    }
+    for (path, _, number) in DEVICES {
+        plant(&mut tree, Path::new(path), New::Device(number), 0o666)?;
+    }
+    for (path, target) in &plan.links {
+        plant(&mut tree, path, New::Link(bytes(target)), 0o777)?;
+    }
+    for path in &plan.files {
+        // What cannot be read is not there.
+        if let (Ok(content), Ok(meta)) = (std::fs::read(path), path.metadata()) {
+            let node = tree.write_path(bytes(path), &content, Time::default())?;
+            use std::os::unix::fs::MetadataExt;
+            tree.set_mode(node, meta.mode(), Time::default())?;
+        }
+    }
+    let used = tree.used();
+    let budget = Budget { bytes: used.bytes.saturating_add(storage), files: used.files + FILES };
+    Ok((tree.with_budget(budget), mounted))
+}
+
+/// Makes something at a path, with the directories above it, unless there is something already.
+pub(crate) fn plant(tree: &mut Tree, path: &Path, new: New<'_>, mode: u32) -> Result<(), Refused> {
+    if let Some(above) = path.parent() {
+        tree.make_directories(bytes(above), Time::default())?;
+    }
+    let place = tree.walk(bytes(path), Walk::new(Tree::ROOT).name())?;
+    if place.found.is_none() {
+        tree.create_at(&place, new, mode, Time::default())?;
+    }
+    Ok(())
+}

@@ -1,0 +1,42 @@
+//! Which pages of the guest's process hold anything: read from its page map, so that what was only reserved costs nothing.
+
+use std::fs::File;
+use std::ops::Range;
+use std::os::unix::fs::FileExt;
+
+use super::PlatformError;
+use super::process::Process;
+
+const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
+/// Present in memory, or swapped out.
+const HELD: u64 = 3 << 62;
+/// Pages that are asked about at a time.
+const AT_ONCE: u64 = 1 << 15;
+
+impl Process {
+    /// The parts of `range` that hold pages. What does not is zero in anonymous memory, and in a mapping of a file as the file
+    /// is.
+    pub(crate) fn populated(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, PlatformError> {
+        let failed = |error| PlatformError::kernel("reading the guest's page map", error);
+        let map = File::open(format!("/proc/{}/pagemap", self.id())).map_err(failed)?;
+        let mut found: Vec<Range<u64>> = Vec::new();
+        let mut entries = Vec::new();
+        for first in (range.start..range.end).step_by((AT_ONCE * PAGE) as usize) {
+            let count = ((range.end - first) / PAGE).min(AT_ONCE);
+            entries.resize(8 * count as usize, 0);
+            map.read_exact_at(&mut entries, first / PAGE * 8).map_err(failed)?;
+            for (page, entry) in (0..count).zip(entries.chunks_exact(8)) {
+                // The two bits are in the last byte.
+                if u64::from(entry[7]) << 56 & HELD == 0 {
+                    continue;
+                }
+                let start = first + page * PAGE;
+                match found.last_mut() {
+                    Some(last) if last.end == start => last.end += PAGE,
+                    _ => found.push(start..start + PAGE),
+                }
+            }
+        }
+        Ok(found)
+    }
+}

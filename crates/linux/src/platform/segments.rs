@@ -1,0 +1,277 @@
+//! What of the guest's address space is where in its image.
+//!
+//! An image counts pages from 0; the guest's memory lies scattered over its address space. Each mapping of a frozen guest is a
+//! segment, with pages of its own in the image. A page keeps its number from one checkpoint to the next as long as it is
+//! mapped, so that checkpoints share what did not change.
+//!
+//! Promises: segments are sorted, inside of what guests may map, and overlap neither in addresses nor in pages; this is
+//! checked of those that come out of a snapshot.
+
+use std::ops::Range;
+
+use afresh_memory::{PAGE_SIZE, PageRange};
+use serde::{Deserialize, Serialize};
+
+use super::stub::{GUEST, IMAGE_LEN};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+
+/// A mapping of a frozen guest.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Segment {
+    /// First address.
+    pub(crate) start: u64,
+    /// Length in bytes, whole pages.
+    pub(crate) len: u64,
+    /// Protection, as `mmap` takes it.
+    pub(crate) protection: u64,
+    /// The first of its pages in the image.
+    pub(crate) page: u64,
+}
+
+impl Segment {
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.start..self.start + self.len
+    }
+
+    pub(crate) fn pages(&self) -> PageRange {
+        PageRange::new(self.page as usize, (self.len / PAGE) as usize)
+    }
+
+    pub(crate) fn allows(&self, protection: libc::c_int) -> bool {
+        self.protection & protection as u64 != 0
+    }
+
+    /// The part in `range`, if any.
+    fn within(&self, range: &Range<u64>) -> Option<Segment> {
+        let start = self.start.max(range.start);
+        let end = (self.start + self.len).min(range.end);
+        (start < end).then(|| Segment {
+            start,
+            len: end - start,
+            page: self.page + (start - self.start) / PAGE,
+            ..*self
+        })
+    }
+}
+
+/// The segments of a frozen guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Segments {
+    /// By address.
+    list: Vec<Segment>,
+    /// Indices into the list, by page.
+    by_page: Vec<u32>,
+    /// Pages of the image.
+    pages: usize,
+}
+
+impl Segments {
+    fn new(mut list: Vec<Segment>, pages: usize) -> Self {
+        list.sort_unstable_by_key(|segment| segment.start);
+        let mut by_page: Vec<u32> = (0..list.len() as u32).collect();
+        by_page.sort_unstable_by_key(|&index| list[index as usize].page);
+        Self { list, by_page, pages }
+    }
+
+    /// Segments that somebody else wrote down, for an image of `pages` pages; what is wrong with them, if anything is.
+    pub(crate) fn checked(list: Vec<Segment>, pages: usize) -> Result<Self, &'static str> {
+        let limit = IMAGE_LEN / PAGE;
+        if pages as u64 > limit {
+            return Err("its image is longer than a guest can be");
+        }
+        for segment in &list {
+            let end = segment.start.checked_add(segment.len).filter(|end| *end <= GUEST.end);
+            let last = segment.page.checked_add(segment.len / PAGE);
+            let whole = segment.start.is_multiple_of(PAGE) && segment.len.is_multiple_of(PAGE);
+            if segment.len == 0
+                || !whole
+                || segment.start < GUEST.start
+                || end.is_none()
+                || last.is_none_or(|last| last > pages as u64)
+                || segment.protection & !7 != 0
+            {
+                return Err("a segment lies outside of it");
+            }
+        }
+        let this = Self::new(list, pages);
+        let apart = this.list.windows(2).all(|two| two[0].range().end <= two[1].start);
+        let ordered: Vec<_> = this.in_pages().map(Segment::pages).collect();
+        if !apart || !ordered.windows(2).all(|two| two[0].end() <= two[1].start) {
+            return Err("its segments overlap");
+        }
+        Ok(this)
+    }
+
+    /// The segments of `mappings` (start, length, protection; sorted): what was mapped here keeps its pages, the rest gets
+    /// others that are free.
+    pub(crate) fn place(&self, mappings: impl IntoIterator<Item = (u64, u64, u64)>) -> Self {
+        let (mut kept, mut new) = (Vec::new(), Vec::new());
+        for (start, len, protection) in mappings {
+            let mut at = start;
+            for part in self.within(start..start + len) {
+                if at < part.start {
+                    new.push((at, part.start - at, protection));
+                }
+                at = part.start + part.len;
+                kept.push(Segment { protection, ..part });
+            }
+            if at < start + len {
+                new.push((at, start + len - at, protection));
+            }
+        }
+        // Pages that nobody has any more, in order.
+        let mut taken: Vec<_> = kept.iter().map(Segment::pages).collect();
+        taken.sort_unstable_by_key(|run| run.start);
+        let (mut free, mut end) = (Vec::new(), 0);
+        for run in taken {
+            if end < run.start {
+                free.push(end..run.start);
+            }
+            end = run.end();
+        }
+        for (start, len, protection) in new {
+            let pages = (len / PAGE) as usize;
+            let page = match free.iter_mut().find(|gap| gap.len() >= pages) {
+                Some(gap) => {
+                    gap.start += pages;
+                    gap.start - pages
+                }
+                None => {
+                    end += pages;
+                    end - pages
+                }
+            };
+            kept.push(Segment { start, len, protection, page: page as u64 });
+        }
+        Self::new(kept, end)
+    }
+
+    /// All, by address.
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &Segment> {
+        self.list.iter()
+    }
+
+    /// All, by page.
+    fn in_pages(&self) -> impl Iterator<Item = &Segment> {
+        self.by_page.iter().map(|&index| &self.list[index as usize])
+    }
+
+    /// Pages of the image.
+    pub(crate) fn pages(&self) -> usize {
+        self.pages
+    }
+
+    /// The parts of segments in a range of addresses.
+    pub(crate) fn within(&self, range: Range<u64>) -> impl Iterator<Item = Segment> + '_ {
+        let first = self.list.partition_point(|s| s.start + s.len <= range.start);
+        self.list[first..].iter().map_while(move |segment| segment.within(&range))
+    }
+
+    /// The parts of segments in a run of pages.
+    pub(crate) fn showing(&self, run: PageRange) -> impl Iterator<Item = Segment> + '_ {
+        let all = &self.list;
+        let first =
+            self.by_page.partition_point(|&index| all[index as usize].pages().end() <= run.start);
+        self.by_page[first..].iter().map_while(move |&index| {
+            let segment = &all[index as usize];
+            let part = segment.pages().intersect(run)?;
+            let skipped = (part.start - segment.page as usize) as u64 * PAGE;
+            let start = segment.start + skipped;
+            segment.within(&(start..start + part.byte_len() as u64))
+        })
+    }
+
+    /// Runs of pages that the guest may write, in order.
+    pub(crate) fn writable(&self) -> Vec<PageRange> {
+        self.in_pages().filter(|s| s.allows(libc::PROT_WRITE)).map(Segment::pages).collect()
+    }
+
+    /// The pages of a set of addresses, in order.
+    pub(crate) fn pages_of(&self, ranges: impl Iterator<Item = Range<u64>>) -> Vec<PageRange> {
+        let mut runs: Vec<_> =
+            ranges.flat_map(|range| self.within(range)).map(|part| part.pages()).collect();
+        runs.sort_unstable_by_key(|run| run.start);
+        runs
+    }
+
+    /// The segments that the other does not have, just so.
+    pub(crate) fn missing_in<'a>(&'a self, other: &'a Self) -> impl Iterator<Item = &'a Segment> {
+        self.list.iter().filter(|segment| {
+            let found = other.list.binary_search_by_key(&segment.start, |s| s.start);
+            found.map_or(true, |index| other.list[index] != **segment)
+        })
+    }
+
+    /// Runs of pages that the other has segments for, and these have not.
+    pub(crate) fn without(&self, other: &Self) -> Vec<PageRange> {
+        let mut gone = Vec::new();
+        for run in other.in_pages().map(Segment::pages) {
+            let mut at = run.start;
+            for part in self.showing(run).map(|part| part.pages()) {
+                if at < part.start {
+                    gone.push(PageRange::new(at, part.start - at));
+                }
+                at = part.end();
+            }
+            if at < run.end() {
+                gone.push(PageRange::new(at, run.end() - at));
+            }
+        }
+        gone
+    }
+}
+
+impl Serialize for Segments {
+    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
+        self.list.serialize(to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn segment(start: u64, pages: u64, page: u64) -> Segment {
+        Segment { start: GUEST.start + start * PAGE, len: pages * PAGE, protection: 3, page }
+    }
+
+    fn mapping(start: u64, pages: u64) -> (u64, u64, u64) {
+        (GUEST.start + start * PAGE, pages * PAGE, 3)
+    }
+
+    #[test]
+    fn what_stays_mapped_keeps_its_pages_and_the_rest_gets_free_ones() {
+        let first = Segments::default().place([mapping(0, 4), mapping(10, 2), mapping(20, 3)]);
+        assert_eq!(first.pages(), 9);
+        // The second goes, the first grows by two, the third loses its middle.
+        let next = first.place([mapping(0, 6), mapping(20, 1), mapping(22, 1)]);
+        let list: Vec<_> = next.iter().copied().collect();
+        let expected = [segment(0, 4, 0), segment(4, 2, 4), segment(20, 1, 6), segment(22, 1, 8)];
+        assert_eq!(list, expected);
+        assert_eq!(next.pages(), 9);
+        assert_eq!(next.without(&first), [PageRange::new(7, 1)]);
+        assert_eq!(next.missing_in(&first).count(), 3);
+        let shown: Vec<_> = next.showing(PageRange::new(3, 4)).collect();
+        assert_eq!(shown, [segment(3, 1, 3), segment(4, 2, 4), segment(20, 1, 6)]);
+    }
+
+    #[test]
+    fn segments_of_strangers_are_checked() {
+        let bad = [
+            vec![segment(0, 0, 0)],
+            vec![segment(0, 2, 7)],
+            vec![segment(0, 2, u64::MAX)],
+            vec![segment(0, 2, 0), segment(1, 2, 2)],
+            vec![segment(0, 2, 0), segment(4, 2, 1)],
+            vec![Segment { start: 0, ..segment(0, 1, 0) }],
+            vec![Segment { start: GUEST.end - PAGE, ..segment(0, 2, 0) }],
+            vec![Segment { protection: 8, ..segment(0, 1, 0) }],
+        ];
+        for list in bad {
+            assert!(Segments::checked(list.clone(), 8).is_err(), "{list:?}");
+        }
+        assert!(Segments::checked(vec![segment(4, 2, 0), segment(0, 2, 6)], 8).is_ok());
+        assert!(Segments::checked(Vec::new(), usize::MAX).is_err());
+    }
+}

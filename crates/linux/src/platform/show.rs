@@ -1,0 +1,166 @@
+//! Showing an image in the guest's process: mapped copy-on-write where the guest has its memory, and read-only in a window of
+//! the stub's, which copies are made from.
+//!
+//! The process is lent the image's files while it maps them, and keeps none: a file may hold other images, too.
+
+use afresh_memory::{Image, ImageFile, PAGE_SIZE, PageRange};
+
+use super::orders::{Orders, Then};
+use super::process::Process;
+use super::segments::{Segment, Segments};
+use super::{PlatformError, stub};
+
+const PAGE: u64 = PAGE_SIZE as u64;
+/// Files that are lent at a time.
+const LENT: usize = 32;
+
+/// A mapping to be made: of a file, or of zeros.
+#[derive(Clone, Debug)]
+pub(super) struct Piece {
+    start: u64,
+    len: u64,
+    protection: u64,
+    pub(super) file: Option<ImageFile>,
+}
+
+impl Piece {
+    /// The call that makes it; `descriptor` is the file's in the process.
+    pub(super) fn order(&self, descriptor: u64) -> [u64; 7] {
+        let mut flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
+        let (descriptor, offset) = match &self.file {
+            Some(file) => (descriptor, file.first() as u64 * PAGE),
+            None => {
+                flags |= libc::MAP_ANONYMOUS;
+                (u64::MAX, 0)
+            }
+        };
+        let number = libc::SYS_mmap as u64;
+        [number, self.start, self.len, self.protection, flags as u64, descriptor, offset]
+    }
+}
+
+/// An image to be shown: its files, looked up once.
+#[derive(Debug)]
+pub(crate) struct Shown {
+    files: Vec<ImageFile>,
+}
+
+impl Shown {
+    /// Waits for content that is still to come.
+    pub(crate) fn new(image: &Image) -> Result<Self, PlatformError> {
+        let files = image.files().map_err(|error| {
+            PlatformError::kernel("reading the image", std::io::Error::other(error.to_string()))
+        })?;
+        Ok(Self { files })
+    }
+
+    /// The pieces that show `run` from `start` on.
+    fn pieces_at(&self, start: u64, run: PageRange, protection: u64, out: &mut Vec<Piece>) {
+        let first = self.files.partition_point(|file| file.pages().end() <= run.start);
+        let mut at = run.start;
+        let zeros = |from: usize, to: usize| Piece {
+            start: start + (from - run.start) as u64 * PAGE,
+            len: (to - from) as u64 * PAGE,
+            protection,
+            file: None,
+        };
+        for file in self.files[first..].iter().map_while(|file| file.within(run)) {
+            let pages = file.pages();
+            if at < pages.start {
+                out.push(zeros(at, pages.start));
+            }
+            at = pages.end();
+            out.push(Piece { file: Some(file), ..zeros(pages.start, pages.end()) });
+        }
+        if at < run.end() {
+            out.push(zeros(at, run.end()));
+        }
+    }
+
+    /// The pieces of the window that show `run`.
+    pub(super) fn window(&self, run: PageRange) -> Vec<Piece> {
+        let mut pieces = Vec::new();
+        let start = stub::IMAGE + run.start as u64 * PAGE;
+        self.pieces_at(start, run, libc::PROT_READ as u64, &mut pieces);
+        pieces
+    }
+
+    /// The pieces of a segment.
+    pub(super) fn segment(&self, segment: &Segment, out: &mut Vec<Piece>) {
+        self.pieces_at(segment.start, segment.pages(), segment.protection, out);
+    }
+
+    /// The file that holds most of it.
+    pub(super) fn main(&self) -> Option<&ImageFile> {
+        let pages = |file: &&ImageFile| {
+            let same = self.files.iter().filter(|other| other.shares_file(file));
+            same.map(|file| file.pages().len).sum::<usize>()
+        };
+        // A few hundred at most, and mostly of few files.
+        self.files.iter().take(64).max_by_key(pages)
+    }
+
+    /// All pieces of a guest that starts: the window's, then those of its segments.
+    pub(super) fn all(&self, segments: &Segments) -> Vec<Piece> {
+        let mut pieces = self.window(PageRange::new(0, segments.pages()));
+        segments.iter().for_each(|segment| self.segment(segment, &mut pieces));
+        pieces
+    }
+}
+
+impl Process {
+    /// Makes mappings of an image, while the stub waits for orders.
+    pub(super) fn map_pieces(&mut self, pieces: &[Piece]) -> Result<(), PlatformError> {
+        let mut calls = Vec::new();
+        let mut lent: Vec<(&ImageFile, u64)> = Vec::new();
+        let close = |&(_, descriptor): &(&ImageFile, u64)| {
+            [libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]
+        };
+        for piece in pieces {
+            let descriptor = match &piece.file {
+                None => u64::MAX,
+                Some(file) => match lent.iter().find(|(other, _)| other.shares_file(file)) {
+                    Some((_, descriptor)) => *descriptor,
+                    None => {
+                        if lent.len() == LENT {
+                            calls.extend(lent.iter().map(close));
+                            lent.clear();
+                            let calls = std::mem::take(&mut calls);
+                            self.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
+                        }
+                        let descriptor = self.lend(file.file())?;
+                        lent.push((file, descriptor));
+                        descriptor
+                    }
+                },
+            };
+            calls.push(piece.order(descriptor));
+        }
+        calls.extend(lent.iter().map(close));
+        self.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)
+    }
+
+    /// Shows `segments`, which are parts of the image's, in place of whatever is there, and watches what the guest may
+    /// write.
+    pub(crate) fn show(
+        &mut self,
+        image: &Shown,
+        segments: &[Segment],
+    ) -> Result<(), PlatformError> {
+        let mut pieces = Vec::new();
+        segments.iter().for_each(|segment| image.segment(segment, &mut pieces));
+        self.map_pieces(&pieces)?;
+        let writable = segments.iter().filter(|segment| segment.allows(libc::PROT_WRITE));
+        writable.into_iter().try_for_each(|segment| self.watch(segment.range()))
+    }
+
+    /// Has the window show another image, which differs from the one it shows in `runs`.
+    pub(crate) fn show_window(
+        &mut self,
+        image: &Shown,
+        runs: &[PageRange],
+    ) -> Result<(), PlatformError> {
+        let pieces: Vec<_> = runs.iter().flat_map(|run| image.window(*run)).collect();
+        self.map_pieces(&pieces)
+    }
+}

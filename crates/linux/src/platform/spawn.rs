@@ -1,0 +1,42 @@
+//! Where guests' processes are started from: a thread that lasts as long as this process.
+//!
+//! A guest's process dies with the thread that started it (`PR_SET_PDEATHSIG`), so that none outlives a host that was killed. A
+//! thread of the caller's may end while others still use the guest; this one does not.
+
+use std::io;
+use std::process::{Child, Command};
+use std::sync::Mutex;
+use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
+
+use afresh_sys::PerProcess;
+
+struct Request {
+    command: Command,
+    answer: SyncSender<io::Result<Child>>,
+}
+
+/// A forked child starts a thread of its own.
+static STARTER: PerProcess<Mutex<Option<Sender<Request>>>> = PerProcess::new(|| Mutex::new(None));
+
+/// Starts `command` from that thread.
+pub(super) fn spawn(command: Command) -> io::Result<Child> {
+    let ended = || io::Error::other("the thread that starts guests has ended");
+    let (answer, started) = sync_channel(1);
+    {
+        let mut starter = STARTER.get().lock().map_err(|_| ended())?;
+        let requests = match &*starter {
+            Some(requests) => requests,
+            None => {
+                let (requests, waiting) = channel::<Request>();
+                std::thread::Builder::new().name("afresh-linux".to_owned()).spawn(move || {
+                    for Request { mut command, answer } in waiting {
+                        let _ = answer.send(command.spawn());
+                    }
+                })?;
+                starter.insert(requests)
+            }
+        };
+        requests.send(Request { command, answer }).map_err(|_| ended())?;
+    }
+    started.recv().map_err(|_| ended())?
+}

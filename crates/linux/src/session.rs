@@ -1,0 +1,79 @@
+//! Instances as guests of a snapshot tree: they checkpoint, go to any state of theirs, and fork.
+
+use std::sync::Arc;
+
+use afresh_files::Tree;
+use afresh_snapshot::{Frozen, Guest};
+
+use crate::error::SnapshotError;
+use crate::instance::Instance;
+use crate::standing::{Rest, Standing};
+use crate::warm::{Limits, Warm};
+
+/// What a tree keeps of a program besides memory: registers, where its memory lies, descriptors, files, signals. Only
+/// instances read it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ProgramState(pub(crate) Arc<Rest>);
+
+impl ProgramState {
+    /// The program's files.
+    #[must_use]
+    pub fn files(&self) -> &Tree {
+        &self.0.state.tree
+    }
+}
+
+/// How instances of one program are run.
+#[derive(Clone, Debug)]
+pub struct Home(Limits);
+
+fn state(standing: &Standing) -> Frozen<ProgramState> {
+    let memories = Arc::from([standing.image.clone()]);
+    Frozen { memories, state: ProgramState(Arc::clone(&standing.rest)) }
+}
+
+fn standing(frozen: &Frozen<ProgramState>) -> Result<Standing, SnapshotError> {
+    match &frozen.memories[..] {
+        [image] if image.pages() == frozen.state.0.segments.pages() => {
+            Ok(Standing { image: image.clone(), rest: Arc::clone(&frozen.state.0) })
+        }
+        _ => Err(SnapshotError::Foreign),
+    }
+}
+
+impl Warm {
+    /// How its instances are run, for a tree.
+    #[must_use]
+    pub fn home(&self) -> Home {
+        Home(self.limits)
+    }
+
+    /// The warm state, for a tree.
+    #[must_use]
+    pub fn state(&self) -> Frozen<ProgramState> {
+        state(&self.standing)
+    }
+}
+
+impl Guest for Instance {
+    type Home = Home;
+    type State = ProgramState;
+    type Error = SnapshotError;
+
+    fn home(&self) -> Home {
+        Home(*self.limits())
+    }
+
+    fn make(home: &Home, from: &Frozen<ProgramState>) -> Result<Self, SnapshotError> {
+        Ok(Instance::new(standing(from)?, home.0))
+    }
+
+    fn checkpoint(&mut self) -> Result<Frozen<ProgramState>, SnapshotError> {
+        Ok(state(&Instance::checkpoint(self)?))
+    }
+
+    fn switch(&mut self, to: &Frozen<ProgramState>) -> Result<(), SnapshotError> {
+        Instance::switch(self, &standing(to)?);
+        Ok(())
+    }
+}

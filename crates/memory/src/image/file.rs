@@ -1,0 +1,52 @@
+//! A run of an image as a part of a file, for mappings in other processes.
+//!
+//! Promises: the file's part never changes while this value, or the image, is alive. May break it: whoever writes through
+//! the descriptor, which is this process's own.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use afresh_sys::PageRange;
+
+use super::Extent;
+
+/// A run of an image's pages, and the part of a file that holds it. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct ImageFile(pub(super) Extent);
+
+impl ImageFile {
+    /// The pages of the image.
+    #[must_use]
+    pub fn pages(&self) -> PageRange {
+        self.0.range
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn file(&self) -> BorrowedFd<'_> {
+        self.0.backing.file().0.as_fd()
+    }
+
+    /// The first page of the run in the file.
+    #[must_use]
+    pub fn first(&self) -> usize {
+        self.0.backing.file().1 + self.0.at
+    }
+
+    /// Whether both are in the same file.
+    #[must_use]
+    pub fn shares_file(&self, other: &ImageFile) -> bool {
+        std::ptr::eq(self.0.backing.file().0, other.0.backing.file().0)
+    }
+
+    /// Whether both show the same part of the same file at the same place.
+    #[must_use]
+    pub fn same(&self, other: &ImageFile) -> bool {
+        self.shares_file(other) && self.first() == other.first() && self.pages() == other.pages()
+    }
+
+    /// The part inside `range`, if any.
+    #[must_use]
+    pub fn within(&self, range: PageRange) -> Option<ImageFile> {
+        self.0.clip(range).map(ImageFile)
+    }
+}

@@ -1,0 +1,430 @@
+//! Slots whose memory lies where this process has no address for it: in another process.
+//!
+//! Image, write set and strategy are those of every [`crate::Slot`]. What needs the memory itself is its owner's: noticing
+//! writes, reading, protecting, and copying, of which the slot only says what is due. Pages are counted in the image;
+//! where each lies in the other process is the owner's affair.
+//!
+//! What it promises: once the pages that a reset or a switch named are copied back, every page that the owner watches
+//! equals the image, if the owner reported every page that was written. A slot whose owner failed refuses further use.
+//!
+//! What may break it: a guest that runs while a method of the slot does.
+
+use afresh_sys::planted::{self, Bug};
+use afresh_sys::{PAGE_SIZE, PageRange};
+
+use crate::slot::adapt::{Adapt, Next};
+use crate::tracker::push_run;
+use crate::write_set::WriteSet;
+use crate::{Image, ImageBuilder, ImageError, SlotStats, Strategy};
+
+/// Who owns the memory of a [`RemoteSlot`].
+///
+/// Runs that are passed are in order and do not overlap.
+pub trait Remote {
+    /// Why it cannot.
+    type Error: std::error::Error + 'static;
+
+    /// Every page that is watched: that the guest may write.
+    fn watched(&self) -> Vec<PageRange>;
+
+    /// Appends every page that was written since it was last protected, in any order, and forgets it. It stays
+    /// writable.
+    ///
+    /// # Errors
+    /// The owner's own; the slot refuses further use.
+    fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), Self::Error>;
+
+    /// Protects pages again, which equal the image.
+    ///
+    /// # Errors
+    /// As [`Remote::drain`].
+    fn arm(&mut self, pages: &[PageRange]) -> Result<(), Self::Error>;
+
+    /// Makes pages writable without reporting them.
+    ///
+    /// # Errors
+    /// As [`Remote::drain`].
+    fn open(&mut self, pages: &[PageRange]) -> Result<(), Self::Error>;
+
+    /// Throws private copies away, so that the pages show `image`, and protects them.
+    ///
+    /// # Errors
+    /// As [`Remote::drain`].
+    fn renew(&mut self, image: &Image, pages: &[PageRange]) -> Result<(), Self::Error>;
+
+    /// Reads pages into `out`, which is as long.
+    ///
+    /// # Errors
+    /// As [`Remote::drain`].
+    fn read(&mut self, pages: PageRange, out: &mut [u8]) -> Result<(), Self::Error>;
+}
+
+/// A slot of another process failed.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum RemoteError<E: std::error::Error + 'static> {
+    /// Its owner failed.
+    #[error(transparent)]
+    Owner(E),
+    /// Its content could not be stored.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// It failed before.
+    #[error("the memory's content is unknown since its owner failed: make a new slot")]
+    Quarantined,
+    /// Only a write set and discarding serve memory that this process cannot reach.
+    #[error(
+        "strategy {0} is not available for memory in another process; auto, write-set and discard are"
+    )]
+    Strategy(Strategy),
+}
+
+/// Memory of another process that holds one image and returns to it.
+#[derive(Debug)]
+pub struct RemoteSlot {
+    image: Image,
+    discards: bool,
+    limit: usize,
+    write_set: WriteSet,
+    /// The write set, as runs.
+    runs: Vec<PageRange>,
+    written: Vec<PageRange>,
+    adapt: Adapt,
+    stats: SlotStats,
+    failed: bool,
+}
+
+impl RemoteSlot {
+    /// A slot whose memory shows `image`, all that the guest may write being protected. A write set of more than `limit`
+    /// pages is emptied and learned anew.
+    ///
+    /// # Errors
+    /// [`RemoteError::Strategy`].
+    pub fn new<E: std::error::Error + 'static>(
+        image: &Image,
+        strategy: Strategy,
+        limit: usize,
+    ) -> Result<Self, RemoteError<E>> {
+        let discards = match strategy {
+            Strategy::Auto | Strategy::WriteSet(None) => false,
+            Strategy::Discard => true,
+            other => return Err(RemoteError::Strategy(other)),
+        };
+        Ok(Self {
+            image: image.clone(),
+            discards,
+            limit,
+            write_set: WriteSet::default(),
+            runs: Vec::new(),
+            written: Vec::new(),
+            adapt: Adapt::default(),
+            stats: SlotStats::default(),
+            failed: false,
+        })
+    }
+
+    /// The image that it returns to.
+    #[must_use]
+    pub fn image(&self) -> &Image {
+        &self.image
+    }
+
+    /// What it has done so far.
+    #[must_use]
+    pub fn stats(&self) -> SlotStats {
+        self.stats
+    }
+
+    /// Number of pages in the write set.
+    #[must_use]
+    pub fn write_set_len(&self) -> usize {
+        self.write_set.len()
+    }
+
+    /// Forgets pages that show the image again, because their owner has mapped them anew.
+    pub fn forget(&mut self, pages: &[PageRange]) {
+        for range in pages {
+            self.write_set.forget(*range);
+        }
+        self.runs = self.write_set.runs();
+    }
+
+    /// Runs `work`; when it fails, the memory's content is not known.
+    fn guarded<T, R: Remote>(
+        &mut self,
+        work: impl FnOnce(&mut Self) -> Result<T, RemoteError<R::Error>>,
+    ) -> Result<T, RemoteError<R::Error>> {
+        if self.failed {
+            return Err(RemoteError::Quarantined);
+        }
+        self.failed = true;
+        let done = work(self)?;
+        self.failed = false;
+        Ok(done)
+    }
+
+    /// Takes what was written into the write set.
+    fn take<R: Remote>(&mut self, remote: &mut R) -> Result<(), RemoteError<R::Error>> {
+        self.written.clear();
+        remote.drain(&mut self.written).map_err(RemoteError::Owner)?;
+        if !self.written.is_empty() {
+            self.written.sort_unstable_by_key(|run| run.start);
+            let learned = self.write_set.learn(planted::but_last(Bug::Learn, &self.written));
+            self.stats.learned += learned as u64;
+            self.runs = self.write_set.runs();
+        }
+        Ok(())
+    }
+
+    /// Prepares the return to the image, and says which pages the owner must now copy back from it. All others equal it.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the slot refuses further use.
+    pub fn reset<R: Remote>(
+        &mut self,
+        remote: &mut R,
+    ) -> Result<&[PageRange], RemoteError<R::Error>> {
+        self.guarded::<_, R>(|slot| {
+            slot.take(remote)?;
+            if slot.discards || slot.write_set.len() > slot.limit {
+                slot.renew_all(remote)?;
+            }
+            match slot.adapt.next(slot.write_set.len()) {
+                Next::Sample => slot.sample(remote)?,
+                Next::Look(pages) => slot.look(remote, pages)?,
+                Next::Copy => {}
+            }
+            slot.stats.resets += 1;
+            Ok(())
+        })?;
+        Ok(planted::but_last(Bug::CopyBack, &self.runs))
+    }
+
+    fn renew_all<R: Remote>(&mut self, remote: &mut R) -> Result<(), RemoteError<R::Error>> {
+        let all = remote.watched();
+        remote.renew(&self.image, &all).map_err(RemoteError::Owner)?;
+        self.write_set.clear();
+        self.runs.clear();
+        Ok(())
+    }
+
+    /// Compares a few pages of the set with the image.
+    #[cold]
+    fn look<R: Remote>(
+        &mut self,
+        remote: &mut R,
+        pages: usize,
+    ) -> Result<(), RemoteError<R::Error>> {
+        let (image, mut failure, mut live) = (&self.image, None, [0; PAGE_SIZE]);
+        let (looked, written) = self.write_set.look_by(usize::MAX, pages, |page| {
+            match remote.read(PageRange::new(page, 1), &mut live) {
+                Ok(()) => !image.page_is(page, &live),
+                Err(error) => {
+                    failure.get_or_insert(error);
+                    true
+                }
+            }
+        });
+        self.adapt.looked(looked, written);
+        failure.map_or(Ok(()), |error| Err(RemoteError::Owner(error)))
+    }
+
+    /// Compares the whole set with the image, and sheds pages that have been idle for long enough.
+    #[cold]
+    fn sample<R: Remote>(&mut self, remote: &mut R) -> Result<(), RemoteError<R::Error>> {
+        let changed = self.changed(remote, &self.runs)?;
+        let mut runs = changed.iter().copied().peekable();
+        let set = self.write_set.len();
+        let found = self.write_set.sample_by(usize::MAX, |page| {
+            while runs.next_if(|run| run.end() <= page).is_some() {}
+            runs.peek().is_some_and(|run| run.contains(page))
+        });
+        let shed: usize = found.shed.iter().map(|range| range.len).sum();
+        self.stats.shed += shed as u64;
+        self.adapt.sampled(set, found.changed, shed, found.idle);
+        if shed > 0 {
+            let again = planted::but_last(Bug::Rearm, &found.shed);
+            remote.renew(&self.image, again).map_err(RemoteError::Owner)?;
+            self.runs = self.write_set.runs();
+        }
+        Ok(())
+    }
+
+    /// Those of `runs` whose bytes differ from the image.
+    fn changed<R: Remote>(
+        &self,
+        remote: &mut R,
+        runs: &[PageRange],
+    ) -> Result<Vec<PageRange>, RemoteError<R::Error>> {
+        let mut changed = Vec::new();
+        read_runs(remote, runs, |page, live| {
+            if !self.image.page_is(page, live) {
+                push_run(&mut changed, PageRange::new(page, 1));
+            }
+            Ok(())
+        })?;
+        Ok(changed)
+    }
+
+    /// An image of the present content, of `pages` pages, without a change of the slot. `placed` are pages that may
+    /// differ though nobody reported them, because their owner has mapped something there; `gone` those that are nobody's
+    /// any more, and become zero. Each is in order, and no page is in both.
+    ///
+    /// # Errors
+    /// [`RemoteError`]. One of the image leaves the slot as it was; after others it refuses further use.
+    pub fn freeze<R: Remote>(
+        &mut self,
+        remote: &mut R,
+        pages: usize,
+        placed: &[PageRange],
+        gone: &[PageRange],
+    ) -> Result<Image, RemoteError<R::Error>> {
+        Ok(self.capture(remote, pages, placed, gone)?.0)
+    }
+
+    fn capture<R: Remote>(
+        &mut self,
+        remote: &mut R,
+        pages: usize,
+        placed: &[PageRange],
+        gone: &[PageRange],
+    ) -> Result<(Image, Vec<PageRange>), RemoteError<R::Error>> {
+        let mut builder = ImageBuilder::new(pages);
+        let changed = self.guarded::<_, R>(|slot| {
+            slot.take(remote)?;
+            let mut looked_at = WriteSet::default();
+            looked_at.learn(&slot.runs);
+            looked_at.learn(placed);
+            gone.iter().for_each(|range| looked_at.forget(*range));
+            let mut changed = Vec::new();
+            read_runs(remote, &looked_at.runs(), |page, live| {
+                if !slot.image.page_is(page, live) {
+                    builder.segment(page * PAGE_SIZE, live)?;
+                    push_run(&mut changed, PageRange::new(page, 1));
+                }
+                Ok(())
+            })?;
+            Ok(changed)
+        })?;
+        let mut replaced = WriteSet::default();
+        replaced.learn(planted::but_last(Bug::Freeze, &changed));
+        let inside = |range: &PageRange| range.intersect(PageRange::new(0, pages));
+        replaced.learn(&gone.iter().filter_map(inside).collect::<Vec<_>>());
+        let image = builder.build_over(&self.image, &replaced.runs())?;
+        Ok((image, changed))
+    }
+
+    /// As [`RemoteSlot::freeze`], and makes that the image that the slot returns to. Pages that have not been written for
+    /// some checkpoints are protected again.
+    ///
+    /// # Errors
+    /// As [`RemoteSlot::freeze`].
+    pub fn checkpoint<R: Remote>(
+        &mut self,
+        remote: &mut R,
+        pages: usize,
+        placed: &[PageRange],
+        gone: &[PageRange],
+    ) -> Result<Image, RemoteError<R::Error>> {
+        let (image, changed) = self.capture(remote, pages, placed, gone)?;
+        self.guarded::<_, R>(|slot| {
+            slot.image = image.clone();
+            gone.iter().for_each(|range| slot.write_set.forget(*range));
+            let shed = slot.write_set.settle(&changed);
+            slot.stats.shed += shed.iter().map(|range| range.len as u64).sum::<u64>();
+            remote.arm(planted::but_last(Bug::Rearm, &shed)).map_err(RemoteError::Owner)?;
+            slot.runs = slot.write_set.runs();
+            Ok(())
+        })?;
+        Ok(image)
+    }
+
+    /// Prepares going to `image`, and says which pages the owner must now copy from it: those in which the images differ,
+    /// and those that were written. `fresh` are pages whose owner maps them anew, so that they show `image`.
+    ///
+    /// # Errors
+    /// [`RemoteError`]; the slot refuses further use.
+    pub fn switch<R: Remote>(
+        &mut self,
+        remote: &mut R,
+        image: &Image,
+        fresh: &[PageRange],
+    ) -> Result<&[PageRange], RemoteError<R::Error>> {
+        self.guarded::<_, R>(|slot| {
+            slot.take(remote)?;
+            let mut differing = WriteSet::default();
+            differing.learn(&slot.image.differing(image));
+            for range in fresh {
+                differing.forget(*range);
+                slot.write_set.forget(*range);
+            }
+            // What nobody can write equals what is mapped there, or is mapped anew.
+            let watched = remote.watched();
+            let runs = differing.runs();
+            let inside = |run: &PageRange| {
+                watched.iter().filter_map(|range| range.intersect(*run)).collect::<Vec<_>>()
+            };
+            let inside: Vec<PageRange> = runs.iter().flat_map(inside).collect();
+            let inside = planted::but_last(Bug::Switch, &inside);
+            slot.image = image.clone();
+            if slot.discards || slot.write_set.len() + differing.len() > slot.limit {
+                return slot.renew_all(remote);
+            }
+            remote.open(inside).map_err(RemoteError::Owner)?;
+            slot.write_set.learn(inside);
+            slot.runs = slot.write_set.runs();
+            Ok(())
+        })?;
+        Ok(&self.runs)
+    }
+
+    /// Compares all of `pages` with the image: the first page that differs. Must follow a reset whose pages were copied.
+    ///
+    /// # Errors
+    /// [`RemoteError`].
+    pub fn verify<R: Remote>(
+        &mut self,
+        remote: &mut R,
+        pages: &[PageRange],
+    ) -> Result<Option<usize>, RemoteError<R::Error>> {
+        if self.failed {
+            return Err(RemoteError::Quarantined);
+        }
+        if planted::is(Bug::Verify) {
+            return Ok(None);
+        }
+        let mut first = None;
+        read_runs(remote, pages, |page, live| {
+            if first.is_none() && !self.image.page_is(page, live) {
+                first = Some(page);
+            }
+            Ok(())
+        })?;
+        self.stats.verified += u64::from(first.is_none());
+        Ok(first)
+    }
+}
+
+/// Pages that are read at a time.
+const AT_ONCE: usize = 256;
+
+/// Hands every page of `runs` to `each`.
+fn read_runs<R: Remote>(
+    remote: &mut R,
+    runs: &[PageRange],
+    mut each: impl FnMut(usize, &[u8]) -> Result<(), ImageError>,
+) -> Result<(), RemoteError<R::Error>> {
+    let longest = runs.iter().map(|run| run.len).max().unwrap_or(0).min(AT_ONCE);
+    let mut buffer = vec![0; longest * PAGE_SIZE];
+    for run in runs {
+        for first in (run.start..run.end()).step_by(AT_ONCE) {
+            let piece = PageRange::new(first, AT_ONCE.min(run.end() - first));
+            let live = &mut buffer[..piece.byte_len()];
+            remote.read(piece, live).map_err(RemoteError::Owner)?;
+            for (page, bytes) in (first..).zip(live.chunks_exact(PAGE_SIZE)) {
+                each(page, bytes)?;
+            }
+        }
+    }
+    Ok(())
+}
