@@ -76,12 +76,15 @@ pub(crate) struct Listing {
 /// Entries that one call gives, at most: what each open directory keeps.
 const BATCH: usize = 128;
 
+/// A name, and what it means.
+type SavedEntry = (Vec<u8>, Node, Kind);
+
 #[derive(Serialize, Deserialize)]
 struct SavedOpen {
     node: Node,
     offset: u64,
     access: Access,
-    listing: Option<(u64, Vec<(Vec<u8>, Node, Kind)>)>,
+    listing: Option<(u64, Vec<SavedEntry>)>,
 }
 
 impl From<OpenFile> for SavedOpen {
@@ -100,11 +103,7 @@ impl From<SavedOpen> for OpenFile {
         let SavedOpen { node, offset, access, listing } = saved;
         let listing = listing.map(|(first, entries)| {
             let entries = entries.into_iter().take(BATCH);
-            let entry = |(name, node, kind): (Vec<u8>, Node, Kind)| Listed {
-                name: name.into(),
-                node,
-                kind,
-            };
+            let entry = |(name, node, kind): SavedEntry| Listed { name: name.into(), node, kind };
             // Positions are counted on from it.
             Listing { first: first.min(u64::MAX / 2), entries: entries.map(entry).collect() }
         });

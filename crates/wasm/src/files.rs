@@ -5,6 +5,7 @@
 //! directories that WASI is given besides are no part of this, and a guest with a tree has none.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use afresh_files::{Access, Budget, OpenFile, SavedTree, Tree};
@@ -169,15 +170,39 @@ impl SavedFiles {
 
 /// Files that a running call uses, and streams of its.
 #[derive(Clone, Debug)]
-pub(crate) struct Live(Arc<Mutex<Files>>);
+pub(crate) struct Live(Arc<Shared>);
+
+#[derive(Debug)]
+struct Shared {
+    files: Mutex<Files>,
+    /// Handles of preview 2 that are alive.
+    handles: AtomicUsize,
+}
 
 impl Live {
     pub(crate) fn new(files: Files) -> Self {
-        Self(Arc::new(Mutex::new(files)))
+        Self(Arc::new(Shared { files: Mutex::new(files), handles: AtomicUsize::new(0) }))
     }
 
     pub(crate) fn lock(&self) -> MutexGuard<'_, Files> {
         // What panics is the guest's call, whose files are dropped with it.
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.files.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Room for one more handle, as long as it is kept; `None` where there are as many as there may be.
+    pub(crate) fn ticket(&self) -> Option<Ticket> {
+        let ticket = Ticket(self.clone());
+        let before = self.0.handles.fetch_add(1, Ordering::Relaxed);
+        (before < DESCRIPTORS).then_some(ticket)
+    }
+}
+
+/// What each handle keeps.
+#[derive(Debug)]
+pub(crate) struct Ticket(Live);
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.0.handles.fetch_sub(1, Ordering::Relaxed);
     }
 }

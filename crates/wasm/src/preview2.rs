@@ -219,8 +219,7 @@ macro_rules! serve {
                     stream: Resource<given::DirectoryEntryStream>,
                 ) -> FsResult<Option<given::DirectoryEntry>> {
                     let listing = Resource::<Listing>::new_borrow(stream.rep());
-                    let next = self.table.get_mut(&listing)?.0.next();
-                    next.transpose().map(|entry| entry.map(Into::into))
+                    Ok(self.table.get_mut(&listing)?.next()?.map(Into::into))
                 }
                 fn drop(&mut self, stream: Resource<given::DirectoryEntryStream>) -> wasmtime::Result<()> {
                     self.table.delete(Resource::<Listing>::new_own(stream.rep()))?;

@@ -11,6 +11,7 @@ use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
 use super::View;
 use super::streams::{Reader, Writer};
+use crate::files::{Live, Ticket};
 
 /// Bytes of one read.
 const READ: u64 = 1 << 20;
@@ -21,10 +22,42 @@ type Fd = Resource<Descriptor>;
 pub(crate) struct Handle {
     pub(super) open: OpenFile,
     flags: DescriptorFlags,
+    _ticket: Ticket,
 }
 
-/// The entries of a directory that are still to be read.
-pub(crate) struct Listing(pub(super) std::vec::IntoIter<FsResult<DirectoryEntry>>);
+/// A directory that is being read.
+pub(crate) struct Listing {
+    files: Live,
+    open: OpenFile,
+    from: u64,
+    ahead: std::vec::IntoIter<(u64, afresh_files::Listed)>,
+    _ticket: Ticket,
+}
+
+impl Listing {
+    /// The next entry; there are none for a directory itself and the one above it.
+    pub(super) fn next(&mut self) -> FsResult<Option<DirectoryEntry>> {
+        loop {
+            let Some((from, listed)) = self.ahead.next() else {
+                let tree = &self.files.lock().tree;
+                let batch: Vec<_> = self.open.entries(tree, self.from).map_err(refused)?.collect();
+                if batch.is_empty() {
+                    return Ok(None);
+                }
+                self.ahead = batch.into_iter();
+                continue;
+            };
+            self.from = from;
+            if matches!(&*listed.name, b"." | b"..") {
+                continue;
+            }
+            return match String::from_utf8(listed.name.to_vec()) {
+                Ok(name) => Ok(Some(DirectoryEntry { type_: kind(listed.kind), name })),
+                Err(_) => Err(ErrorCode::IllegalByteSequence.into()),
+            };
+        }
+    }
+}
 
 /// What a program is told.
 pub(super) fn code(refused: &Refused) -> ErrorCode {
@@ -95,9 +128,15 @@ fn follows(flags: PathFlags) -> bool {
 }
 
 impl View<'_> {
+    /// Room for one more handle.
+    fn ticket(&self) -> FsResult<Ticket> {
+        self.files.ticket().ok_or_else(|| ErrorCode::InsufficientMemory.into())
+    }
+
     fn push(&mut self, node: Node, access: Access, flags: DescriptorFlags) -> FsResult<Fd> {
+        let ticket = self.ticket()?;
         let open = self.files.lock().tree.open(node, access).map_err(refused)?;
-        let handle = self.table.push(Handle { open, flags })?;
+        let handle = self.table.push(Handle { open, flags, _ticket: ticket })?;
         Ok(Resource::new_own(handle.rep()))
     }
 
@@ -221,14 +260,10 @@ impl View<'_> {
     }
 
     pub(super) fn list(&mut self, fd: &Fd) -> FsResult<Resource<Listing>> {
-        let node = self.directory(fd)?;
-        let entries = self.files.lock().tree.list(node).map_err(refused)?;
-        let entry = |listed: afresh_files::Listed| match String::from_utf8(listed.name.to_vec()) {
-            Ok(name) => Ok(DirectoryEntry { type_: kind(listed.kind), name }),
-            Err(_) => Err(ErrorCode::IllegalByteSequence.into()),
-        };
-        let entries: Vec<_> = entries.into_iter().map(entry).collect();
-        Ok(self.table.push(Listing(entries.into_iter()))?)
+        self.directory(fd)?;
+        let (files, open) = (self.files.clone(), self.handle(fd)?.open.clone());
+        let (ahead, ticket) = (Vec::new().into_iter(), self.ticket()?);
+        Ok(self.table.push(Listing { files, open, from: 0, ahead, _ticket: ticket })?)
     }
 
     /// Runs `change` on what a path names in a directory.
@@ -356,7 +391,7 @@ impl View<'_> {
             return Err(ErrorCode::IsDirectory.into());
         }
         let reader: DynInputStream =
-            Box::new(Reader::new(&self.files, handle, at).map_err(refused)?);
+            Box::new(Reader::new(&self.files, self.ticket()?, handle, at).map_err(refused)?);
         Ok(self.table.push(reader)?)
     }
 
@@ -370,7 +405,7 @@ impl View<'_> {
             return Err(ErrorCode::NotPermitted.into());
         }
         let writer: DynOutputStream =
-            Box::new(Writer::new(&self.files, open, at).map_err(refused)?);
+            Box::new(Writer::new(&self.files, self.ticket()?, open, at).map_err(refused)?);
         Ok(self.table.push(writer)?)
     }
 }

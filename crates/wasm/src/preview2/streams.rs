@@ -5,7 +5,7 @@ use bytes::Bytes;
 use wasmtime_wasi::async_trait;
 use wasmtime_wasi::p2::{InputStream, OutputStream, Pollable, StreamError, StreamResult};
 
-use crate::files::Live;
+use crate::files::{Live, Ticket};
 
 /// Bytes that one read or write takes.
 const PART: usize = 1 << 16;
@@ -14,12 +14,13 @@ const PART: usize = 1 << 16;
 struct Held {
     files: Live,
     open: OpenFile,
+    _ticket: Ticket,
 }
 
 impl Held {
-    fn new(files: &Live, open: OpenFile) -> Result<Self, Refused> {
+    fn new(files: &Live, ticket: Ticket, open: OpenFile) -> Result<Self, Refused> {
         files.lock().tree.hold(open.node)?;
-        Ok(Self { files: files.clone(), open })
+        Ok(Self { files: files.clone(), open, _ticket: ticket })
     }
 }
 
@@ -38,9 +39,14 @@ fn failed(refused: Refused) -> StreamError {
 pub(super) struct Reader(Held);
 
 impl Reader {
-    pub(super) fn new(files: &Live, mut open: OpenFile, at: u64) -> Result<Self, Refused> {
+    pub(super) fn new(
+        files: &Live,
+        ticket: Ticket,
+        mut open: OpenFile,
+        at: u64,
+    ) -> Result<Self, Refused> {
         open.offset = at;
-        Ok(Self(Held::new(files, open)?))
+        Ok(Self(Held::new(files, ticket, open)?))
     }
 }
 
@@ -52,7 +58,7 @@ impl Pollable for Reader {
 #[async_trait]
 impl InputStream for Reader {
     fn read(&mut self, size: usize) -> StreamResult<Bytes> {
-        let Held { files, open } = &mut self.0;
+        let Held { files, open, .. } = &mut self.0;
         let mut bytes = vec![0; size.min(PART)];
         let len = open.read(&files.lock().tree, &mut bytes).map_err(failed)?;
         if len == 0 && size > 0 {
@@ -67,10 +73,15 @@ impl InputStream for Reader {
 pub(super) struct Writer(Held);
 
 impl Writer {
-    pub(super) fn new(files: &Live, mut open: OpenFile, at: Option<u64>) -> Result<Self, Refused> {
+    pub(super) fn new(
+        files: &Live,
+        ticket: Ticket,
+        mut open: OpenFile,
+        at: Option<u64>,
+    ) -> Result<Self, Refused> {
         open.access.append = at.is_none();
         open.offset = at.unwrap_or(0);
-        Ok(Self(Held::new(files, open)?))
+        Ok(Self(Held::new(files, ticket, open)?))
     }
 }
 
@@ -82,7 +93,7 @@ impl Pollable for Writer {
 #[async_trait]
 impl OutputStream for Writer {
     fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
-        let Held { files, open } = &mut self.0;
+        let Held { files, open, .. } = &mut self.0;
         let mut files = files.lock();
         let len = open.write(&mut files.tree, &bytes, Time::now()).map_err(failed)?;
         match len == bytes.len() {
