@@ -98,7 +98,9 @@ impl GuestArguments {
         }
         #[cfg(feature = "wasm")]
         let options = {
-            let wasm = self.wasm.options(&self.guest, command, &env, &self.dir)?;
+            // A Linux program may be granted a file, too.
+            let dir = if self.is_program() { &[] } else { &self.dir[..] };
+            let wasm = self.wasm.options(&self.guest, command, &env, dir)?;
             self.wasm.engine(options).wasm(wasm)
         };
         #[cfg(not(any(feature = "wasm", feature = "linux")))]
