@@ -294,6 +294,7 @@ impl Guest {
     }
 
     /// A guest that lives behind the scenes.
+    #[cfg(any(feature = "wasm", feature = "vm"))]
     pub(crate) fn assemble(ready: Ready, options: &Options) -> Self {
         Self::put_together(ready, options, None, "the guest".to_owned())
     }
