@@ -99,7 +99,7 @@ impl GuestArguments {
         #[cfg(feature = "wasm")]
         let options = {
             // A Linux program may be granted a file, too.
-            let dir = if self.is_program() { &[] } else { &self.dir[..] };
+            let dir: &[String] = if self.is_program() { &[] } else { &self.dir };
             let wasm = self.wasm.options(&self.guest, command, &env, dir)?;
             self.wasm.engine(options).wasm(wasm)
         };
