@@ -163,6 +163,8 @@ impl CallError {
         use afresh_linux::{CallError as Error, PlatformError};
         let matter = match &error {
             Error::Late { .. } => Matter::Timeout,
+            // It had not begun.
+            Error::NeedsReset => Matter::Request,
             Error::Platform {
                 source: PlatformError::Ended(_) | PlatformError::Forged(_), ..
             } => Matter::Guest,

@@ -174,7 +174,7 @@ fn refused(reference: &str, why: &'static str) -> OpenError {
 
 impl Guest {
     /// Makes a guest of the bytes of its file: a Wasm module or component, or an ELF executable. `name` is
-    /// what errors call it.
+    /// what errors call it. A Linux program gets the file in a tree of its own, under the last part of the name.
     ///
     /// # Errors
     /// As [`open`].
@@ -196,10 +196,9 @@ impl Guest {
             Kind::Machine => return Err(lacking(name, "vm")),
             #[cfg(feature = "linux")]
             Kind::Program => {
-                return Err(refused(
-                    name,
-                    "a Linux program is opened where its file is: it reads its own path",
-                ));
+                let path =
+                    Path::new("/").join(Path::new(name).file_name().unwrap_or("program".as_ref()));
+                program::ready(name, &path, Some(bytes), options)?
             }
             #[cfg(not(feature = "linux"))]
             Kind::Program => return Err(lacking(name, "linux")),
@@ -207,12 +206,11 @@ impl Guest {
         Ok(Self::put_together(ready, options, None, name.to_owned()))
     }
 
-    /// Warms a Linux program: [`Options::linux`] gives it arguments, files and limits.
+    /// Warms a Linux program where its file is.
     #[cfg(feature = "linux")]
     fn from_program(name: &str, path: &Path, options: &Options) -> Result<Self, OpenError> {
-        let warm = program::warm(name, path, options)?;
-        let programs = program::programs(warm, options).map_err(|e| failed(name, e))?;
-        Ok(Self::put_together(Ready::Program(Box::new(programs)), options, None, name.to_owned()))
+        let ready = program::ready(name, path, None, options)?;
+        Ok(Self::put_together(ready, options, None, name.to_owned()))
     }
 
     fn put_together(
@@ -263,8 +261,8 @@ impl Guest {
                 let grants = options.program(Path::new("/"));
                 let warm =
                     afresh_linux::Warm::thaw(&frozen, &grants).map_err(|e| failed(&said, e))?;
-                let programs = program::programs(warm, options).map_err(|e| failed(&said, e))?;
-                (Ready::Program(Box::new(programs)), frozen.memory().clone())
+                let ready = program::programs(warm, options).map_err(|e| failed(&said, e))?;
+                (ready, frozen.memory().clone())
             }
             #[cfg(not(feature = "linux"))]
             "linux" => return Err(lacking(&said, "linux")),
@@ -296,6 +294,7 @@ impl Guest {
     }
 
     /// A guest that lives behind the scenes.
+    #[cfg(any(feature = "wasm", feature = "vm"))]
     pub(crate) fn assemble(ready: Ready, options: &Options) -> Self {
         Self::put_together(ready, options, None, "the guest".to_owned())
     }

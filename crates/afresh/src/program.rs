@@ -6,6 +6,7 @@ use std::path::Path;
 use afresh_linux::{End, Instance, Program, Warm};
 
 use crate::call::Given;
+use crate::guest::Ready;
 use crate::supply::{Loan, Returns, Supply};
 use crate::{CallError, LeaseError, OpenError, Options};
 
@@ -27,10 +28,10 @@ impl Returns for Instance {
 }
 
 /// A pool with its first instance.
-pub(crate) fn programs(warm: Warm, options: &Options) -> Result<Programs, LeaseError> {
+pub(crate) fn programs(warm: Warm, options: &Options) -> Result<Ready, LeaseError> {
     let mut first = warm.instance();
     first.prepare().map_err(|error| LeaseError::Instance(error.into()))?;
-    Programs::new(warm, first, options.limits)
+    Ok(Ready::Program(Box::new(Programs::new(warm, first, options.limits)?)))
 }
 
 /// An instance in the warm state.
@@ -45,18 +46,28 @@ pub(crate) fn line(texts: &[String]) -> Vec<u8> {
     line
 }
 
-/// Warms the program at `path`.
-pub(crate) fn warm(name: &str, path: &Path, options: &Options) -> Result<Warm, OpenError> {
+/// Warms the program at `path`: the host's, or one of the guest's own with these bytes.
+pub(crate) fn ready(
+    name: &str,
+    path: &Path,
+    bytes: Option<&[u8]>,
+    options: &Options,
+) -> Result<Ready, OpenError> {
+    let failed = |source| OpenError::Guest { reference: name.to_owned(), source };
     let path = std::path::absolute(path)
         .map_err(|source| OpenError::Read { path: path.to_owned(), source })?;
     let mut program = options.program(&path);
+    if let Some(bytes) = bytes {
+        program = program.file(&path, bytes);
+    }
     for call in &options.warm_up {
         program = program.request(match &call.given {
             Given::Bytes(input) => input.clone(),
             Given::Text(texts) => line(texts),
         });
     }
-    program.warm().map_err(|e| OpenError::Guest { reference: name.to_owned(), source: e.into() })
+    let warm = program.warm().map_err(|e| failed(e.into()))?;
+    programs(warm, options).map_err(|e| failed(e.into()))
 }
 
 /// Makes a call. A program that ends itself with success, because its input has ended, has answered.

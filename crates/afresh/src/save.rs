@@ -155,6 +155,10 @@ impl Frozen {
     }
 
     /// The pages that one call touches in a guest of its own that starts warm.
+    #[cfg_attr(
+        not(any(feature = "wasm", feature = "vm")),
+        allow(unused_variables, reason = "of Linux programs nothing is recorded")
+    )]
     fn touched(
         &self,
         snapshot: Snapshot,

@@ -55,6 +55,23 @@ fn a_program_is_a_guest_as_any_other() {
 }
 
 #[test]
+fn a_program_of_bytes_is_a_guest_too() {
+    if sed(Options::new()).is_none() {
+        return;
+    }
+    let bytes = ["/usr/bin/sed", "/bin/sed"].into_iter().find_map(|path| std::fs::read(path).ok());
+    let options = Options::new().linux(|program| program.arg("-u").arg("="));
+    let guest = Guest::from_bytes("my-sed", &bytes.unwrap(), &options).unwrap();
+    assert_eq!(
+        (guest.kind(), guest.call("", b"a\n").unwrap()),
+        (Kind::Program, b"1\na\n".to_vec())
+    );
+    // What a file is can be said where it cannot be told.
+    let refused = Guest::from_bytes("text", b"no program", &options.kind(Kind::Program));
+    assert!(refused.unwrap_err().to_string().contains("text"));
+}
+
+#[test]
 fn a_session_of_a_program_goes_back_and_forks() {
     let Some(guest) = sed(Options::new()) else { return };
     let mut session = guest.session().unwrap();

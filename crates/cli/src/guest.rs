@@ -117,7 +117,9 @@ impl OpenArguments {
         }
         #[cfg(feature = "wasm")]
         let options = {
-            let wasm = self.wasm.options(guest, command, &env, &self.dir)?;
+            // A Linux program may be granted a file, too.
+            let dir: &[String] = if self.is_program() { &[] } else { &self.dir };
+            let wasm = self.wasm.options(guest, command, &env, dir)?;
             self.wasm.engine(options).wasm(wasm)
         };
         #[cfg(not(any(feature = "wasm", feature = "linux")))]

@@ -51,6 +51,14 @@ fn each_line_is_answered_from_the_state_in_which_the_program_first_waited() {
     assert_eq!((&*out, output.status.code()), ("2\nx\n2\nx\n2\nx\n", Some(0)), "{err}");
     assert!(err.contains("3 calls, each from the warm state"), "{err}");
     assert!(err.contains("the last reset copied"), "{err}");
+    // A single file may be granted, and is read as it was.
+    let folder = tempfile::tempdir().unwrap();
+    let script = folder.path().join("number.sed");
+    std::fs::write(&script, "=\n").unwrap();
+    let script = script.to_str().unwrap();
+    let arguments = ["serve", "--linux", "--dir", script, "sed", "--", "-u", "-f", script];
+    let output = afresh(&arguments, "a\nb\n");
+    assert_eq!(text(&output.stdout), "1\na\n1\nb\n", "{}", text(&output.stderr));
     let output = afresh(&[&["verify", "-n", "10", "--input", "x"], &NUMBER[..]].concat(), "");
     let out = text(&output.stdout);
     assert_eq!(output.status.code(), Some(0), "{out}{}", text(&output.stderr));

@@ -148,22 +148,10 @@ impl Frozen {
         &self.memory
     }
 
-    /// The content of its memory.
+    /// The pages as an image: its memory, and then the files that it wrote.
     #[must_use]
     pub fn image(&self) -> &Image {
         self.memory.pages()
-    }
-
-    /// Bytes of memory, pages of zeros included.
-    #[must_use]
-    pub fn len(&self) -> u64 {
-        (self.image().pages() * PAGE_SIZE) as u64
-    }
-
-    /// Whether it has no memory.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.image().pages() == 0
     }
 
     /// The guest build that a snapshot of it belongs to. The processor's features are this host's, for the program may have

@@ -7,7 +7,6 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
-use std::time::Duration;
 
 use afresh_memory::{Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot};
 use afresh_sys::planted::{self, Bug};
@@ -146,11 +145,6 @@ impl Instance {
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
-    }
-
-    /// Sets how long a call may run.
-    pub fn set_time_limit(&mut self, limit: Duration) {
-        self.limits.time = limit;
     }
 
     /// Makes the process now, unless there is one.

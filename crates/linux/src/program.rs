@@ -52,7 +52,8 @@ pub struct Program {
 }
 
 impl Program {
-    /// The program at `path`: an absolute path of the host's to an ELF file for x86-64, static or dynamic.
+    /// The program at `path`: an absolute path of the host's, or of a file given by [`Program::file`], to an ELF file for
+    /// x86-64, static or dynamic.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
@@ -171,13 +172,20 @@ impl Program {
 
     /// Starts the program in a process of its own, with nothing mapped but the program.
     fn start(&self) -> Result<Guest, WarmError> {
-        let real = self.path.canonicalize().map_err(|_| WarmError::NotFound(self.path.clone()))?;
-        let own: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
+        let own = self.files.iter().any(|(path, _)| *path == self.path);
+        let real = match own {
+            true => self.path.clone(),
+            false => {
+                let missing = |_| WarmError::NotFound(self.path.clone());
+                self.path.canonicalize().map_err(missing)?
+            }
+        };
+        let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
         let unfit = |path: &Path| {
             let path = path.to_path_buf();
             move |error: Refused| WarmError::File { path, error }
         };
-        let storage = self.storage.saturating_add(own);
+        let storage = self.storage.saturating_add(given);
         let (mut tree, layers) =
             personality::prepare(&self.all_granted(), storage).map_err(unfit(&self.path))?;
         let link = New::Link(personality::bytes(&real));

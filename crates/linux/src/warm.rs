@@ -80,13 +80,6 @@ impl Warm {
         &self.unserved
     }
 
-    /// Sets how long a call may run.
-    #[must_use]
-    pub fn time_limit(mut self, limit: Duration) -> Self {
-        self.limits.time = limit;
-        self
-    }
-
     /// Sets how memory is reset: by a write set, or, for comparisons, by discarding.
     #[must_use]
     pub fn strategy(mut self, strategy: Strategy) -> Self {

@@ -174,3 +174,50 @@ fn python_thaws_with_the_files_it_was_granted_and_without_them_is_refused() {
         Err(error) => panic!("{error}"),
     }
 }
+
+/// Whatever a snapshot's state says, it is refused, or becomes a guest that harms nobody.
+#[test]
+fn a_snapshot_of_a_stranger_is_refused_or_harmless() {
+    let Some(warm) = canary() else { return };
+    let mut instance = warm.instance();
+    instance.call(b"dirty\n").unwrap();
+    let frozen = instance.freeze().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(folder.path()).unwrap();
+    frozen.save(&store, "good", &SaveWith::default()).unwrap();
+    let good = store.load("good").unwrap().state().to_vec();
+    let mut random = 11u64;
+    let mut next = |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) as usize % below
+    };
+    let (mut refused, mut ran) = (0, 0);
+    for round in 0..150 {
+        let mut state = good.clone();
+        // Registers and frames make up most of it; what is checked lies around them.
+        let place = if round % 2 == 0 { next(600) } else { state.len() - 1 - next(900) };
+        match next(4) {
+            0 => state[place] ^= 1 << next(8),
+            1 => state[place] = [0, 1, 127, 255][next(4)],
+            2 => drop(state.splice(place..place, [255; 9])),
+            _ => drop(state.remove(place)),
+        }
+        let options =
+            afresh_store::SaveOptions { state, ..afresh_store::SaveOptions::new(frozen.build()) };
+        store.save("bad", frozen.image(), &options).unwrap();
+        let loaded = Frozen::load(store.load("bad").unwrap(), &Options::default()).unwrap();
+        let limits = Program::new("/").time_limit(Duration::from_millis(300));
+        match Warm::thaw(&loaded, &limits) {
+            Err(_) => refused += 1,
+            Ok(warm) => {
+                let mut instance = warm.instance();
+                let _ = instance.call(b"look\n");
+                let _ = instance.verify();
+                ran += 1;
+            }
+        }
+    }
+    assert!(refused > 20, "{refused} refused, {ran} ran");
+    let mut other = Warm::thaw(&frozen, &Program::new("/")).unwrap().instance();
+    assert!(other.call(b"look\n").unwrap().starts_with(b"calls "));
+}

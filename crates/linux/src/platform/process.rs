@@ -141,6 +141,8 @@ impl Process {
             clock: None,
             generation: fork::generation(),
         };
+        // Its calls are answered here: across two processors each would cost ten times as much.
+        process.follow();
         process.settle().map_err(|error| match error {
             PlatformError::Kernel { error, .. } => PlatformError::missing(
                 "preparing the guest's process",
