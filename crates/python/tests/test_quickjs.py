@@ -60,7 +60,7 @@ def test_a_snapshot_is_restored_in_another_context_and_a_spoiled_one_is_refused(
         for at in (0, 4, 10):
             spoiled = bytearray(data)
             spoiled[at] ^= 0xFF
-            with pytest.raises(ValueError, match="magic|version|build_id"):
+            with pytest.raises(ValueError, match=r"magic|version|build_id"):
                 runtime.restore_snapshot(quickjs_rs.Snapshot(bytes(spoiled)), ctx)
         with pytest.raises(ValueError, match="length"):
             runtime.restore_snapshot(quickjs_rs.Snapshot(data[:-1]), ctx)

@@ -47,7 +47,7 @@ def find(name: str) -> Language | None:
         return Language("js", _GUESTS / "js.wasm")
     if name == "python":
         raise OpenError(
-            "the language 'python' is not part of this version: 'js' is; any other guest that exports `evaluate` is given "
-            "by its path"
+            "the language 'python' is not part of this version: 'js' is; any other guest that exports `evaluate` is "
+            "given by its path"
         )
     return None
