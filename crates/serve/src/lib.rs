@@ -36,6 +36,7 @@ mod metrics;
 mod proxy;
 mod refusal;
 mod runner;
+mod sandbox;
 mod server;
 mod service;
 mod shelf;
@@ -44,4 +45,5 @@ mod table;
 
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
+pub use sandbox::{Keys, SandboxConfig, Template};
 pub use server::{Handle, Server};

@@ -42,6 +42,7 @@ pub(crate) struct Metrics {
     running: Family<Labels, Gauge>,
     waiting: Family<Labels, Gauge>,
     pools: Pools,
+    sandboxes: Family<Labels, Gauge>,
     pub(crate) connections: Gauge,
     pub(crate) buffered: Gauge,
     pub(crate) reloads: Counter,
@@ -120,6 +121,8 @@ impl Metrics {
             "Instances put out of use, by reason",
             pools.dropped.clone(),
         );
+        let sandboxes = Family::<Labels, Gauge>::default();
+        registry.register("sandboxes", "Sandboxes, by where they live", sandboxes.clone());
         let connections = Gauge::default();
         registry.register("connections", "Open connections", connections.clone());
         let buffered = Gauge::default();
@@ -145,6 +148,7 @@ impl Metrics {
             running,
             waiting,
             pools,
+            sandboxes,
             connections,
             buffered,
             reloads,
@@ -184,6 +188,14 @@ impl Metrics {
             ("beyond_limit", pool.on_demand),
         ] {
             raise(&self.pools.dropped.get_or_create(&two(name, "reason", reason)), count);
+        }
+    }
+
+    /// How many sandboxes live in this process, and how many in the store.
+    pub(crate) fn set_sandboxes(&self, live: usize, saved: usize) {
+        for (place, count) in [("live", live), ("saved", saved)] {
+            let labels = vec![("place", place.to_owned())];
+            self.sandboxes.get_or_create(&labels).set(gauge(count));
         }
     }
 

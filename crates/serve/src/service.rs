@@ -17,6 +17,7 @@ use crate::config::Config;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
+use crate::sandbox::{Routes, Sandboxes};
 use crate::table::Table;
 
 /// The header that a request's number comes and goes in.
@@ -48,6 +49,8 @@ pub(crate) struct Shared {
     pub(crate) budget: Budget,
     pub(crate) metrics: Metrics,
     pub(crate) phase: watch::Sender<Phase>,
+    /// What answers requests that are about sandboxes.
+    pub(crate) sandboxes: Option<Routes>,
     ids: Ids,
 }
 
@@ -84,7 +87,12 @@ impl Shared {
     pub(crate) async fn open(config: &Config) -> Result<Self, ServeError> {
         let (budget, metrics) = (Budget::new(config.max_buffered_bytes), Metrics::new());
         let table = Table::open(config, &budget, &metrics).await?;
+        let sandboxes = match &config.sandboxes {
+            Some(sandboxes) => Some(Routes::new(Sandboxes::open(sandboxes).await?)),
+            None => None,
+        };
         Ok(Self {
+            sandboxes,
             table: RwLock::new(Arc::new(table)),
             budget,
             metrics,
@@ -119,7 +127,7 @@ impl Shared {
     pub(crate) async fn answer<B>(&self, door: Door, request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: std::fmt::Display,
+        B::Error: Into<axum::BoxError> + std::fmt::Display,
     {
         let id = self.ids.of(&request);
         let span = tracing::debug_span!(
@@ -146,7 +154,7 @@ impl Shared {
     async fn find_and_answer<B>(&self, door: Door, request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: std::fmt::Display,
+        B::Error: Into<axum::BoxError> + std::fmt::Display,
     {
         if door != (Door::Requests { operations: false })
             && let Some(response) = self.operate(request.method(), request.uri().path())
@@ -155,6 +163,9 @@ impl Shared {
         }
         if door == Door::Operations {
             return Refusal::no_route().into_response();
+        }
+        if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
+            return sandboxes.answer(request.map(Body::new)).await;
         }
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
@@ -194,6 +205,10 @@ impl Shared {
         for site in &table.sites {
             let counts = table.common.gate.count(site.line);
             self.metrics.set(&site.config.name, counts, &site.guest.pool_stats());
+        }
+        if let Some(routes) = &self.sandboxes {
+            let (live, saved) = routes.sandboxes.count();
+            self.metrics.set_sandboxes(live, saved);
         }
         self.metrics.buffered.set(i64::try_from(self.budget.used()).unwrap_or(i64::MAX));
         self.metrics.text()
