@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::command::find;
 use crate::host;
-use crate::servers::wait;
+use crate::tools::wait;
 
 /// The versions that the tests were written against.
 const PACKAGES: [&str; 2] = ["e2b-code-interpreter==2.11.5", "e2b==2.63.0"];

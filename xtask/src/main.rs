@@ -16,10 +16,10 @@ mod host;
 mod miri;
 mod packages;
 mod release;
-mod servers;
 mod soak;
 mod stamp;
 mod test;
+mod tools;
 mod vm;
 mod wasm;
 
@@ -43,8 +43,8 @@ Commands:
                          differs fails, is kept with its module and named; --seed runs it alone.
   release [TARGET]       Build the archive of the command that a release has, into
                          target/release-archives.
-  test                   Check format, lints and documentation, build the guests and the servers that
-                         tests talk to, run every test, fuzz, package every crate, check the
+  test                   Check format, lints and documentation, build the guests and the programs that
+                         tests talk to, run every test, fuzz, run Miri, package every crate, check the
                          dependencies; ends with a line
                          `N passed, N failed, N skipped`.
 ";

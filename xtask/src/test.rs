@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, find, run, run_watched};
-use crate::{e2b, fuzz, guests, host, packages, servers};
+use crate::{e2b, fuzz, guests, host, miri, packages, tools};
 
 /// The step whose failures are counted by the tests themselves.
 const TESTS: &str = "tests";
@@ -29,7 +29,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     let start = Instant::now();
     let mut steps = Steps::default();
     let mut tally = Tally::default();
-    let servers = servers::install();
+    let tools = tools::install();
     let client = e2b::install();
 
     steps.run("format", || {
@@ -71,7 +71,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             .arg("--no-fail-fast")
             // What passing tests print is shown too: it may be that they skipped something.
             .args(["--", "--show-output"]);
-        servers.finish(&mut test, |line| tally.skip(line));
+        tools.finish(&mut test, |line| tally.skip(line));
         client.finish(&mut test, |line| tally.skip(line));
         run_watched(&mut test, SILENCE, |line| tally.note(line))
     });
@@ -81,6 +81,13 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             return Ok(());
         }
         fuzz::all()
+    });
+    steps.run("miri", || {
+        if let Err(error) = miri::install() {
+            tally.skip(&format!("SKIPPED: Miri: {error:#}"));
+            return Ok(());
+        }
+        miri::all()
     });
     steps.run("packages", packages::all);
     steps.run("dependencies", || dependencies(&mut tally));

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::time::Instant;
 
+use afresh_sys::planted::{Bug, is};
 use afresh_sys::{Inherited, fork};
 
 use crate::budget::{Budget, Evict, Room};
@@ -190,7 +191,9 @@ impl<T: Recycle> Shared<T> {
         make: impl FnOnce(Option<T>) -> Result<T, E>,
     ) -> Result<Lease<'_, T>, PoolError<E>> {
         match self.shard(home()).take(key) {
-            Some(idle) if idle.generation == fork::generation() => Ok(self.lease(idle, false)),
+            Some(idle) if idle.generation == fork::generation() || is(Bug::Parents) => {
+                Ok(self.lease(idle, false))
+            }
             other => {
                 other.into_iter().for_each(|idle| self.discard(*idle));
                 self.get_elsewhere(key, make)
@@ -312,7 +315,7 @@ impl<T: Recycle> Shared<T> {
 
     #[inline]
     fn give_back(&self, idle: Box<Idle<T>>, spare: bool) {
-        if std::thread::panicking() {
+        if std::thread::panicking() && !is(Bug::Unwound) {
             // What the unwound code left half-done inside the item is unknown.
             self.abandoned.fetch_add(1, Ordering::Relaxed);
             return self.discard(*idle);
@@ -507,7 +510,10 @@ impl<'a, T: Recycle> Returning<'a, T> {
     fn clean(&mut self, spare: bool) -> bool {
         let Some(idle) = self.idle.as_mut() else { return false };
         // What a parent made is not handed out in a child, so there is no use in making it pristine.
-        if idle.generation != fork::generation() || idle.item.recycle().is_err() {
+        if idle.generation != fork::generation() {
+            return false;
+        }
+        if idle.item.recycle().is_err() && !is(Bug::Unclean) {
             return false;
         }
         idle.returns += 1;

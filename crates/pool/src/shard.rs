@@ -7,6 +7,8 @@
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use afresh_sys::planted::{Bug, is};
+
 use crate::Recycle;
 
 /// An idle item and what the pool knows of it. Boxed once, when the item is made.
@@ -74,7 +76,7 @@ impl<T: Recycle> Shard<T> {
     #[inline]
     pub(crate) fn take(&self, key: usize) -> Option<Box<Idle<T>>> {
         match self.take_last() {
-            Some(idle) if idle.item.key() == key => Some(idle),
+            Some(idle) if idle.item.key() == key || is(Bug::Key) => Some(idle),
             other => self.take_kept(key, other),
         }
     }

@@ -4,6 +4,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use afresh_pool::{Exhausted, Limits, Pool, PoolError, Recycle};
+use afresh_sys::planted::{self, Bug};
 
 /// Counts its resets and breaks on demand.
 struct Item {
@@ -228,4 +229,13 @@ fn a_child_of_a_fork_is_handed_nothing_that_its_parent_made() {
     assert_eq!(status, 0);
     drop(held);
     assert_eq!(pool.stats().idle, 4);
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    let broken = ["a_broken_item_and_one_whose_user_panicked_are_never_handed_out"];
+    planted::must_be_caught(&[Bug::Unclean, Bug::Unwound], &broken);
+    planted::must_be_caught(&[Bug::Key], &["an_item_comes_back_clean_and_to_its_key"]);
+    let fork = ["a_child_of_a_fork_is_handed_nothing_that_its_parent_made"];
+    planted::must_be_caught(&[Bug::Parents], &fork);
 }

@@ -34,5 +34,5 @@ fn planted_bugs_are_caught() {
     let random = ["random_modules_with_state_do_what_new_instances_of_plain_wasmtime_do"];
     planted::must_be_caught(&[Bug::CopyBack, Bug::Learn, Bug::GrownSize, Bug::Freeze], &random);
     planted::must_be_caught(&[Bug::Global, Bug::Element, Bug::Segment, Bug::Thaw], &random);
-    planted::must_be_caught(&[Bug::Replace, Bug::View], &random);
+    planted::must_be_caught(&[Bug::Replace, Bug::View, Bug::Bake], &random);
 }

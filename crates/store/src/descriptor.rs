@@ -9,6 +9,7 @@ use crate::{OpenError, Sha256};
 
 pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const ARTIFACT_TYPE: &str = "application/vnd.afresh.snapshot.v1";
+pub(crate) const CONFIG_TYPE: &str = "application/vnd.afresh.snapshot.config.v1+json";
 /// Annotation that holds a snapshot's name.
 pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
 
@@ -68,6 +69,9 @@ impl Descriptor {
         if self.media_type != MANIFEST_TYPE {
             return Some(false);
         }
-        self.artifact_type.as_ref().map(|kind| kind == ARTIFACT_TYPE)
+        // Some tools write the type of the configuration there, as image specifications before 1.1 had it.
+        self.artifact_type
+            .as_ref()
+            .map(|kind| kind == ARTIFACT_TYPE || kind.starts_with(CONFIG_TYPE))
     }
 }

@@ -10,7 +10,7 @@ use base64::engine::general_purpose::STANDARD;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::descriptor::{ARTIFACT_TYPE, Descriptor, MANIFEST_TYPE};
+use crate::descriptor::{ARTIFACT_TYPE, CONFIG_TYPE, Descriptor, MANIFEST_TYPE};
 use crate::digest::{from_hex, to_hex};
 use crate::index::{Encoding, MAX_PAGES, Role};
 use crate::{GuestBuild, OpenError, SaveError};
@@ -18,7 +18,6 @@ use crate::{GuestBuild, OpenError, SaveError};
 pub(crate) const LAYOUT_FILE: &str = "oci-layout";
 pub(crate) const INDEX_FILE: &str = "index.json";
 pub(crate) const LAYOUT_TEXT: &str = r#"{"imageLayoutVersion":"1.0.0"}"#;
-pub(crate) const CONFIG_TYPE: &str = "application/vnd.afresh.snapshot.config.v1+json";
 const PAGES_RAW: &str = "application/vnd.afresh.snapshot.pages.v1";
 const PAGES_ZSTD: &str = "application/vnd.afresh.snapshot.pages.v1+zstd";
 const WORKING_SET_RAW: &str = "application/vnd.afresh.snapshot.working-set.v1";

@@ -2,12 +2,12 @@
 
 use afresh_sys::PageRange;
 
-use crate::descriptor::Descriptor;
+use crate::descriptor::{CONFIG_TYPE, Descriptor};
 use crate::index::{Encoding, Role};
 use crate::layer_writer::{Plan, Written, write_layer};
 use crate::manifest::{
-    CONFIG_TYPE, Config, MAX_LAYERS, MAX_STATE, Manifest, Memory, encode_state, layer_type, print,
-    root_text, sealed_type,
+    Config, MAX_LAYERS, MAX_STATE, Manifest, Memory, encode_state, layer_type, print, root_text,
+    sealed_type,
 };
 use crate::seal::SealKey;
 use crate::shelf::{BlobDir, Shelf};

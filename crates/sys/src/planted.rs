@@ -89,6 +89,24 @@ bugs! {
     Register = "register",
     /// An exit that the guest left pending is completed in the next call.
     Exit = "exit",
+    /// An item that could not be recycled is handed out again.
+    Unclean = "unclean",
+    /// An item whose user panicked is handed out again.
+    Unwound = "unwound",
+    /// The pool hands out what is warm for something else.
+    Key = "key",
+    /// A child is handed what its parent made.
+    Parents = "parents",
+    /// A global of the warm state is not baked.
+    Bake = "bake",
+    /// What the warm-up left of a component's core modules is not kept.
+    Nested = "nested",
+    /// What the warm-up left in a component's memories is not kept.
+    NestedMemory = "nested-memory",
+    /// A component's memories are laid out in another order than wasmtime asks for them.
+    Order = "order",
+    /// Handles that the warm-up of a component left alive go unnoticed.
+    Handle = "handle",
 }
 
 /// Which bug is planted: not looked up yet, none, or its number and 2.

@@ -11,12 +11,14 @@ use std::sync::Arc;
 use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
 use afresh_pool::{Budget, Held, Pool, PoolStats};
 use afresh_rewrite::{
-    DataSegment, MARK_BYTES, NestedModule, PreparedComponent, WarmState, prepare_component,
+    AnalyzeError, DataSegment, MARK_BYTES, NestedModule, PreparedComponent, Roots, WarmState,
+    prepare_component,
 };
+use afresh_sys::planted::{Bug, is};
 use wasmtime::component::{Component, InstancePre, Linker};
 
 use crate::compare::Comparison;
-use crate::component_lease::{ComponentLease, OwnedComponentLease};
+use crate::component_lease::{ComponentLease, OwnedComponentLease, functions};
 use crate::fresh::FreshMemories;
 use crate::frozen::Program;
 use crate::guest::{Guest, GuestOptions, WarmUp};
@@ -35,6 +37,7 @@ pub(crate) struct Inner {
     policy: MemoryPolicy,
     pub(crate) stores: Stores,
     pool: Pool<FreshMemories>,
+    pub(crate) roots: Roots,
     /// What the code takes of the process's budget.
     _code: Held,
     program: Program,
@@ -177,6 +180,9 @@ fn in_order<'a>(
         }
         order.push(declared);
     }
+    if is(Bug::Order) {
+        order.reverse();
+    }
     Ok(order)
 }
 
@@ -264,8 +270,16 @@ impl WarmComponent {
         why_cold: Option<String>,
     ) -> Result<Self, WarmError> {
         let options = &guest.options;
+        if let Roots::Named(roots) = &options.roots {
+            let exports = functions(&pre);
+            if let Some(name) = roots.iter().find(|name| !exports.contains(name)) {
+                let error = AnalyzeError::NoSuchRoot { name: name.clone(), available: exports };
+                return Err(LoadError::from(error).into());
+            }
+        }
         let inner = Inner {
             pre,
+            roots: options.roots.clone(),
             memories,
             policy: options.policy(&guest.engine),
             pool: Pool::new(options.limits),

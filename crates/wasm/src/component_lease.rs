@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use afresh_pool::Lease as PoolLease;
-use afresh_rewrite::names;
+use afresh_rewrite::{Roots, names};
 use wasmtime::component::types::ComponentItem;
 use wasmtime::component::{Func, Instance, InstancePre, Type, Val};
 use wasmtime::{AsContextMut, Store, StoreContextMut};
@@ -53,6 +53,8 @@ pub(crate) struct Caller<'a> {
     pub(crate) instance: Instance,
     pub(crate) limits: CallLimits,
     pub(crate) way: Way,
+    /// The exports that may be called.
+    pub(crate) roots: &'a Roots,
 }
 
 impl Caller<'_> {
@@ -96,7 +98,14 @@ impl Caller<'_> {
     fn function(&mut self, name: &str) -> Result<Func, CallError> {
         let pre = self.pre;
         let missing =
-            || CallError::NoSuchExport { name: name.to_owned(), available: available(pre) };
+            || CallError::NoSuchExport { name: name.to_owned(), available: listed(functions(pre)) };
+        if let Roots::Named(roots) = self.roots
+            && !roots.iter().any(|root| root == name)
+            && functions(pre).iter().any(|function| function == name)
+        {
+            let roots = listed(roots.clone());
+            return Err(CallError::NotARoot { name: name.to_owned(), roots });
+        }
         let function = match name.split_once('#') {
             None => name,
             Some((_, function)) => function,
@@ -149,6 +158,7 @@ impl ComponentLease<'_> {
             instance: self.instance,
             limits: self.limits,
             way: self.warm.stores.way,
+            roots: &self.warm.roots,
         }
     }
 
@@ -267,7 +277,7 @@ impl ComponentLease<'_> {
 }
 
 /// The functions that a component exports, as [`ComponentLease::call`] names them.
-fn available(pre: &InstancePre<Host>) -> String {
+pub(crate) fn functions(pre: &InstancePre<Host>) -> Vec<String> {
     let ty = pre.component().component_type();
     let mut names = Vec::new();
     for (name, item) in ty.exports(pre.engine()).filter(|(name, _)| *name != names::STATE) {
@@ -283,5 +293,11 @@ fn available(pre: &InstancePre<Host>) -> String {
             _ => {}
         }
     }
+    names
+}
+
+/// Names, for an error.
+pub(crate) fn listed(mut names: Vec<String>) -> String {
+    names.sort_unstable();
     if names.is_empty() { "no function at all".to_owned() } else { names.join(", ") }
 }

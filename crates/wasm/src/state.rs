@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 use afresh_rewrite::{Visible, WarmState, WarmValue, names};
 use afresh_sys::planted::{Bug, is};
-use wasmtime::{AnyRef, AsContextMut, I31, Instance, Val};
+use wasmtime::{AnyRef, AsContextMut, I31, Instance, RootScope, Val};
 
 use crate::WarmError;
 use crate::host::Host;
@@ -71,6 +71,9 @@ pub(crate) fn read(
         let value = global.get(&mut *store);
         globals.insert(index, warm_value(store, &functions, &value));
     }
+    if is(Bug::Bake) {
+        globals.pop_last();
+    }
     let mut tables = BTreeMap::new();
     for &index in &visible.tables {
         let name = names::table(index);
@@ -115,6 +118,8 @@ pub(crate) fn apply(
     let failed = |what: &str, error: wasmtime::Error| {
         WarmError::State(format!("{what} cannot be set in a new instance: {error:#}"))
     };
+    // Small numbers that are references would be rooted for the life of the store.
+    let store = &mut RootScope::new(store);
     for (index, value) in &state.globals {
         let name = names::global(*index);
         let global = instance.get_global(&mut *store, &name).ok_or_else(|| missing(&name))?;

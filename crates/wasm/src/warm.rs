@@ -16,6 +16,7 @@ use wasmtime::{
 };
 
 use crate::compare::Comparison;
+use crate::component_lease::listed;
 use crate::dynamic::call_dynamic;
 use crate::fresh::{FreshMemories, FreshState};
 use crate::frozen::Program;
@@ -552,9 +553,7 @@ impl Inner {
     /// The names of the exported functions that are `wanted`.
     fn names(&self, wanted: impl Fn(&Callable) -> bool) -> String {
         let wanted = self.exports.iter().filter(|(_, callable)| wanted(callable));
-        let mut names: Vec<&str> = wanted.map(|(name, _)| name.as_str()).collect();
-        names.sort_unstable();
-        if names.is_empty() { "no function at all".to_owned() } else { names.join(", ") }
+        listed(wanted.map(|(name, _)| name.clone()).collect())
     }
 
     fn entry<P, R>(&self, name: &str) -> Result<Entry<P, R>, CallError>

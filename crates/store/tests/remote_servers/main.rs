@@ -1,5 +1,6 @@
 //! Remotes against real servers: an S3 gateway and an OCI registry, on loopback.
 
+mod clients;
 mod faults;
 mod hostile;
 mod kill;

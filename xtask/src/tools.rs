@@ -1,8 +1,9 @@
-//! Servers that tests talk to: an S3 gateway and an OCI registry, from the Go module proxy.
+//! Servers that tests talk to, and clients of others that carry our snapshots: an S3 gateway, an OCI registry,
+//! crane and oras from the Go module proxy; skopeo and umoci from the distribution.
 //!
-//! They are built once into `target/tools`, under names that carry their version. Building both from
-//! nothing takes three to four minutes on two cores, beside the other steps and within a limit of time,
-//! and 2.5 GB of sources and objects, which are removed afterwards: Go's own caches are left alone.
+//! What comes from the proxy is built once into `target/tools`, under names that carry versions. Building all from
+//! nothing takes four to five minutes on two cores, beside the other steps and within a limit of time,
+//! and 2.8 GB of sources and objects, which are removed afterwards: Go's own caches are left alone.
 //! Without Go, or without the proxy, their tests are skipped, loudly.
 
 use std::path::PathBuf;
@@ -14,10 +15,10 @@ use anyhow::{Context, Result, bail};
 use crate::command::find;
 use crate::host;
 
-/// Time for both, from when they were begun.
+/// Time for all, from when they were begun.
 const LIMIT: Duration = Duration::from_secs(10 * 60);
 
-/// A server that `go install` provides.
+/// A program that `go install` provides.
 struct Tool {
     /// The file that comes out.
     program: &'static str,
@@ -27,7 +28,7 @@ struct Tool {
     variable: &'static str,
 }
 
-const TOOLS: [Tool; 2] = [
+const TOOLS: [Tool; 4] = [
     Tool {
         program: "versitygw",
         package: "github.com/versity/versitygw/cmd/versitygw",
@@ -40,7 +41,22 @@ const TOOLS: [Tool; 2] = [
         version: "v3.1.2",
         variable: "AFRESH_TEST_REGISTRY",
     },
+    Tool {
+        program: "crane",
+        package: "github.com/google/go-containerregistry/cmd/crane",
+        version: "v0.20.6",
+        variable: "AFRESH_TEST_CRANE",
+    },
+    Tool {
+        program: "oras",
+        package: "oras.land/oras/cmd/oras",
+        version: "v1.2.3",
+        variable: "AFRESH_TEST_ORAS",
+    },
 ];
+
+/// What the distribution has.
+const PACKAGED: [&str; 2] = ["skopeo", "umoci"];
 
 impl Tool {
     fn folder(&self) -> PathBuf {
@@ -66,7 +82,7 @@ pub(crate) struct Installing {
 /// Begins to install what is missing, in the background.
 pub(crate) fn install() -> Installing {
     let begin = |tool: &'static Tool| {
-        // Who sets the variable brings a server of their own.
+        // Who sets the variable brings one of their own.
         if std::env::var_os(tool.variable).is_some() || tool.file().is_file() {
             return Ok(None);
         }
@@ -96,7 +112,7 @@ pub(crate) fn install() -> Installing {
 }
 
 impl Installing {
-    /// Waits for the installations and tells `command` where the servers are; `missing` hears of those
+    /// Waits for the installations and tells `command` where the programs are; `missing` hears of those
     /// that there are not.
     pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {
         for (tool, installation) in self.tools {
@@ -111,6 +127,12 @@ impl Installing {
                 }
                 Ok(()) => missing(&line(tool, "go install left no file")),
                 Err(error) => missing(&line(tool, &format!("{error:#}"))),
+            }
+        }
+        let packages = PACKAGED.into_iter().filter(|program| find(program).is_none());
+        for program in packages {
+            if let Err(error) = host::apt_install(&[program]) {
+                missing(&format!("SKIPPED: tests with {program}: {error:#}"));
             }
         }
         if let Err(error) = std::fs::remove_dir_all(cache())
@@ -183,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn servers_lie_under_their_version_in_the_target_folder() {
+    fn programs_lie_under_their_version_in_the_target_folder() {
         for tool in &TOOLS {
             let file = tool.file();
             assert!(file.starts_with(host::target_folder()), "{}", file.display());

@@ -1,0 +1,123 @@
+//! Why a file operation was refused: one case for each number that programs are told.
+
+/// A file operation was refused. [`Refused::errno`] is the number that Linux has for it.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Refused {
+    /// ENOENT.
+    #[error("there is no such file or directory")]
+    Missing,
+    /// EEXIST.
+    #[error("there is something of that name already")]
+    Exists,
+    /// ENOTDIR.
+    #[error("it is not a directory")]
+    NotDirectory,
+    /// EISDIR.
+    #[error("it is a directory")]
+    IsDirectory,
+    /// ENOTEMPTY.
+    #[error("the directory is not empty")]
+    NotEmpty,
+    /// EINVAL.
+    #[error("the request makes no sense for what it names")]
+    Invalid,
+    /// ENOSPC.
+    #[error(
+        "the file tree is full: its budget in bytes or in files is spent; give it a larger one"
+    )]
+    Full,
+    /// EFBIG.
+    #[error("the file would become larger than files can be")]
+    TooLarge,
+    /// ENAMETOOLONG.
+    #[error("a name may have 255 bytes, and a path 4096")]
+    NameTooLong,
+    /// ELOOP.
+    #[error(
+        "the path leads through too many symbolic links, or through one that may not be followed"
+    )]
+    Loop,
+    /// EPERM.
+    #[error(
+        "the path leads out of the directory that it must stay in, or names what nobody may change"
+    )]
+    NotPermitted,
+    /// EBADF.
+    #[error("the file is not open for that")]
+    NotOpen,
+    /// EBUSY.
+    #[error("the directory is in use")]
+    Busy,
+    /// EMLINK.
+    #[error("the file has as many names as it can have")]
+    TooManyLinks,
+    /// EIO.
+    #[error("a file of a layer below could not be read: {0}")]
+    Layer(String),
+}
+
+impl Refused {
+    /// The number that Linux has for it.
+    #[must_use]
+    pub fn errno(&self) -> rustix::io::Errno {
+        use rustix::io::Errno;
+        match self {
+            Self::Missing => Errno::NOENT,
+            Self::Exists => Errno::EXIST,
+            Self::NotDirectory => Errno::NOTDIR,
+            Self::IsDirectory => Errno::ISDIR,
+            Self::NotEmpty => Errno::NOTEMPTY,
+            Self::Invalid => Errno::INVAL,
+            Self::Full => Errno::NOSPC,
+            Self::TooLarge => Errno::FBIG,
+            Self::NameTooLong => Errno::NAMETOOLONG,
+            Self::Loop => Errno::LOOP,
+            Self::NotPermitted => Errno::PERM,
+            Self::NotOpen => Errno::BADF,
+            Self::Busy => Errno::BUSY,
+            Self::TooManyLinks => Errno::MLINK,
+            Self::Layer(_) => Errno::IO,
+        }
+    }
+}
+
+impl From<Refused> for rustix::io::Errno {
+    fn from(refused: Refused) -> Self {
+        refused.errno()
+    }
+}
+
+/// A layer could not be opened or is not what it claims to be.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayerError {
+    /// The host refused.
+    #[error("{path}: {source}")]
+    Read {
+        /// What was read.
+        path: String,
+        /// Why not.
+        source: std::io::Error,
+    },
+    /// It is damaged, or hostile.
+    #[error("{path} is not a usable layer: {why}")]
+    Bad {
+        /// What was read.
+        path: String,
+        /// What is wrong.
+        why: String,
+    },
+    /// It has more than the limits allow.
+    #[error(
+        "{path} has more {what} than the {most} that are allowed; raise the limit on layers if you trust it"
+    )]
+    Limit {
+        /// What was read.
+        path: String,
+        /// Bytes or files.
+        what: &'static str,
+        /// How many are allowed.
+        most: u64,
+    },
+}

@@ -1,0 +1,247 @@
+//! A directory of the host's as a layer: looked at when somebody asks, and never followed out of.
+//!
+//! Promises: every path is opened below the directory by the kernel's own check (`openat2`, beneath, no symbolic
+//! links), so that not even somebody who exchanges directories for links meanwhile leads out of it. A file's
+//! number follows from its path, so that it is the same in another process. May break it: see [`crate::layer`].
+
+use std::collections::HashMap;
+use std::fs::File;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+
+use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::io::Errno;
+use sha2::{Digest, Sha256};
+
+use crate::content::Content;
+use crate::error::{LayerError, Refused};
+use crate::layer::Source;
+use crate::map::Map;
+use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Time, Times};
+
+/// The bit of numbers of hosts' files. The 14 bits from 48 on are the layer's number.
+pub(crate) const HOST: u64 = 1 << 62;
+/// Files of one directory tree that are remembered, at most.
+const KNOWN: usize = 1 << 20;
+/// Files that stay open for the next read.
+const OPEN: usize = 32;
+
+#[derive(Debug)]
+struct Known {
+    path: PathBuf,
+    parent: Node,
+    inode: Option<Arc<Inode>>,
+}
+
+/// A directory of the host's.
+#[derive(Debug)]
+pub(crate) struct HostDirectory {
+    pub(crate) path: PathBuf,
+    root: Arc<OwnedFd>,
+    number: u32,
+    known: Mutex<HashMap<Node, Known>>,
+    /// The last used one last.
+    open: Mutex<Vec<(Node, Arc<File>)>>,
+}
+
+fn failed(path: &Path, error: Errno) -> Refused {
+    match error {
+        Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV => Refused::Missing,
+        error => Refused::Layer(format!("{}: {error}", path.display())),
+    }
+}
+
+impl HostDirectory {
+    pub(crate) fn open(path: &Path) -> Result<Self, LayerError> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let root = openat(CWD, path, flags, Mode::empty()).map_err(|error| LayerError::Read {
+            path: path.display().to_string(),
+            source: error.into(),
+        })?;
+        Ok(Self::new(path.to_owned(), Arc::new(root), 0))
+    }
+
+    fn new(path: PathBuf, root: Arc<OwnedFd>, number: u32) -> Self {
+        let this = Self { path, root, number, known: Mutex::default(), open: Mutex::default() };
+        let top = this.root();
+        let known = Known { path: PathBuf::new(), parent: top, inode: None };
+        this.known.lock().unwrap_or_else(PoisonError::into_inner).insert(top, known);
+        this
+    }
+
+    /// The same directory, with the numbers of another place among the layers.
+    pub(crate) fn numbered(&self, number: u32) -> Self {
+        Self::new(self.path.clone(), self.root.clone(), number)
+    }
+
+    fn node(&self, path: &Path) -> Node {
+        let digest = Sha256::digest(path.as_os_str().as_bytes());
+        let mut bytes = [0; 8];
+        bytes[..6].copy_from_slice(&digest[..6]);
+        Node(HOST | u64::from(self.number) << 48 | u64::from_le_bytes(bytes))
+    }
+
+    pub(crate) fn root(&self) -> Node {
+        self.node(Path::new(""))
+    }
+
+    pub(crate) fn parent(&self, node: Node) -> Option<Node> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&node).map(|known| known.parent)
+    }
+
+    /// The path of a file, below the directory.
+    pub(crate) fn path(&self, node: Node) -> Result<PathBuf, Refused> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(&node).map(|known| known.path.clone()).ok_or(Refused::Missing)
+    }
+
+    /// Makes the number of a path known, as looking at every directory above it does.
+    pub(crate) fn enter(&self, path: &Path) -> Result<Node, Refused> {
+        let mut at = PathBuf::new();
+        let mut node = self.root();
+        for part in path.components() {
+            let std::path::Component::Normal(name) = part else { return Err(Refused::Invalid) };
+            self.inode(node)?;
+            at.push(name);
+            node = self.node(&at);
+        }
+        self.inode(node).map(|_| node)
+    }
+
+    fn open_at(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
+        let path = if path.as_os_str().is_empty() { Path::new(".") } else { path };
+        let how = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
+        openat2(&self.root, path, flags | OFlags::CLOEXEC | OFlags::NOFOLLOW, Mode::empty(), how)
+    }
+
+    pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
+        let path = {
+            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+            let known = known.get(&node).ok_or(Refused::Missing)?;
+            if let Some(inode) = &known.inode {
+                return Ok(inode.clone());
+            }
+            known.path.clone()
+        };
+        let inode = Arc::new(self.look(node, &path).map_err(|error| failed(&path, error))?);
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        // Whoever was first decides for all.
+        let known = known.get_mut(&node).ok_or(Refused::Missing)?;
+        Ok(known.inode.get_or_insert(inode).clone())
+    }
+
+    fn look(&self, node: Node, path: &Path) -> Result<Inode, Errno> {
+        let fd = self.open_at(path, OFlags::PATH)?;
+        let stat = rustix::fs::fstat(&fd)?;
+        let time = |seconds: i64, nanos: u64| Time { seconds, nanos: nanos as u32 };
+        let times = Times {
+            accessed: time(stat.st_atime, stat.st_atime_nsec as u64),
+            modified: time(stat.st_mtime, stat.st_mtime_nsec as u64),
+            changed: time(stat.st_ctime, stat.st_ctime_nsec as u64),
+        };
+        let mut links = 1;
+        let body = match FileType::from_raw_mode(stat.st_mode) {
+            FileType::RegularFile => {
+                Body::File(Content::of(Source::Host(node), stat.st_size.max(0) as u64))
+            }
+            FileType::Directory => {
+                let directory = self.list(node, path)?;
+                let below = directory.entries.iter().filter(|(_, e)| e.kind == Kind::Directory);
+                links = 2 + below.count() as u32;
+                Body::Directory(directory)
+            }
+            FileType::Symlink => {
+                let target = rustix::fs::readlinkat(fd.as_fd(), "", Vec::new())?;
+                Body::Link(target.as_bytes().into())
+            }
+            _ => return Err(Errno::NOENT),
+        };
+        Ok(Inode { body, mode: stat.st_mode & 0o7777, links, times, paid: false })
+    }
+
+    fn list(&self, node: Node, path: &Path) -> Result<Directory, Errno> {
+        let fd = self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+        let mut found = Vec::new();
+        for entry in Dir::read_from(&fd)? {
+            let entry = entry?;
+            let name = entry.file_name().to_bytes();
+            if name == b"." || name == b".." {
+                continue;
+            }
+            let mut kind = entry.file_type();
+            if kind == FileType::Unknown {
+                let stat = rustix::fs::statat(&fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
+                kind = FileType::from_raw_mode(stat.st_mode);
+            }
+            let kind = match kind {
+                FileType::RegularFile => Kind::File,
+                FileType::Directory => Kind::Directory,
+                FileType::Symlink => Kind::Link,
+                _ => continue,
+            };
+            found.push((name.to_vec(), kind));
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut entries = Map::default();
+        for (name, kind) in found {
+            let path = path.join(std::ffi::OsStr::from_bytes(&name));
+            let child = self.node(&path);
+            match known.get(&child) {
+                Some(other) if other.path != path => return Err(Errno::EXIST),
+                Some(_) => {}
+                None if known.len() >= KNOWN => return Err(Errno::NFILE),
+                None => {
+                    known.insert(child, Known { path, parent: node, inode: None });
+                }
+            }
+            entries.insert(Name::from(&name[..]), Entry { node: child, kind, paid: false });
+        }
+        let parent = known.get(&node).map_or(node, |known| known.parent);
+        Ok(Directory { entries, parent })
+    }
+
+    fn file(&self, node: Node) -> Result<Arc<File>, Refused> {
+        let mut open = self.open.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(at) = open.iter().position(|(other, _)| *other == node) {
+            let entry = open.remove(at);
+            let file = entry.1.clone();
+            open.push(entry);
+            return Ok(file);
+        }
+        let path = self.path(node)?;
+        let flags = OFlags::RDONLY | OFlags::NONBLOCK | OFlags::NOCTTY;
+        let file = File::from(self.open_at(&path, flags).map_err(|e| failed(&path, e))?);
+        let regular = file.metadata().is_ok_and(|meta| meta.is_file());
+        if !regular {
+            return Err(Refused::Layer(format!("{} is no file any more", path.display())));
+        }
+        let file = Arc::new(file);
+        if open.len() >= OPEN {
+            open.remove(0);
+        }
+        open.push((node, file.clone()));
+        Ok(file)
+    }
+
+    /// Reads; what the file has lost since it was looked at is zeros.
+    pub(crate) fn read(&self, node: Node, at: u64, out: &mut [u8]) -> Result<(), Refused> {
+        let file = self.file(node)?;
+        let mut done = 0;
+        while done < out.len() {
+            match file.read_at(&mut out[done..], at + done as u64) {
+                Ok(0) => {
+                    out[done..].fill(0);
+                    return Ok(());
+                }
+                Ok(len) => done += len,
+                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+                Err(error) => return Err(Refused::Layer(error.to_string())),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,463 @@
+//! What lies below a tree, read-only: a host directory, a zip, a tar, an OCI image.
+//!
+//! Promises: a layer is never written; nothing outside of it is reached through it, whatever it holds; what an
+//! archive claims is checked against limits before anything is reserved for it. May break it: whoever changes a
+//! host directory while trees lie over it (what was looked at once stays as it was seen, bytes do not).
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use crate::archive::Archive;
+use crate::error::{LayerError, Refused};
+use crate::host::{HOST, HostDirectory};
+use crate::map::Map;
+use crate::node::{Body, Directory, Entry, Inode, Kind, Node, Time};
+use crate::tree::{Ground, New, Tree, check_name};
+use crate::{image, tar, zip};
+
+/// What an archive may hold, counted before it is used. For those from strangers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LayerLimits {
+    /// Bytes, unpacked.
+    pub bytes: u64,
+    /// Files, directories and links.
+    pub files: u64,
+}
+
+impl Default for LayerLimits {
+    /// 8 GiB in a million files.
+    fn default() -> Self {
+        Self { bytes: 8 << 30, files: 1 << 20 }
+    }
+}
+
+/// Something read-only that a tree can lie over.
+#[derive(Debug)]
+pub struct Layer {
+    pub(crate) parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum Part {
+    Host(Arc<HostDirectory>),
+    Archive(Arc<Archive>),
+}
+
+impl Layer {
+    /// What `path` is: an OCI image's layout, another directory, a zip, or a tar, also a compressed one.
+    ///
+    /// # Errors
+    /// [`LayerError`].
+    pub fn open(path: impl AsRef<Path>, limits: &LayerLimits) -> Result<Self, LayerError> {
+        let path = path.as_ref();
+        if path.join("oci-layout").is_file() {
+            Self::image(path, limits)
+        } else if path.is_dir() {
+            Self::directory(path)
+        } else if zip::is_zip(path)? {
+            Self::zip(path, limits)
+        } else {
+            Self::tar(path, limits)
+        }
+    }
+
+    /// A directory of the host's. It is looked at when the guest looks, and nothing is followed out of it: its
+    /// symbolic links mean what they mean within the tree. Only files, directories and links are shown.
+    ///
+    /// # Errors
+    /// [`LayerError::Read`].
+    pub fn directory(path: impl AsRef<Path>) -> Result<Self, LayerError> {
+        let host = HostDirectory::open(path.as_ref())?;
+        Ok(Self { parts: vec![Part::Host(Arc::new(host))] })
+    }
+
+    /// A zip. Files are unpacked when they are first read, and kept as long as the layer is.
+    ///
+    /// # Errors
+    /// [`LayerError`].
+    pub fn zip(path: impl AsRef<Path>, limits: &LayerLimits) -> Result<Self, LayerError> {
+        let archive = zip::open(path.as_ref(), limits)?;
+        Ok(Self { parts: vec![Part::Archive(Arc::new(archive))] })
+    }
+
+    /// A tar, plain or compressed with gzip or zstd; a compressed one is unpacked to a temporary file first.
+    ///
+    /// # Errors
+    /// [`LayerError`].
+    pub fn tar(path: impl AsRef<Path>, limits: &LayerLimits) -> Result<Self, LayerError> {
+        let archive = tar::open(path.as_ref(), limits)?;
+        Ok(Self { parts: vec![Part::Archive(Arc::new(archive))] })
+    }
+
+    /// An OCI image in a directory of the OCI layout: the layers of its only image, or of the one for this
+    /// machine.
+    ///
+    /// # Errors
+    /// [`LayerError`].
+    pub fn image(path: impl AsRef<Path>, limits: &LayerLimits) -> Result<Self, LayerError> {
+        let archives = image::open(path.as_ref(), limits)?;
+        Ok(Self { parts: archives.into_iter().map(|a| Part::Archive(Arc::new(a))).collect() })
+    }
+}
+
+/// Where the bytes of a file below are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Source {
+    Host(Node),
+    Archive { layer: u32, file: u32 },
+}
+
+/// All layers of a tree.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Layers {
+    pub(crate) parts: Vec<Part>,
+    /// Directories of hosts' that a directory of the tree stands for.
+    mounted: BTreeMap<Node, Node>,
+}
+
+impl Layers {
+    fn host(&self, node: Node) -> Option<&HostDirectory> {
+        if node.0 & HOST == 0 {
+            return None;
+        }
+        match self.parts.get(((node.0 & !HOST) >> 48) as usize) {
+            Some(Part::Host(host)) => Some(host),
+            _ => None,
+        }
+    }
+
+    /// Whether the number is one of a host directory.
+    pub(crate) fn has(&self, node: Node) -> bool {
+        self.host(node).is_some()
+    }
+
+    pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
+        self.host(node).ok_or(Refused::Missing)?.inode(node)
+    }
+
+    /// The directory that a layer's file lies in.
+    pub(crate) fn parent(&self, node: Node) -> Option<Node> {
+        Some(self.mounted(self.host(node)?.parent(node)?))
+    }
+
+    /// The directory of the tree that stands for one of a host's, or itself.
+    pub(crate) fn mounted(&self, node: Node) -> Node {
+        self.mounted.get(&node).copied().unwrap_or(node)
+    }
+
+    /// Whether a host directory has shown a file of that number.
+    pub(crate) fn known(&self, node: Node) -> bool {
+        self.host(node).is_some_and(|host| host.parent(node).is_some())
+    }
+
+    /// The path of a host's file, below its directory.
+    pub(crate) fn path(&self, node: Node) -> Option<std::path::PathBuf> {
+        self.host(node)?.path(node).ok()
+    }
+
+    /// Makes a host's file known that has that number and path.
+    pub(crate) fn enter(&self, node: Node, path: &Path) -> Result<(), Refused> {
+        match self.host(node).ok_or(Refused::Missing)?.enter(path)? == node {
+            true => Ok(()),
+            false => Err(Refused::Invalid),
+        }
+    }
+
+    /// Bytes that a source has.
+    pub(crate) fn len(&self, source: Source) -> Result<u64, Refused> {
+        match source {
+            Source::Host(node) => match &self.inode(node)?.body {
+                Body::File(content) => Ok(content.size),
+                _ => Err(Refused::Invalid),
+            },
+            Source::Archive { layer, file } => match self.parts.get(layer as usize) {
+                Some(Part::Archive(archive)) => archive.len(file).ok_or(Refused::Missing),
+                _ => Err(Refused::Missing),
+            },
+        }
+    }
+
+    pub(crate) fn read(&self, source: Source, at: u64, out: &mut [u8]) -> Result<(), Refused> {
+        match source {
+            Source::Host(node) => self.host(node).ok_or(Refused::Missing)?.read(node, at, out),
+            Source::Archive { layer, file } => match self.parts.get(layer as usize) {
+                Some(Part::Archive(archive)) => archive.read(file, at, out),
+                _ => Err(Refused::Missing),
+            },
+        }
+    }
+}
+
+/// One thing that an archive says: what is at a path, or that nothing is.
+#[derive(Clone, Debug)]
+pub(crate) struct Item {
+    pub(crate) path: Vec<u8>,
+    pub(crate) what: What,
+    pub(crate) mode: u32,
+    pub(crate) time: Time,
+}
+
+impl Item {
+    /// How long it is.
+    pub(crate) fn bytes(&self) -> u64 {
+        if let What::File(_, bytes) = self.what { bytes } else { 0 }
+    }
+}
+
+#[derive(Clone, Debug)]
+pub(crate) enum What {
+    /// By number in the archive, and how long it is.
+    File(u32, u64),
+    Directory,
+    Link(Vec<u8>),
+    /// A further name for what is at a path of this archive or one below it.
+    Same(Vec<u8>),
+    /// What layers below have there is gone.
+    Gone,
+    /// What layers below have in this directory is gone.
+    Empty,
+}
+
+impl Tree {
+    /// Puts the tree over a layer: what the layer holds is seen at `at`, a path of this tree, whose directories
+    /// are made. Where a layer that was added before has the same name, directories are joined and everything
+    /// else is replaced. What layers hold counts for no budget.
+    ///
+    /// # Errors
+    /// [`LayerError::Bad`] for a tree that was changed already, and for an archive whose names make no sense.
+    pub fn over(mut self, at: impl AsRef<[u8]>, layer: &Layer) -> Result<Self, LayerError> {
+        let said = || String::from_utf8_lossy(at.as_ref()).into_owned();
+        let bad = |why: String| LayerError::Bad { path: said(), why };
+        if self.bytes != 0 || self.files != 0 || !self.held.is_empty() {
+            return Err(bad("layers are put below a tree before anything is written to it".into()));
+        }
+        // The numbers that the layer's files get must not be paid for.
+        let budget = std::mem::replace(
+            &mut self.budget,
+            crate::Budget { bytes: u64::MAX / 2, files: u64::MAX / 2 },
+        );
+        let mut layers = self.ground.layers.clone();
+        let top = self.directory_at(at.as_ref()).map_err(|e| bad(e.to_string()))?;
+        for part in &layer.parts {
+            let number = layers.parts.len() as u32;
+            match part {
+                Part::Host(host) => {
+                    let host = Arc::new(host.numbered(number));
+                    layers.parts.push(Part::Host(host.clone()));
+                    self.share(layers.clone());
+                    self.join(&mut layers, top, host.root()).map_err(|e| bad(e.to_string()))?;
+                }
+                Part::Archive(archive) => {
+                    layers.parts.push(Part::Archive(archive.clone()));
+                    self.share(layers.clone());
+                    for item in &archive.items {
+                        self.unpack(top, number, item).map_err(|error| LayerError::Bad {
+                            path: archive.name.clone(),
+                            why: format!("{}: {error}", String::from_utf8_lossy(&item.path)),
+                        })?;
+                    }
+                }
+            }
+        }
+        self.settle_ground(layers);
+        self.budget = budget;
+        Ok(self)
+    }
+
+    fn share(&mut self, layers: Layers) {
+        let ground = Ground { nodes: Map::default(), next: 0, layers };
+        self.ground = Arc::new(ground);
+    }
+
+    /// Makes everything that is there the layers' own.
+    fn settle_ground(&mut self, layers: Layers) {
+        let all: Vec<Node> = self.nodes.iter().map(|(node, _)| *node).collect();
+        for node in all {
+            if let Some(inode) = self.nodes.get_mut(&node) {
+                let inode = Arc::make_mut(inode);
+                inode.paid = false;
+                if let Body::Directory(inside) = &mut inode.body {
+                    inside.unpay();
+                }
+            }
+        }
+        (self.bytes, self.files) = (0, 0);
+        self.ground = Arc::new(Ground { nodes: self.nodes.clone(), next: self.next, layers });
+    }
+
+    /// The directory at a path of a layer, made where it is missing.
+    fn directory_at(&mut self, path: &[u8]) -> Result<Node, Refused> {
+        let mut at = Self::ROOT;
+        for name in path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".") {
+            at = self.directory_in(at, name)?;
+        }
+        Ok(at)
+    }
+
+    fn directory_in(&mut self, at: Node, name: &[u8]) -> Result<Node, Refused> {
+        check_name(name)?;
+        match self.entry(at, name)? {
+            Some((node, Kind::Directory)) => Ok(node),
+            // As a system does that unpacks an image: within the tree.
+            Some((node, Kind::Link)) => {
+                let target = self.read_link(node)?;
+                let found = self.walk_to(at, &target)?;
+                match self.stat(found)?.kind {
+                    Kind::Directory => Ok(found),
+                    _ => Err(Refused::NotDirectory),
+                }
+            }
+            Some(_) => Err(Refused::NotDirectory),
+            None => self.create(at, name, New::Directory, 0o755, Time::default()),
+        }
+    }
+
+    /// Enters what is in a directory of a host's into one of the tree.
+    fn join(&mut self, layers: &mut Layers, at: Node, host: Node) -> Result<(), Refused> {
+        layers.mounted.insert(host, at);
+        self.share(layers.clone());
+        let Body::Directory(below) = self.inode(host)?.body.clone() else {
+            return Err(Refused::NotDirectory);
+        };
+        if self.list(at)?.is_empty() {
+            let entries = below.entries.clone();
+            let count = entries.iter().filter(|(_, e)| e.kind == Kind::Directory).count();
+            self.own_for_layer(at)?.entries = entries;
+            self.set_links(at, 2 + count as u32);
+            return Ok(());
+        }
+        for (name, entry) in below.entries.iter() {
+            match self.entry(at, &name.0)? {
+                Some((node, Kind::Directory)) if entry.kind == Kind::Directory => {
+                    self.join(layers, node, entry.node)?;
+                }
+                there => {
+                    if there.is_some() {
+                        self.clear_name(at, &name.0)?;
+                    }
+                    self.own_for_layer(at)?.entries.insert(name.clone(), *entry);
+                    let more = u32::from(entry.kind == Kind::Directory);
+                    self.set_links(at, self.stat(at)?.links + more);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn set_links(&mut self, node: Node, links: u32) {
+        if let Some(inode) = self.nodes.get_mut(&node) {
+            Arc::make_mut(inode).links = links;
+        }
+    }
+
+    /// Removes whatever has the name.
+    fn clear_name(&mut self, at: Node, name: &[u8]) -> Result<(), Refused> {
+        let Some((node, kind)) = self.entry(at, name)? else { return Ok(()) };
+        if kind != Kind::Directory {
+            return self.remove_file(at, name, Time::default());
+        }
+        self.clear(node)?;
+        self.remove_directory(at, name, Time::default())
+    }
+
+    /// Removes everything in a directory.
+    pub(crate) fn clear(&mut self, top: Node) -> Result<(), Refused> {
+        // Each directory that is being emptied, with what is left to look at.
+        let mut ahead = vec![(top, self.list(top)?)];
+        while let Some((at, mut left)) = ahead.pop() {
+            let Some(entry) = left.pop() else { continue };
+            let mut below = Vec::new();
+            if entry.kind == Kind::Directory {
+                below = self.list(entry.node)?;
+            }
+            if !below.is_empty() {
+                let node = entry.node;
+                left.push(entry);
+                ahead.extend([(at, left), (node, below)]);
+                continue;
+            }
+            match entry.kind {
+                Kind::Directory => self.remove_directory(at, &entry.name, Time::default())?,
+                _ => self.remove_file(at, &entry.name, Time::default())?,
+            }
+            ahead.push((at, left));
+        }
+        Ok(())
+    }
+
+    /// Enters one thing of an archive.
+    fn unpack(&mut self, top: Node, layer: u32, item: &Item) -> Result<(), Refused> {
+        let names: Vec<&[u8]> =
+            item.path.split(|b| *b == b'/').filter(|n| !n.is_empty() && *n != b".").collect();
+        let Some((name, above)) = names.split_last() else {
+            // The directory at the top itself.
+            if let (What::Directory, Some(inode)) = (&item.what, self.nodes.get_mut(&top)) {
+                let inode = Arc::make_mut(inode);
+                (inode.mode, inode.times) = (item.mode & 0o7777, crate::Times::all(item.time));
+            }
+            return match item.what {
+                What::Empty => self.clear(top),
+                _ => Ok(()),
+            };
+        };
+        let mut at = top;
+        for name in above {
+            at = self.directory_in(at, name)?;
+        }
+        check_name(name)?;
+        let there = self.entry(at, name)?;
+        let node = match &item.what {
+            What::Gone => return self.clear_name(at, name),
+            What::Empty => {
+                let node = self.directory_in(at, name)?;
+                return self.clear(node);
+            }
+            What::Same(path) => {
+                let node = self.walk_to(top, &[b"./", &path[..]].concat())?;
+                if there.is_some_and(|(there, _)| there == node) {
+                    return Ok(());
+                }
+                self.clear_name(at, name)?;
+                return self.link(node, at, name, item.time);
+            }
+            What::Directory => match there {
+                Some((node, Kind::Directory)) => node,
+                _ => {
+                    self.clear_name(at, name)?;
+                    self.create(at, name, New::Directory, item.mode, item.time)?
+                }
+            },
+            What::Link(target) => {
+                self.clear_name(at, name)?;
+                self.create(at, name, New::Link(target), 0o777, item.time)?
+            }
+            What::File(file, len) => {
+                self.clear_name(at, name)?;
+                let node = self.create(at, name, New::File, item.mode, item.time)?;
+                let source = Source::Archive { layer, file: *file };
+                if let Some(inode) = self.nodes.get_mut(&node) {
+                    Arc::make_mut(inode).body =
+                        Body::File(crate::content::Content::of(source, *len));
+                }
+                node
+            }
+        };
+        if let Some(inode) = self.nodes.get_mut(&node) {
+            let inode = Arc::make_mut(inode);
+            (inode.mode, inode.times) = (item.mode & 0o7777, crate::Times::all(item.time));
+        }
+        Ok(())
+    }
+}
+
+impl Directory {
+    /// Makes every name one that was not paid for.
+    fn unpay(&mut self) {
+        let paid: Vec<_> =
+            self.entries.iter().filter(|(_, e)| e.paid).map(|(n, e)| (n.clone(), *e)).collect();
+        for (name, entry) in paid {
+            self.entries.insert(name, Entry { paid: false, ..entry });
+        }
+    }
+}

@@ -1,0 +1,67 @@
+//! File trees that are plain data, like the memory of the guests that use them.
+//!
+//! A [`Tree`] holds directories, files, symbolic and hard links in memory, over read-only [`Layer`]s: a directory
+//! of the host's, a zip, a tar, an OCI image. A clone costs a few reference counts whatever the tree holds, and
+//! shares every page with its relatives that neither has written since; so a checkpoint is a clone, and a
+//! rollback is an assignment. What a tree stores of its own keeps to a [`Budget`].
+//!
+//! ```
+//! use afresh_files::{Budget, Change, Time, Tree};
+//!
+//! let mut tree = Tree::new(Budget::default());
+//! tree.write_path("/data/a.csv", b"1,2", Time::now())?;
+//! let checkpoint = tree.clone();
+//!
+//! tree.write_path("/data/a.csv", b"1,3", Time::now())?;
+//! let difference = checkpoint.diff(&tree)?;
+//! assert_eq!(difference.changes[0].path, b"/data/a.csv");
+//! assert_eq!((difference.changes[0].change, difference.bytes), (Change::Changed, 1));
+//!
+//! tree = checkpoint;
+//! assert_eq!(tree.read_path("/data/a.csv", 1 << 20)?, b"1,2");
+//! # Ok::<(), afresh_files::Refused>(())
+//! ```
+//!
+//! # For whoever serves a guest's file calls
+//!
+//! * A file is a [`Node`], its inode number: [`Tree::stat`], [`Tree::read`], [`Tree::write`], [`Tree::set_size`],
+//!   [`Tree::set_mode`], [`Tree::set_times`], [`Tree::read_link`], [`Tree::list`].
+//! * A path is followed by [`Tree::walk`], as Linux does ([`Walk::new`]) or as WASI does ([`Walk::beneath`]). It
+//!   gives a [`Place`]: a directory, the last name, and what has the name, if anything. For what makes, removes
+//!   or moves a name walk with [`Walk::name`], and give the place to [`Tree::create_at`], [`Tree::link_at`],
+//!   [`Tree::rename_at`], [`Tree::remove_file_at`], [`Tree::remove_directory_at`], which know what a slash behind
+//!   the name means.
+//! * An open file is an [`OpenFile`]: position, access, and for a directory what was listed, so that
+//!   [`OpenFile::entries`] goes on where it was. It holds its node: a file whose last name is gone stays until it
+//!   is [closed](Tree::close). Descriptors that share one (`dup`) need not hold it twice. Keep tree and open files
+//!   in one value: clone them together, put them back together.
+//! * [`Refused::errno`] is the number for a program.
+//! * Times are given by the caller. Nothing asks who the user is: modes are kept, and not enforced.
+//! * Devices are entries with a number ([`New::Device`]); what they do is the caller's business.
+
+mod archive;
+mod content;
+mod diff;
+mod error;
+mod host;
+mod image;
+mod layer;
+mod map;
+mod names;
+mod node;
+mod open;
+mod outside;
+mod path;
+mod tar;
+mod tree;
+mod wire;
+mod zip;
+
+pub use diff::{Change, FileChange, FileDifference};
+pub use error::{LayerError, Refused};
+pub use layer::{Layer, LayerLimits};
+pub use node::{Kind, Node, Stat, Time, Times};
+pub use open::{Access, OpenFile, Whence};
+pub use path::{Place, Walk};
+pub use tree::{Budget, Listed, New, Rename, Tree};
+pub use wire::{SavedTree, TreeError};

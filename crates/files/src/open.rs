@@ -1,0 +1,218 @@
+//! An open file: which one, where in it, and what may be done. Plain data that is copied along with its tree.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Refused;
+use crate::node::{Kind, Node, Time};
+use crate::tree::{Listed, Tree};
+
+/// What an open file is open for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Access {
+    /// Bytes can be read.
+    pub read: bool,
+    /// Bytes can be written.
+    pub write: bool,
+    /// Every write goes to the end.
+    pub append: bool,
+}
+
+impl Access {
+    /// Reading only.
+    #[must_use]
+    pub fn reading() -> Self {
+        Self { read: true, ..Self::default() }
+    }
+
+    /// Reading and writing.
+    #[must_use]
+    pub fn both() -> Self {
+        Self { read: true, write: true, append: false }
+    }
+}
+
+/// From where a position counts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Whence {
+    /// The beginning.
+    Start,
+    /// Where the file stands.
+    Current,
+    /// The end.
+    End,
+    /// The next bytes that are not in a hole, from a position counted from the beginning.
+    Data,
+    /// The next hole, from a position counted from the beginning; there is one at the end of every file.
+    Hole,
+}
+
+/// A file, directory or whatever else that is open in a tree.
+///
+/// It holds its file. It is copied together with its tree, and means the same in the copy; whoever copies one
+/// within a tree ([`Tree::hold`]) or drops one without [`Tree::close`] changes what is held.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "SavedOpen", into = "SavedOpen")]
+pub struct OpenFile {
+    /// What is open.
+    pub node: Node,
+    /// Where the next read or write begins.
+    pub offset: u64,
+    /// What it is open for.
+    pub access: Access,
+    /// The names of a directory, as they were when it was first read.
+    pub(crate) listing: Option<Arc<[Listed]>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedOpen {
+    node: Node,
+    offset: u64,
+    access: Access,
+    listing: Option<Vec<(Vec<u8>, Node, Kind)>>,
+}
+
+impl From<OpenFile> for SavedOpen {
+    fn from(open: OpenFile) -> Self {
+        let OpenFile { node, offset, access, listing } = open;
+        let entries = |listing: Arc<[Listed]>| {
+            listing.iter().map(|e| (e.name.to_vec(), e.node, e.kind)).collect()
+        };
+        Self { node, offset, access, listing: listing.map(entries) }
+    }
+}
+
+impl From<SavedOpen> for OpenFile {
+    fn from(saved: SavedOpen) -> Self {
+        let SavedOpen { node, offset, access, listing } = saved;
+        let entry =
+            |(name, node, kind): (Vec<u8>, Node, Kind)| Listed { name: name.into(), node, kind };
+        let listing = listing.map(|entries| entries.into_iter().map(entry).collect());
+        Self { node, offset, access, listing }
+    }
+}
+
+impl Tree {
+    /// Opens a file or directory, and holds it.
+    ///
+    /// # Errors
+    /// [`Refused::IsDirectory`] for writing into a directory.
+    pub fn open(&mut self, node: Node, access: Access) -> Result<OpenFile, Refused> {
+        if self.stat(node)?.kind == Kind::Directory && (access.write || access.append) {
+            return Err(Refused::IsDirectory);
+        }
+        self.hold(node)?;
+        Ok(OpenFile { node, offset: 0, access, listing: None })
+    }
+
+    /// Closes what [`Tree::open`] opened.
+    pub fn close(&mut self, open: OpenFile) {
+        self.release(open.node);
+    }
+}
+
+impl OpenFile {
+    /// Reads from where it stands, and goes on by as much.
+    ///
+    /// # Errors
+    /// [`Refused::NotOpen`]; as [`Tree::read`].
+    pub fn read(&mut self, tree: &Tree, out: &mut [u8]) -> Result<usize, Refused> {
+        let len = self.read_at(tree, self.offset, out)?;
+        self.offset += len as u64;
+        Ok(len)
+    }
+
+    /// Reads from a position.
+    ///
+    /// # Errors
+    /// As [`OpenFile::read`].
+    pub fn read_at(&self, tree: &Tree, at: u64, out: &mut [u8]) -> Result<usize, Refused> {
+        match self.access.read {
+            true => tree.read(self.node, at, out),
+            false => Err(Refused::NotOpen),
+        }
+    }
+
+    /// Writes where it stands, or at the end of a file that is appended to, and goes on by as much.
+    ///
+    /// # Errors
+    /// [`Refused::NotOpen`]; as [`Tree::write`].
+    pub fn write(&mut self, tree: &mut Tree, bytes: &[u8], now: Time) -> Result<usize, Refused> {
+        if self.access.append {
+            self.offset = tree.stat(self.node)?.size;
+        }
+        let len = self.write_at(tree, self.offset, bytes, now)?;
+        self.offset += len as u64;
+        Ok(len)
+    }
+
+    /// Writes at a position; of a file that is appended to, at its end.
+    ///
+    /// # Errors
+    /// As [`OpenFile::write`].
+    pub fn write_at(
+        &self,
+        tree: &mut Tree,
+        at: u64,
+        bytes: &[u8],
+        now: Time,
+    ) -> Result<usize, Refused> {
+        if !self.access.write {
+            return Err(Refused::NotOpen);
+        }
+        let at = if self.access.append { tree.stat(self.node)?.size } else { at };
+        tree.write(self.node, at, bytes, now)
+    }
+
+    /// Goes to another position, which may lie beyond the end.
+    ///
+    /// # Errors
+    /// [`Refused::Invalid`] for one before the beginning; [`Refused::Missing`] where there are no more bytes or
+    /// holes.
+    pub fn seek(&mut self, tree: &Tree, whence: Whence, by: i64) -> Result<u64, Refused> {
+        let base = match whence {
+            Whence::Start => 0,
+            Whence::Current => self.offset,
+            Whence::End => tree.stat(self.node)?.size,
+            Whence::Data | Whence::Hole => {
+                let from = u64::try_from(by).map_err(|_| Refused::Missing)?;
+                let found = tree.next_run(self.node, from, whence == Whence::Data)?;
+                self.offset = found;
+                return Ok(found);
+            }
+        };
+        let at = base.checked_add_signed(by).filter(|at| *at <= i64::MAX as u64);
+        self.offset = at.ok_or(Refused::Invalid)?;
+        Ok(self.offset)
+    }
+
+    /// The entries of a directory from a position on, `.` and `..` first: each with the position after it. 0 is
+    /// the beginning, and looks at the directory anew; other positions go on in what was seen then, so that names
+    /// which come or go meanwhile displace no other.
+    ///
+    /// # Errors
+    /// [`Refused::NotDirectory`].
+    pub fn entries(
+        &mut self,
+        tree: &Tree,
+        from: u64,
+    ) -> Result<impl Iterator<Item = (u64, Listed)> + use<>, Refused> {
+        let listing = match &self.listing {
+            Some(listing) if from != 0 => listing.clone(),
+            _ => {
+                let dots = [(&b"."[..], self.node), (&b".."[..], tree.parent(self.node)?)];
+                let mut all: Vec<Listed> = Vec::new();
+                for (name, node) in dots {
+                    all.push(Listed { name: name.into(), node, kind: Kind::Directory });
+                }
+                all.extend(tree.list(self.node)?);
+                let listing: Arc<[Listed]> = all.into();
+                self.listing = Some(listing.clone());
+                listing
+            }
+        };
+        let first = usize::try_from(from).unwrap_or(usize::MAX).min(listing.len());
+        Ok((first..listing.len()).map(move |at| (at as u64 + 1, listing[at].clone())))
+    }
+}

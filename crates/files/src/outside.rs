@@ -1,0 +1,121 @@
+//! The tree from outside: whole files by their paths, for whoever gives a guest its files and takes results.
+//!
+//! Paths begin at the root, with or without a slash, and follow symbolic links within the tree.
+
+use crate::error::Refused;
+use crate::node::{Kind, Node, Stat, Time};
+use crate::path::Walk;
+use crate::tree::{Listed, New, Tree};
+
+impl Tree {
+    /// What a path leads to, its last link followed.
+    ///
+    /// # Errors
+    /// As [`Tree::walk`]; [`Refused::Missing`].
+    pub fn find(&self, path: impl AsRef<[u8]>) -> Result<Node, Refused> {
+        match path.as_ref() {
+            b"" => Ok(Self::ROOT),
+            path => self.walk_to(Self::ROOT, path),
+        }
+    }
+
+    /// What a path leads to, as `stat` tells.
+    ///
+    /// # Errors
+    /// As [`Tree::find`].
+    pub fn stat_path(&self, path: impl AsRef<[u8]>) -> Result<Stat, Refused> {
+        self.stat(self.find(path)?)
+    }
+
+    /// The names in the directory at a path, in order.
+    ///
+    /// # Errors
+    /// As [`Tree::find`] and [`Tree::list`].
+    pub fn list_path(&self, path: impl AsRef<[u8]>) -> Result<Vec<Listed>, Refused> {
+        self.list(self.find(path)?)
+    }
+
+    /// All bytes of a file of at most `most` bytes.
+    ///
+    /// # Errors
+    /// [`Refused::TooLarge`] for a longer one; as [`Tree::find`] and [`Tree::read`].
+    pub fn read_path(&self, path: impl AsRef<[u8]>, most: u64) -> Result<Vec<u8>, Refused> {
+        let node = self.find(path)?;
+        let stat = self.stat(node)?;
+        if stat.kind == Kind::File && stat.size > most {
+            return Err(Refused::TooLarge);
+        }
+        let mut bytes = vec![0; if stat.kind == Kind::File { stat.size as usize } else { 0 }];
+        let len = self.read(node, 0, &mut bytes)?;
+        bytes.truncate(len);
+        Ok(bytes)
+    }
+
+    /// Writes a whole file, in place of what it had, with the directories above it that are missing. When it
+    /// does not fit the tree stays as it was.
+    ///
+    /// # Errors
+    /// [`Refused::Full`]; as [`Tree::walk`] and [`Tree::create`].
+    pub fn write_path(
+        &mut self,
+        path: impl AsRef<[u8]>,
+        bytes: &[u8],
+        now: Time,
+    ) -> Result<Node, Refused> {
+        let mut new = self.clone();
+        let node = new.place_file(path.as_ref(), now)?;
+        new.set_size(node, 0, now)?;
+        if new.write(node, 0, bytes, now)? < bytes.len() {
+            return Err(Refused::Full);
+        }
+        *self = new;
+        Ok(node)
+    }
+
+    fn place_file(&mut self, path: &[u8], now: Time) -> Result<Node, Refused> {
+        if let Some(at) = path.iter().rposition(|b| *b == b'/') {
+            self.make_directories(&path[..at], now)?;
+        }
+        let place = self.walk(path, Walk::new(Self::ROOT))?;
+        match place.found {
+            Some((node, Kind::File)) => Ok(node),
+            Some((_, Kind::Directory)) => Err(Refused::IsDirectory),
+            Some(_) => Err(Refused::Invalid),
+            None => self.create(place.directory, &place.name, New::File, 0o644, now),
+        }
+    }
+
+    /// Makes the directory at a path, with those above it that are missing.
+    ///
+    /// # Errors
+    /// [`Refused::NotDirectory`] when something else is in the way; as [`Tree::create`].
+    pub fn make_directories(&mut self, path: impl AsRef<[u8]>, now: Time) -> Result<Node, Refused> {
+        let mut at = Self::ROOT;
+        for name in path.as_ref().split(|b| *b == b'/').filter(|name| !name.is_empty()) {
+            let place = self.walk(name, Walk::new(at))?;
+            at = match place.found {
+                Some((node, Kind::Directory)) => node,
+                Some(_) => return Err(Refused::NotDirectory),
+                None => self.create(place.directory, &place.name, New::Directory, 0o755, now)?,
+            };
+        }
+        Ok(at)
+    }
+
+    /// Removes what is at a path: a file, a link, or a directory with everything in it.
+    ///
+    /// # Errors
+    /// [`Refused::Missing`]; [`Refused::Busy`] for the root.
+    pub fn remove_path(&mut self, path: impl AsRef<[u8]>, now: Time) -> Result<(), Refused> {
+        let place = self.walk(path.as_ref(), Walk::new(Self::ROOT).name())?;
+        let (node, kind) = place.found.ok_or(Refused::Missing)?;
+        if kind != Kind::Directory {
+            return self.remove_file_at(&place, now);
+        }
+        if node == Self::ROOT {
+            return Err(Refused::Busy);
+        }
+        self.clear(node)?;
+        self.remove_directory(place.directory, &place.name, now)
+    }
+}

@@ -1,0 +1,207 @@
+//! Tars, and the layers of images, which are tars with marks for what is gone.
+//!
+//! A compressed one is unpacked to a temporary file without a name, up to the limit, for its files are read in any
+//! order. Long names and attributes of files are read here, for their lengths are claims like all others.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::Path;
+
+use ::tar::{EntryType, PaxExtensions};
+
+use crate::archive::{Archive, Counter, Stored};
+use crate::error::LayerError;
+use crate::layer::{Item, LayerLimits, What};
+use crate::node::Time;
+use crate::tree::PATH;
+
+/// Bytes that headers may take for a file, above its content.
+const HEADERS: u64 = 4096;
+/// Bytes of attributes of one file, at most.
+const ATTRIBUTES: u64 = 1 << 20;
+/// A name that begins so says that what follows is gone.
+const GONE: &[u8] = b".wh.";
+/// A name that says that nothing of the layers below is in its directory.
+const EMPTY: &[u8] = b".wh..wh..opq";
+
+pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerError> {
+    read(path, limits, false)
+}
+
+/// Reads a tar; `marks` says whether it is a layer of an image.
+pub(crate) fn read(path: &Path, limits: &LayerLimits, marks: bool) -> Result<Archive, LayerError> {
+    let name = path.display().to_string();
+    let failed = |source| LayerError::Read { path: name.clone(), source };
+    let file = plain(File::open(path).map_err(failed)?, &name, limits)?;
+    let reader = file.try_clone().map_err(failed)?;
+    let (items, files) = list(reader, &name, limits, marks)?;
+    Ok(Archive::new(name, items, files, file, None))
+}
+
+/// The tar itself, unpacked if it has to be.
+fn plain(mut file: File, name: &str, limits: &LayerLimits) -> Result<File, LayerError> {
+    let failed = |source| LayerError::Read { path: name.to_owned(), source };
+    let mut start = [0; 4];
+    let mut len = 0;
+    while len < start.len() {
+        match file.read(&mut start[len..]).map_err(failed)? {
+            0 => break,
+            more => len += more,
+        }
+    }
+    file.seek(SeekFrom::Start(0)).map_err(failed)?;
+    let mut unpacked: Box<dyn Read> = match start {
+        [0x1f, 0x8b, ..] => Box::new(flate2::read::MultiGzDecoder::new(file)),
+        [0x28, 0xb5, 0x2f, 0xfd] => Box::new(zstd::Decoder::new(file).map_err(failed)?),
+        _ => return Ok(file),
+    };
+    let most = limits.bytes.saturating_add(limits.files.saturating_mul(HEADERS));
+    let mut out = tempfile::tempfile().map_err(failed)?;
+    let copied = std::io::copy(&mut (&mut unpacked).take(most.saturating_add(1)), &mut out);
+    if copied.map_err(failed)? > most {
+        return Err(LayerError::Limit { path: name.to_owned(), what: "bytes", most: limits.bytes });
+    }
+    out.flush().map_err(failed)?;
+    out.seek(SeekFrom::Start(0)).map_err(failed)?;
+    Ok(out)
+}
+
+/// What the headers before a file say of it instead of its own.
+#[derive(Default)]
+struct Said {
+    path: Option<Vec<u8>>,
+    target: Option<Vec<u8>>,
+    size: Option<u64>,
+    time: Option<Time>,
+}
+
+impl Said {
+    /// Takes the attributes of a PAX header.
+    fn attributes(&mut self, bytes: &[u8]) -> Result<(), String> {
+        for attribute in PaxExtensions::new(bytes) {
+            let attribute = attribute.map_err(|e| e.to_string())?;
+            let value = attribute.value_bytes();
+            match attribute.key_bytes() {
+                b"path" => self.path = Some(value.to_vec()),
+                b"linkpath" => self.target = Some(value.to_vec()),
+                b"size" => {
+                    let text = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
+                    self.size = Some(text.ok_or("a size is no number")?);
+                }
+                b"mtime" => {
+                    let text = String::from_utf8_lossy(value);
+                    let (whole, part) = text.split_once('.').unwrap_or((&text, ""));
+                    let seconds = whole.parse().map_err(|_| "a time is no number")?;
+                    let nanos = format!("{part:0<9}").get(..9).and_then(|p| p.parse().ok());
+                    self.time = Some(Time { seconds, nanos: nanos.unwrap_or(0) });
+                }
+                key if key.starts_with(b"GNU.sparse") => {
+                    return Err("it has sparse files, which are not read here".to_owned());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+fn list(
+    reader: File,
+    name: &str,
+    limits: &LayerLimits,
+    marks: bool,
+) -> Result<(Vec<Item>, Vec<Stored>), LayerError> {
+    let bad = |why: &str| LayerError::Bad { path: name.to_owned(), why: why.to_owned() };
+    let broken = |error: std::io::Error| bad(&error.to_string());
+    let length = reader.metadata().map_err(broken)?.len();
+    let mut archive = ::tar::Archive::new(reader);
+    let mut counter = Counter::new(name, limits);
+    let (mut items, mut files) = (Vec::new(), Vec::new());
+    let mut said = Said::default();
+    for entry in archive.entries_with_seek().map_err(broken)?.raw(true) {
+        let mut entry = entry.map_err(broken)?;
+        let kind = entry.header().entry_type();
+        let size = entry.header().entry_size().map_err(broken)?;
+        let extra = match kind {
+            EntryType::GNULongName | EntryType::GNULongLink => Some(PATH as u64 + 1),
+            EntryType::XHeader => Some(ATTRIBUTES),
+            EntryType::XGlobalHeader => continue,
+            _ => None,
+        };
+        if let Some(most) = extra {
+            if size > most {
+                return Err(bad("a name or an attribute in it is too long"));
+            }
+            let mut bytes = Vec::new();
+            entry.read_to_end(&mut bytes).map_err(broken)?;
+            let text = || bytes.split(|b| *b == 0).next().unwrap_or_default().to_vec();
+            match kind {
+                EntryType::GNULongName => said.path = Some(text()),
+                EntryType::GNULongLink => said.target = Some(text()),
+                _ => said.attributes(&bytes).map_err(|why| bad(&why))?,
+            }
+            continue;
+        }
+        let said = std::mem::take(&mut said);
+        let header = entry.header();
+        if said.size.is_some_and(|size| size != header.entry_size().unwrap_or(0)) {
+            return Err(bad("a file in it is larger than its header can say"));
+        }
+        let path = said.path.unwrap_or_else(|| header.path_bytes().into_owned());
+        let target = said.target.or_else(|| header.link_name_bytes().map(|t| t.into_owned()));
+        let target = target.unwrap_or_default();
+        if path.len() > PATH || target.len() > PATH {
+            return Err(bad("a name in it is too long"));
+        }
+        let mode = header.mode().unwrap_or(0o644);
+        let seconds = header.mtime().unwrap_or(0);
+        let time = said.time.unwrap_or(Time { seconds: seconds.min(1 << 40) as i64, nanos: 0 });
+        let what = match kind {
+            EntryType::Regular | EntryType::Continuous => {
+                let from = entry.raw_file_position();
+                if from.checked_add(size).is_none_or(|end| end > length) {
+                    return Err(bad("it ends in the middle of a file"));
+                }
+                counter.add(size)?;
+                files.push(Stored::Plain(from, size));
+                What::File(files.len() as u32 - 1, size)
+            }
+            EntryType::Directory => What::Directory,
+            EntryType::Symlink => What::Link(target),
+            EntryType::Link => What::Same(target),
+            EntryType::GNUSparse => {
+                return Err(bad("it has sparse files, which are not read here"));
+            }
+            // Devices and pipes are none of a guest's business.
+            _ => continue,
+        };
+        if !matches!(what, What::File(..)) {
+            counter.add(0)?;
+        }
+        items.push(marked(path, what, mode, time, marks));
+    }
+    if marks {
+        // What is gone is gone from the layers below, wherever the mark stands in this one.
+        items.sort_by_key(|item| match item.what {
+            What::Empty => 0,
+            What::Gone => 1,
+            _ => 2,
+        });
+    }
+    Ok((items, files))
+}
+
+/// What an entry means in a layer of an image.
+fn marked(path: Vec<u8>, what: What, mode: u32, time: Time, marks: bool) -> Item {
+    let split = path.iter().rposition(|b| *b == b'/').map_or(0, |at| at + 1);
+    let (above, last) = path.split_at(split);
+    if marks && last == EMPTY {
+        return Item { path: above.to_vec(), what: What::Empty, mode, time };
+    }
+    match last.strip_prefix(GONE) {
+        Some(rest) if marks && !rest.is_empty() => {
+            Item { path: [above, rest].concat(), what: What::Gone, mode, time }
+        }
+        _ => Item { path, what, mode, time },
+    }
+}

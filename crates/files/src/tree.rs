@@ -1,0 +1,465 @@
+//! The tree: every file by its number, and what a file system does with them.
+//!
+//! Promises: a clone costs a few reference counts, whatever the size of the tree, and neither sees what the other
+//! does afterwards; what is refused leaves the tree as it was; what it stores of its own stays within its budget
+//! (names that only hide something of a layer are let through, so that a full tree can be emptied). A file whose
+//! last name is gone stays for as long as it is held. Nothing is ever written to a layer.
+//!
+//! May break it: holding a file and never releasing it keeps it; a held number means nothing in a tree that is no
+//! relative.
+
+use std::sync::Arc;
+
+use crate::error::Refused;
+use crate::layer::Layers;
+use crate::map::Map;
+use crate::node::{Body, Directory, Inode, Kind, Node, Stat, Time};
+
+/// The number that new files of a tree begin at.
+const FIRST: u64 = 2;
+/// Bytes that a file takes beside its content.
+pub(crate) const NODE_COST: u64 = 256;
+/// Bytes that a name takes beside its letters.
+const NAME_COST: u64 = 64;
+/// Bytes of a name, at most.
+pub(crate) const NAME: usize = 255;
+/// Bytes of a path, and of a link's target, at most.
+pub(crate) const PATH: usize = 4096;
+
+/// How much a tree may store of its own: what is changed or added over the layers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Budget {
+    /// Bytes: of content, 256 more for each file, and 64 more for each name and its letters.
+    pub bytes: u64,
+    /// Files, directories and links.
+    pub files: u64,
+}
+
+impl Default for Budget {
+    /// 64 MiB in 65,536 files.
+    fn default() -> Self {
+        Self { bytes: 64 << 20, files: 1 << 16 }
+    }
+}
+
+/// How [`Tree::rename`] treats what has the new name.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Rename {
+    /// It is replaced, if it can be.
+    #[default]
+    Replace,
+    /// It is in the way.
+    Keep,
+    /// It gets the old name.
+    Exchange,
+}
+
+/// What a new file is to be.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum New<'a> {
+    /// An empty file.
+    File,
+    /// An empty directory.
+    Directory,
+    /// A symbolic link to a target.
+    Link(&'a [u8]),
+    /// A character device of a number.
+    Device(u64),
+}
+
+/// What the layers make before anything is changed, shared by all relatives.
+#[derive(Debug, Default)]
+pub(crate) struct Ground {
+    pub(crate) nodes: Map<Node, Arc<Inode>>,
+    pub(crate) next: u64,
+    pub(crate) layers: Layers,
+}
+
+/// A file tree. Cheap to clone; see the crate's documentation.
+#[derive(Clone)]
+pub struct Tree {
+    pub(crate) nodes: Map<Node, Arc<Inode>>,
+    /// How often a file is open, or held for another reason.
+    pub(crate) held: Map<Node, u32>,
+    pub(crate) next: u64,
+    pub(crate) bytes: u64,
+    pub(crate) files: u64,
+    pub(crate) budget: Budget,
+    pub(crate) ground: Arc<Ground>,
+}
+
+impl std::fmt::Debug for Tree {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Tree")
+            .field("files", &self.nodes.len())
+            .field("used", &self.used())
+            .field("budget", &self.budget)
+            .finish_non_exhaustive()
+    }
+}
+
+/// Two trees are equal when every file has the same number, content and attributes in both.
+impl PartialEq for Tree {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.ground, &other.ground)
+            && self.nodes.differing(&other.nodes, |a, b| Arc::ptr_eq(a, b) || a.same(b)).is_empty()
+            && self.held.differing(&other.held, |a, b| a == b).is_empty()
+    }
+}
+
+impl Eq for Tree {}
+
+/// Checks one name of a path.
+pub(crate) fn check_name(name: &[u8]) -> Result<(), Refused> {
+    if name.len() > NAME {
+        return Err(Refused::NameTooLong);
+    }
+    if name.is_empty()
+        || name == b"."
+        || name == b".."
+        || name.iter().any(|b| matches!(b, 0 | b'/'))
+    {
+        return Err(Refused::Invalid);
+    }
+    Ok(())
+}
+
+impl Tree {
+    /// The directory at the top.
+    pub const ROOT: Node = Node(1);
+
+    /// A tree with nothing in it but its root.
+    #[must_use]
+    pub fn new(budget: Budget) -> Self {
+        let root = Directory { entries: Map::default(), parent: Self::ROOT };
+        let mut root = Inode::new(Body::Directory(root), 0o755, Time::default());
+        root.paid = false;
+        let mut nodes = Map::default();
+        nodes.insert(Self::ROOT, Arc::new(root));
+        let ground = Ground { nodes: nodes.clone(), next: FIRST, layers: Layers::default() };
+        let held = Map::default();
+        Self { nodes, held, next: FIRST, bytes: 0, files: 0, budget, ground: Arc::new(ground) }
+    }
+
+    /// What it may store.
+    #[must_use]
+    pub fn budget(&self) -> Budget {
+        self.budget
+    }
+
+    /// The same tree under another budget; what is there stays, also when it is more.
+    #[must_use]
+    pub fn with_budget(mut self, budget: Budget) -> Self {
+        self.budget = budget;
+        self
+    }
+
+    /// What of the budget is spent.
+    #[must_use]
+    pub fn used(&self) -> Budget {
+        Budget { bytes: self.bytes, files: self.files }
+    }
+
+    /// The file, as it is here or in a layer.
+    pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
+        match self.nodes.get(&node) {
+            Some(inode) => Ok(inode.clone()),
+            None => self.ground.layers.inode(node),
+        }
+    }
+
+    /// Runs `look` on a directory.
+    pub(crate) fn directory<T>(
+        &self,
+        node: Node,
+        look: impl FnOnce(&Directory) -> T,
+    ) -> Result<T, Refused> {
+        match &self.inode(node)?.body {
+            Body::Directory(directory) => Ok(look(directory)),
+            _ => Err(Refused::NotDirectory),
+        }
+    }
+
+    pub(crate) fn room(&self) -> u64 {
+        self.budget.bytes.saturating_sub(self.bytes)
+    }
+
+    /// Takes something out of the budget.
+    pub(crate) fn pay(&mut self, bytes: u64, files: u64) -> Result<(), Refused> {
+        if bytes > self.room() || files > self.budget.files.saturating_sub(self.files) {
+            return Err(Refused::Full);
+        }
+        self.bytes += bytes;
+        self.files += files;
+        Ok(())
+    }
+
+    /// The file, to be changed: from now on the tree has it itself.
+    pub(crate) fn own(&mut self, node: Node, overdraw: bool) -> Result<&mut Inode, Refused> {
+        let here = self.nodes.get(&node).cloned();
+        let inode = match &here {
+            Some(inode) => inode.clone(),
+            None => {
+                // Whoever walks down from the root finds every file that is not a layer's any more.
+                let above = self.ground.layers.parent(node);
+                if let Some(above) = above.filter(|above| self.nodes.get(above).is_none()) {
+                    self.own(above, overdraw)?;
+                }
+                self.ground.layers.inode(node)?
+            }
+        };
+        if !inode.paid {
+            let bytes = cost(&inode);
+            match self.pay(bytes, 1) {
+                Err(error) if !overdraw => return Err(error),
+                Err(_) => (self.bytes, self.files) = (self.bytes + bytes, self.files + 1),
+                Ok(()) => {}
+            }
+        }
+        if here.is_none() {
+            self.nodes.insert(node, inode.clone());
+        }
+        drop((here, inode));
+        let inode = Arc::make_mut(self.nodes.get_mut(&node).ok_or(Refused::Missing)?);
+        inode.paid = true;
+        Ok(inode)
+    }
+
+    pub(crate) fn own_directory(
+        &mut self,
+        node: Node,
+        overdraw: bool,
+    ) -> Result<&mut Directory, Refused> {
+        match &mut self.own(node, overdraw)?.body {
+            Body::Directory(directory) => Ok(directory),
+            _ => Err(Refused::NotDirectory),
+        }
+    }
+
+    /// What a file is, and everything else that `stat` tells.
+    ///
+    /// # Errors
+    /// [`Refused::Missing`] for a number that means nothing.
+    pub fn stat(&self, node: Node) -> Result<Stat, Refused> {
+        Ok(self.inode(node)?.stat(node))
+    }
+
+    /// What `name` means in a directory. `.` and `..` mean what they do in paths.
+    ///
+    /// # Errors
+    /// [`Refused::Missing`], [`Refused::NotDirectory`], [`Refused::NameTooLong`].
+    pub fn lookup(&self, directory: Node, name: &[u8]) -> Result<Node, Refused> {
+        self.entry(directory, name)?.map(|(node, _)| node).ok_or(Refused::Missing)
+    }
+
+    /// What `name` means in a directory, if anything.
+    pub(crate) fn entry(
+        &self,
+        directory: Node,
+        name: &[u8],
+    ) -> Result<Option<(Node, Kind)>, Refused> {
+        if name.len() > NAME {
+            return Err(Refused::NameTooLong);
+        }
+        self.directory(directory, |inside| match name {
+            b"." => Some((directory, Kind::Directory)),
+            b".." => Some((self.ground.layers.mounted(inside.parent), Kind::Directory)),
+            name => inside.entries.get(name).map(|entry| (entry.node, entry.kind)),
+        })
+    }
+
+    /// The directory that `..` means in a directory.
+    ///
+    /// # Errors
+    /// [`Refused::NotDirectory`].
+    pub fn parent(&self, directory: Node) -> Result<Node, Refused> {
+        self.directory(directory, |inside| self.ground.layers.mounted(inside.parent))
+    }
+
+    /// The names in a directory in order, without `.` and `..`, with what they mean.
+    ///
+    /// # Errors
+    /// [`Refused::NotDirectory`].
+    pub fn list(&self, directory: Node) -> Result<Vec<Listed>, Refused> {
+        self.directory(directory, |inside| {
+            let listed = inside.entries.iter().map(|(name, entry)| Listed {
+                name: name.0.clone(),
+                node: entry.node,
+                kind: entry.kind,
+            });
+            listed.collect()
+        })
+    }
+
+    /// The target of a symbolic link.
+    ///
+    /// # Errors
+    /// [`Refused::Invalid`] for what is none.
+    pub fn read_link(&self, node: Node) -> Result<Arc<[u8]>, Refused> {
+        match &self.inode(node)?.body {
+            Body::Link(target) => Ok(target.clone()),
+            _ => Err(Refused::Invalid),
+        }
+    }
+
+    /// Reads a file from `offset` on: how many bytes, fewer only at its end.
+    ///
+    /// # Errors
+    /// [`Refused::IsDirectory`], [`Refused::Invalid`] for what has no bytes, [`Refused::Layer`].
+    pub fn read(&self, node: Node, offset: u64, out: &mut [u8]) -> Result<usize, Refused> {
+        match &self.inode(node)?.body {
+            Body::File(content) => content.read(&self.ground.layers, offset, out),
+            Body::Directory(_) => Err(Refused::IsDirectory),
+            _ => Err(Refused::Invalid),
+        }
+    }
+
+    /// The next bytes from `from` on that are stored, or that are not: at the end of a file there is a hole.
+    pub(crate) fn next_run(&self, node: Node, from: u64, data: bool) -> Result<u64, Refused> {
+        match &self.inode(node)?.body {
+            Body::File(content) => content.next_run(from, data).ok_or(Refused::Missing),
+            _ => Err(Refused::Invalid),
+        }
+    }
+
+    /// Whether `node` is a file with bytes.
+    fn check_file(&self, node: Node) -> Result<(), Refused> {
+        match &self.inode(node)?.body {
+            Body::File(_) => Ok(()),
+            Body::Directory(_) => Err(Refused::IsDirectory),
+            _ => Err(Refused::Invalid),
+        }
+    }
+
+    /// Writes into a file at `offset`, which may lie beyond its end: how many bytes the budget had room for.
+    ///
+    /// # Errors
+    /// [`Refused::Full`] when there was room for none; as [`Tree::read`].
+    pub fn write(
+        &mut self,
+        node: Node,
+        offset: u64,
+        bytes: &[u8],
+        now: Time,
+    ) -> Result<usize, Refused> {
+        self.check_file(node)?;
+        if bytes.is_empty() {
+            return Ok(0);
+        }
+        self.own(node, false)?;
+        let (room, ground) = (self.room(), self.ground.clone());
+        let inode = self.own(node, false)?;
+        let Body::File(content) = &mut inode.body else { return Err(Refused::Invalid) };
+        let before = content.paid;
+        let done = content.write(&ground.layers, offset, bytes, room);
+        let paid = content.paid - before;
+        if done.is_ok() {
+            (inode.times.modified, inode.times.changed) = (now, now);
+        }
+        self.bytes += paid;
+        done
+    }
+
+    /// Makes a file shorter, or longer with a hole at its end.
+    ///
+    /// # Errors
+    /// [`Refused::TooLarge`]; as [`Tree::read`].
+    pub fn set_size(&mut self, node: Node, size: u64, now: Time) -> Result<(), Refused> {
+        self.check_file(node)?;
+        let inode = self.own(node, false)?;
+        let Body::File(content) = &mut inode.body else { return Err(Refused::Invalid) };
+        let before = content.paid;
+        content.set_size(size)?;
+        let freed = before - content.paid;
+        (inode.times.modified, inode.times.changed) = (now, now);
+        self.bytes -= freed;
+        Ok(())
+    }
+
+    /// Sets the permission bits.
+    ///
+    /// # Errors
+    /// As [`Tree::stat`]; [`Refused::Full`].
+    pub fn set_mode(&mut self, node: Node, mode: u32, now: Time) -> Result<(), Refused> {
+        let inode = self.own(node, false)?;
+        inode.mode = mode & 0o7777;
+        inode.times.changed = now;
+        Ok(())
+    }
+
+    /// Sets the time of the last access, of the last change of content, or both.
+    ///
+    /// # Errors
+    /// As [`Tree::stat`]; [`Refused::Full`].
+    pub fn set_times(
+        &mut self,
+        node: Node,
+        accessed: Option<Time>,
+        modified: Option<Time>,
+        now: Time,
+    ) -> Result<(), Refused> {
+        let times = &mut self.own(node, false)?.times;
+        times.accessed = accessed.unwrap_or(times.accessed);
+        times.modified = modified.unwrap_or(times.modified);
+        times.changed = now;
+        Ok(())
+    }
+
+    /// Keeps a file although its last name may go. For open descriptors, and for current directories.
+    ///
+    /// # Errors
+    /// As [`Tree::stat`].
+    pub fn hold(&mut self, node: Node) -> Result<(), Refused> {
+        self.inode(node)?;
+        let count = self.held.get(&node).copied().unwrap_or(0);
+        self.held.insert(node, count.saturating_add(1));
+        Ok(())
+    }
+
+    /// Takes one [`Tree::hold`] back; a file without a name goes with the last.
+    pub fn release(&mut self, node: Node) {
+        match self.held.get(&node).copied() {
+            Some(0 | 1) => {
+                self.held.remove(&node);
+                self.bury(node);
+            }
+            Some(count) => {
+                self.held.insert(node, count - 1);
+            }
+            None => {}
+        }
+    }
+
+    pub(crate) fn own_for_layer(&mut self, node: Node) -> Result<&mut Directory, Refused> {
+        self.own_directory(node, true)
+    }
+}
+
+/// What a file takes out of the budget, its names apart.
+pub(crate) fn cost(inode: &Inode) -> u64 {
+    NODE_COST
+        + match &inode.body {
+            Body::File(content) => content.paid,
+            Body::Link(target) => target.len() as u64,
+            Body::Directory(_) | Body::Device(_) => 0,
+        }
+}
+
+/// What a name takes out of the budget.
+pub(crate) fn name_cost(name: &[u8]) -> u64 {
+    NAME_COST + name.len() as u64
+}
+
+/// A name in a directory.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Listed {
+    /// The name.
+    pub name: Arc<[u8]>,
+    /// What it means.
+    pub node: Node,
+    /// What that is.
+    pub kind: Kind,
+}

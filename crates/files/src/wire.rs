@@ -1,0 +1,507 @@
+//! A tree as bytes, and back: what it has changed over its layers, and which layers those were.
+//!
+//! Promises: equal trees give equal bytes; what is read from elsewhere is checked before it is a tree (every name
+//! leads to a file that is there, every file but held ones has a name, directories form a tree, lengths fit), so
+//! that nothing later has to. May break it: a layer that holds other bytes than its digest says; of host
+//! directories only the paths are kept.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::content::{Content, PAGE, Under, cost as page_cost};
+use crate::error::Refused;
+use crate::host::HOST;
+use crate::layer::{Part, Source};
+use crate::map::Map;
+use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Times};
+use crate::tree::{Budget, PATH, Tree, check_name, cost, name_cost};
+
+/// The form that is written here.
+const FORM: u32 = 1;
+/// Directories within directories, where a tree comes from a stranger.
+const DEPTH: usize = 4096;
+
+/// Bytes are no tree, or not one over these layers.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum TreeError {
+    /// They are damaged, or hostile.
+    #[error("the saved file tree is damaged: {0}")]
+    Damaged(String),
+    /// The tree lay over other layers.
+    #[error(
+        "the saved file tree lay over {expected}, and these layers are {found}; give it the same, in order"
+    )]
+    Layers {
+        /// What it lay over.
+        expected: String,
+        /// What it was to be put over.
+        found: String,
+    },
+    /// A layer could not be read.
+    #[error(transparent)]
+    Layer(#[from] Refused),
+}
+
+/// A tree as bytes: what describes it, and the pages of its files, in an order that the description knows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct SavedTree {
+    /// Everything but the pages.
+    pub description: Vec<u8>,
+    /// The pages, of 4096 bytes or less; what is missing at the end of one is zeros.
+    pub pages: Vec<Arc<Vec<u8>>>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Saved {
+    form: u32,
+    budget: (u64, u64),
+    next: u64,
+    layers: Vec<String>,
+    /// Numbers of hosts' files, and their paths below their directories.
+    hosts: Vec<(u64, Vec<u8>)>,
+    nodes: Vec<(u64, SavedNode)>,
+    /// Numbers of layers' files that are gone.
+    gone: Vec<u64>,
+    held: Vec<(u64, u32)>,
+    pages: u64,
+}
+
+#[derive(Serialize, Deserialize)]
+struct SavedNode {
+    mode: u32,
+    times: Times,
+    paid: bool,
+    body: SavedBody,
+}
+
+#[derive(Serialize, Deserialize)]
+enum SavedBody {
+    File {
+        size: u64,
+        /// Number in the file, and length; in the order of the pages.
+        pages: Vec<(u64, u32)>,
+        /// And how many bytes of it count.
+        under: Option<(SavedSource, u64)>,
+    },
+    Directory {
+        parent: u64,
+        /// What is otherwise than in the layers.
+        entries: Vec<SavedEntry>,
+    },
+    Link(Vec<u8>),
+    Device(u64),
+}
+
+#[derive(Serialize, Deserialize)]
+enum SavedSource {
+    Host(u64),
+    Archive(u32, u32),
+}
+
+/// A name, and what it means: the number of a file, what it is, and whether the name was paid for.
+type SavedEntry = (Vec<u8>, Option<(u64, Kind, bool)>);
+
+fn damaged(why: impl Into<String>) -> TreeError {
+    TreeError::Damaged(why.into())
+}
+
+impl Part {
+    /// What tells one layer from others.
+    fn identity(&self) -> Result<String, TreeError> {
+        match self {
+            Self::Host(_) => Ok("a host directory".to_owned()),
+            Self::Archive(archive) => {
+                let digest = archive.digest().map_err(|e| Refused::Layer(e.to_string()))?;
+                let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+                Ok(format!("sha256:{hex}"))
+            }
+        }
+    }
+}
+
+impl Tree {
+    fn identities(&self) -> Result<Vec<String>, TreeError> {
+        self.ground.layers.parts.iter().map(Part::identity).collect()
+    }
+
+    /// What the layers have in a directory.
+    fn below(&self, node: Node) -> Map<Name, Entry> {
+        let inode = match self.ground.nodes.get(&node) {
+            Some(inode) => Some(inode.clone()),
+            None => self.ground.layers.inode(node).ok(),
+        };
+        match inode.as_deref() {
+            Some(Inode { body: Body::Directory(directory), .. }) => directory.entries.clone(),
+            _ => Map::default(),
+        }
+    }
+
+    /// The tree as bytes. It can be put over the same layers again, in any process, by [`Tree::restored`].
+    ///
+    /// # Errors
+    /// [`TreeError::Layer`] when a layer cannot be read to tell what it is.
+    pub fn saved(&self) -> Result<SavedTree, TreeError> {
+        let mut pages = Vec::new();
+        let (mut nodes, mut gone, mut hosts) = (Vec::new(), Vec::new(), BTreeSet::new());
+        for (node, _, now) in self.ground.nodes.differing(&self.nodes, Arc::ptr_eq) {
+            match now {
+                None => gone.push(node.0),
+                Some(inode) => {
+                    nodes.push((node.0, self.saved_node(*node, inode, &mut pages, &mut hosts)))
+                }
+            }
+        }
+        hosts.extend(self.held.iter().map(|(node, _)| *node));
+        let path = |node: &Node| {
+            let path = self.ground.layers.path(*node)?;
+            Some((node.0, path.as_os_str().as_bytes().to_vec()))
+        };
+        let saved = Saved {
+            form: FORM,
+            budget: (self.budget.bytes, self.budget.files),
+            next: self.next,
+            layers: self.identities()?,
+            hosts: hosts.iter().filter_map(path).collect(),
+            nodes,
+            gone,
+            held: self.held.iter().map(|(node, count)| (node.0, *count)).collect(),
+            pages: pages.len() as u64,
+        };
+        let description = postcard::to_allocvec(&saved).map_err(|e| damaged(e.to_string()))?;
+        Ok(SavedTree { description, pages })
+    }
+
+    fn saved_node(
+        &self,
+        node: Node,
+        inode: &Inode,
+        pages: &mut Vec<Arc<Vec<u8>>>,
+        hosts: &mut BTreeSet<Node>,
+    ) -> SavedNode {
+        hosts.insert(node);
+        let body = match &inode.body {
+            Body::File(content) => {
+                let own = content.pages.iter();
+                let own = own.map(|(number, page)| {
+                    pages.push(page.clone());
+                    (*number, page.len() as u32)
+                });
+                let own = own.collect();
+                let under = content.under.as_ref().map(|under| match under.source {
+                    Source::Host(node) => {
+                        hosts.insert(node);
+                        (SavedSource::Host(node.0), under.len)
+                    }
+                    Source::Archive { layer, file } => {
+                        (SavedSource::Archive(layer, file), under.len)
+                    }
+                });
+                SavedBody::File { size: content.size, pages: own, under }
+            }
+            Body::Directory(directory) => {
+                hosts.insert(directory.parent);
+                let below = self.below(node);
+                let differing = below.differing(&directory.entries, |a, b| a == b);
+                let entries = differing.into_iter().map(|(name, _, entry)| {
+                    hosts.extend(entry.map(|entry| entry.node));
+                    let entry = entry.map(|entry| (entry.node.0, entry.kind, entry.paid));
+                    (name.0.to_vec(), entry)
+                });
+                SavedBody::Directory { parent: directory.parent.0, entries: entries.collect() }
+            }
+            Body::Link(target) => SavedBody::Link(target.to_vec()),
+            Body::Device(number) => SavedBody::Device(*number),
+        };
+        SavedNode { mode: inode.mode, times: inode.times, paid: inode.paid, body }
+    }
+
+    /// A tree out of bytes that [`Tree::saved`] gave, over the layers of this one, which must be the same. Bytes
+    /// from strangers are checked.
+    ///
+    /// # Errors
+    /// [`TreeError`].
+    pub fn restored(&self, saved: &SavedTree) -> Result<Self, TreeError> {
+        let (description, rest): (Saved, _) =
+            postcard::take_from_bytes(&saved.description).map_err(|e| damaged(e.to_string()))?;
+        if !rest.is_empty() {
+            return Err(damaged("there are bytes after its end"));
+        }
+        if description.form != FORM {
+            return Err(damaged(format!("its form is {}, and {FORM} is known", description.form)));
+        }
+        let found = self.identities()?;
+        if found != description.layers {
+            let say = |layers: &[String]| match layers {
+                [] => "no layers".to_owned(),
+                layers => layers.join(", "),
+            };
+            return Err(TreeError::Layers {
+                expected: say(&description.layers),
+                found: say(&found),
+            });
+        }
+        Loader { base: self, tree: self.blank(), pages: saved.pages.iter() }.load(description)
+    }
+
+    /// The layers alone.
+    fn blank(&self) -> Self {
+        Self {
+            nodes: self.ground.nodes.clone(),
+            held: Map::default(),
+            next: self.ground.next,
+            bytes: 0,
+            files: 0,
+            budget: self.budget,
+            ground: self.ground.clone(),
+        }
+    }
+}
+
+struct Loader<'a> {
+    base: &'a Tree,
+    tree: Tree,
+    pages: std::slice::Iter<'a, Arc<Vec<u8>>>,
+}
+
+impl Loader<'_> {
+    fn load(mut self, saved: Saved) -> Result<Tree, TreeError> {
+        if saved.pages != self.pages.len() as u64 {
+            return Err(damaged("it has another number of pages than it says"));
+        }
+        if saved.next < self.base.ground.next || saved.next >= HOST {
+            return Err(damaged("its numbers are used up"));
+        }
+        self.tree.next = saved.next;
+        self.tree.budget = Budget { bytes: saved.budget.0, files: saved.budget.1 };
+        let layers = &self.base.ground.layers;
+        for (number, path) in saved.hosts {
+            let path = Path::new(std::ffi::OsStr::from_bytes(&path));
+            layers.enter(Node(number), path).map_err(|_| {
+                damaged(format!("{} is not in the host directory any more", path.display()))
+            })?;
+        }
+        for number in saved.gone {
+            if number == Tree::ROOT.0 || self.tree.nodes.remove(&Node(number)).is_none() {
+                return Err(damaged("a file is gone that was never there"));
+            }
+        }
+        let mut last = None;
+        for (number, node) in saved.nodes {
+            if last >= Some(number) || number == 0 {
+                return Err(damaged("its files are out of order"));
+            }
+            last = Some(number);
+            if number >= saved.next && !layers.has(Node(number)) {
+                return Err(damaged("a file has a number that was never given out"));
+            }
+            let inode = self.node(Node(number), node)?;
+            self.tree.nodes.insert(Node(number), Arc::new(inode));
+        }
+        let mut tree = self.tree;
+        for (number, count) in saved.held {
+            if count == 0 || tree.held.insert(Node(number), count).is_some() {
+                return Err(damaged("a file is held twice"));
+            }
+            tree.inode(Node(number)).map_err(|_| damaged("a file is held that is not there"))?;
+        }
+        tree.check()?;
+        Ok(tree)
+    }
+
+    fn node(&mut self, node: Node, saved: SavedNode) -> Result<Inode, TreeError> {
+        let body = match saved.body {
+            SavedBody::File { size, pages, under } => self.file(size, pages, under)?,
+            SavedBody::Directory { parent, entries } => {
+                let mut inside = Directory { entries: self.base.below(node), parent: Node(parent) };
+                for (name, entry) in entries {
+                    check_name(&name).map_err(|_| damaged("a name is none"))?;
+                    match entry {
+                        None => drop(inside.entries.remove(&name[..])),
+                        Some((node, kind, paid)) => {
+                            let entry = Entry { node: Node(node), kind, paid };
+                            inside.entries.insert(Name::from(&name[..]), entry);
+                        }
+                    }
+                }
+                Body::Directory(inside)
+            }
+            SavedBody::Link(target) if target.is_empty() || target.len() >= PATH => {
+                return Err(damaged("the target of a link is empty or too long"));
+            }
+            SavedBody::Link(target) => Body::Link(target.into()),
+            SavedBody::Device(number) => Body::Device(number),
+        };
+        let times = [saved.times.accessed, saved.times.modified, saved.times.changed];
+        if saved.mode > 0o7777 || times.iter().any(|time| time.nanos >= 1_000_000_000) {
+            return Err(damaged("a mode or a time is none"));
+        }
+        Ok(Inode { body, mode: saved.mode, links: 0, times: saved.times, paid: saved.paid })
+    }
+
+    fn file(
+        &mut self,
+        size: u64,
+        pages: Vec<(u64, u32)>,
+        under: Option<(SavedSource, u64)>,
+    ) -> Result<Body, TreeError> {
+        let mut content = Content::default();
+        content.set_size(size)?;
+        let mut last = None;
+        for (number, len) in pages {
+            let page = self.pages.next().ok_or_else(|| damaged("a page is missing"))?;
+            let end = number.checked_mul(PAGE as u64).and_then(|at| at.checked_add(u64::from(len)));
+            if last >= Some(number)
+                || len as usize > PAGE
+                || page.len() < len as usize
+                || end.is_none_or(|end| end > size)
+            {
+                return Err(damaged("a page lies outside of its file"));
+            }
+            last = Some(number);
+            let page = match page.len() == len as usize {
+                true => page.clone(),
+                false => Arc::new(page[..len as usize].to_vec()),
+            };
+            content.paid += page_cost(page.len());
+            content.pages.insert(number, page);
+        }
+        if let Some((source, len)) = under {
+            let source = match source {
+                SavedSource::Host(node) => Source::Host(Node(node)),
+                SavedSource::Archive(layer, file) => Source::Archive { layer, file },
+            };
+            let most = self.base.ground.layers.len(source).map_err(|_| damaged("no such layer"))?;
+            if len > most || len > size {
+                return Err(damaged("a file has more of a layer than there is"));
+            }
+            content.under = Some(Under { source, len });
+        }
+        Ok(Body::File(content))
+    }
+}
+
+impl Tree {
+    /// Checks that it is a tree, counts names, and adds up what it takes.
+    fn check(&mut self) -> Result<(), TreeError> {
+        let mut links: BTreeMap<Node, u32> = BTreeMap::new();
+        let mut seen = BTreeSet::from([Self::ROOT]);
+        let mut ahead = vec![(Self::ROOT, 0)];
+        let mut names = 0;
+        while let Some((at, depth)) = ahead.pop() {
+            let inode = self.inode(at)?;
+            let Body::Directory(inside) = &inode.body else {
+                return Err(damaged("a directory is none"));
+            };
+            if depth > DEPTH {
+                return Err(damaged("its directories lie too deep within one another"));
+            }
+            let mut below = 0;
+            for (name, entry) in inside.entries.iter() {
+                names += if entry.paid { name_cost(&name.0) } else { 0 };
+                let here = self.nodes.get(&entry.node);
+                let kind = match here {
+                    Some(inode) => inode.kind(),
+                    // What a host has is what it has; only directories that were touched are gone into.
+                    None if self.ground.layers.known(entry.node) => entry.kind,
+                    None => return Err(damaged("a name leads to nothing")),
+                };
+                if kind != entry.kind {
+                    return Err(damaged("a name says another kind than its file"));
+                }
+                if kind == Kind::Directory {
+                    below += 1;
+                    if !seen.insert(entry.node) {
+                        return Err(damaged("a directory has two names"));
+                    }
+                    if let Some(inode) = here {
+                        match &inode.body {
+                            Body::Directory(d) if self.ground.layers.mounted(d.parent) == at => {}
+                            _ => return Err(damaged("a directory lies in another than it says")),
+                        }
+                        ahead.push((entry.node, depth + 1));
+                    }
+                } else {
+                    *links.entry(entry.node).or_default() += 1;
+                }
+            }
+            links.insert(at, 2 + below);
+        }
+        let (mut bytes, mut files) = (names, 0_u64);
+        let all: Vec<Node> = self.nodes.iter().map(|(node, _)| *node).collect();
+        for node in all {
+            let count = links.get(&node).copied().unwrap_or(0);
+            if count == 0 && self.held.get(&node).is_none() {
+                return Err(damaged("a file has no name, and nobody holds it"));
+            }
+            let inode = self.nodes.get(&node).ok_or_else(|| damaged("a file is missing"))?;
+            if count == 0
+                && let Body::Directory(inside) = &inode.body
+                && !inside.entries.is_empty()
+            {
+                return Err(damaged("a directory that was removed is not empty"));
+            }
+            if inode.paid {
+                bytes += cost(inode);
+                files += 1;
+            } else if let Body::File(content) = &inode.body
+                && content.paid > 0
+            {
+                return Err(damaged("a file that was not paid for has pages"));
+            }
+            if inode.links != count
+                && let Some(inode) = self.nodes.get_mut(&node)
+            {
+                Arc::make_mut(inode).links = count;
+            }
+        }
+        (self.bytes, self.files) = (bytes, files);
+        Ok(())
+    }
+}
+
+impl SavedTree {
+    /// Both in one, for a file or a message.
+    #[must_use]
+    pub fn to_bytes(&self) -> Vec<u8> {
+        let pages: usize = self.pages.iter().map(|page| page.len() + 4).sum();
+        let mut bytes = Vec::with_capacity(8 + self.description.len() + pages);
+        bytes.extend((self.description.len() as u64).to_le_bytes());
+        bytes.extend(&self.description);
+        for page in &self.pages {
+            bytes.extend((page.len() as u32).to_le_bytes());
+            bytes.extend(&**page);
+        }
+        bytes
+    }
+
+    /// The way back.
+    ///
+    /// # Errors
+    /// [`TreeError::Damaged`].
+    pub fn from_bytes(bytes: &[u8]) -> Result<Self, TreeError> {
+        let short = || damaged("it ends in the middle");
+        let (len, rest) = bytes.split_first_chunk::<8>().ok_or_else(short)?;
+        let len = usize::try_from(u64::from_le_bytes(*len)).map_err(|_| short())?;
+        let (description, mut rest) = rest.split_at_checked(len).ok_or_else(short)?;
+        let mut pages = Vec::new();
+        while let Some((len, after)) = rest.split_first_chunk::<4>() {
+            let len = u32::from_le_bytes(*len) as usize;
+            if len > PAGE {
+                return Err(damaged("a page is too long"));
+            }
+            let (page, after) = after.split_at_checked(len).ok_or_else(short)?;
+            pages.push(Arc::new(page.to_vec()));
+            rest = after;
+        }
+        match rest {
+            [] => Ok(Self { description: description.to_vec(), pages }),
+            _ => Err(short()),
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Zips. What is stored as it is is read in place; what is packed is unpacked when it is first read, and never to
+//! more than its directory entry says.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{Arc, OnceLock};
+
+use ::zip::{CompressionMethod, ZipArchive};
+
+use crate::archive::{Archive, Counter, Stored};
+use crate::error::LayerError;
+use crate::layer::{Item, LayerLimits, What};
+use crate::node::Time;
+use crate::tree::PATH;
+
+/// A file that several readers share, each at a place of its own.
+#[derive(Clone, Debug)]
+pub(crate) struct Shared {
+    file: Arc<File>,
+    at: u64,
+}
+
+impl Read for Shared {
+    fn read(&mut self, out: &mut [u8]) -> std::io::Result<usize> {
+        let len = self.file.read_at(out, self.at)?;
+        self.at += len as u64;
+        Ok(len)
+    }
+}
+
+impl Seek for Shared {
+    fn seek(&mut self, to: SeekFrom) -> std::io::Result<u64> {
+        let at = match to {
+            SeekFrom::Start(at) => Some(at),
+            SeekFrom::Current(by) => self.at.checked_add_signed(by),
+            SeekFrom::End(by) => self.file.metadata()?.len().checked_add_signed(by),
+        };
+        self.at = at.ok_or(std::io::ErrorKind::InvalidInput)?;
+        Ok(self.at)
+    }
+}
+
+/// A zip whose files can be unpacked.
+#[derive(Debug)]
+pub(crate) struct Packed(ZipArchive<Shared>);
+
+impl Packed {
+    /// All bytes of a file, which must be as many as said.
+    pub(crate) fn unpack(&self, number: usize, size: u64) -> Result<Vec<u8>, String> {
+        let mut archive = self.0.clone();
+        let file = archive.by_index(number).map_err(|e| e.to_string())?;
+        let mut bytes = Vec::new();
+        // Checks the sum at its end, for which one byte more is asked.
+        file.take(size + 1).read_to_end(&mut bytes).map_err(|e| e.to_string())?;
+        if bytes.len() as u64 != size {
+            return Err("a file in it has another length than it says".to_owned());
+        }
+        Ok(bytes)
+    }
+}
+
+fn read_error(path: &Path) -> impl Fn(std::io::Error) -> LayerError {
+    let path = path.display().to_string();
+    move |source| LayerError::Read { path: path.clone(), source }
+}
+
+/// Whether a file begins as a zip does.
+pub(crate) fn is_zip(path: &Path) -> Result<bool, LayerError> {
+    let mut start = [0; 4];
+    let file = File::open(path).map_err(read_error(path))?;
+    let len = file.read_at(&mut start, 0).map_err(read_error(path))?;
+    Ok(len == 4 && (start == *b"PK\x03\x04" || start == *b"PK\x05\x06"))
+}
+
+pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Archive, LayerError> {
+    let name = path.display().to_string();
+    let bad = |why: String| LayerError::Bad { path: name.clone(), why };
+    let file = File::open(path).map_err(read_error(path))?;
+    let shared = Shared { file: Arc::new(file.try_clone().map_err(read_error(path))?), at: 0 };
+    let mut zip = ZipArchive::new(shared).map_err(|e| bad(e.to_string()))?;
+    let mut counter = Counter::new(&name, limits);
+    let (mut items, mut files) = (Vec::new(), Vec::new());
+    for number in 0..zip.len() {
+        let entry = zip.by_index_raw(number).map_err(|e| bad(e.to_string()))?;
+        counter.add(entry.size())?;
+        let (path, mode, size) = (entry.name_raw().to_vec(), entry.unix_mode(), entry.size());
+        let said = String::from_utf8_lossy(&path).into_owned();
+        if path.len() > PATH || entry.encrypted() {
+            return Err(bad(format!("{said} is encrypted, or its name is too long")));
+        }
+        let is_link = mode.is_some_and(|mode| mode & 0o170_000 == 0o120_000);
+        let what = if entry.is_dir() {
+            What::Directory
+        } else {
+            let (method, start) = (entry.compression(), entry.data_start());
+            files.push(match (method, start) {
+                (CompressionMethod::Stored, Some(start)) => Stored::Plain(start, size),
+                (CompressionMethod::Deflated, _) => Stored::Packed(number, size, OnceLock::new()),
+                _ => {
+                    return Err(bad(format!(
+                        "{said} is packed as {method}, which is not read here"
+                    )));
+                }
+            });
+            What::File(files.len() as u32 - 1, size)
+        };
+        drop(entry);
+        let usual = if matches!(what, What::Directory) { 0o755 } else { 0o644 };
+        let mode = mode.map_or(usual, |mode| mode & 0o7777);
+        let what = if is_link && size <= PATH as u64 {
+            let target = Packed(zip.clone()).unpack(number, size).map_err(&bad)?;
+            What::Link(target)
+        } else {
+            what
+        };
+        items.push(Item { path, what, mode, time: Time::default() });
+    }
+    Ok(Archive::new(name, items, files, file, Some(Packed(zip))))
+}
