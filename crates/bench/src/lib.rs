@@ -13,6 +13,7 @@ pub mod modules;
 pub mod restore;
 pub mod rivals;
 pub mod row;
+pub mod serve;
 pub mod session;
 pub mod start;
 pub mod steady;

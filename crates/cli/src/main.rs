@@ -22,6 +22,8 @@ mod keys;
 mod linux;
 mod manual;
 mod output;
+#[cfg(feature = "serve")]
+mod repl;
 mod request;
 mod run;
 #[cfg(feature = "wasm")]
@@ -61,6 +63,9 @@ enum Command {
     Run(run::Arguments),
     /// Answer requests over HTTP, each from the warm state; or one a line from standard input.
     Serve(serve::Arguments),
+    /// Call a guest from a prompt, each line from where the last left it; keep states, go back, fork.
+    #[cfg(feature = "serve")]
+    Repl(repl::Arguments),
     /// Warm an unmodified Linux program, and answer each line of standard input from the state in which it first
     /// waited for input.
     #[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
@@ -149,6 +154,8 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
     match command {
         Command::Run(arguments) => run::run(arguments, settings),
         Command::Serve(arguments) => serve::run(arguments, settings),
+        #[cfg(feature = "serve")]
+        Command::Repl(arguments) => repl::run(arguments, settings),
         #[cfg(all(feature = "linux", target_os = "linux", target_arch = "x86_64"))]
         Command::Linux(arguments) => linux::run(arguments, settings),
         Command::Snapshot(arguments) => snapshot::snapshot(arguments, settings),

@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -12,6 +13,7 @@ use hyper::{Method, Request, StatusCode};
 use tokio::sync::watch;
 use tracing::Instrument;
 
+use crate::body::{BodyLimits, Limited};
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::ServeError;
@@ -51,6 +53,7 @@ pub(crate) struct Shared {
     pub(crate) phase: watch::Sender<Phase>,
     /// What answers requests that are about sandboxes.
     pub(crate) sandboxes: Option<Routes>,
+    body_time: Duration,
     ids: Ids,
 }
 
@@ -97,6 +100,7 @@ impl Shared {
             budget,
             metrics,
             phase: watch::Sender::new(Phase::Running),
+            body_time: config.body_timeout,
             ids: Ids::new(),
         })
     }
@@ -127,7 +131,7 @@ impl Shared {
     pub(crate) async fn answer<B>(&self, door: Door, request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: Into<axum::BoxError> + std::fmt::Display,
+        B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
         let id = self.ids.of(&request);
         let span = tracing::debug_span!(
@@ -154,7 +158,7 @@ impl Shared {
     async fn find_and_answer<B>(&self, door: Door, request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: Into<axum::BoxError> + std::fmt::Display,
+        B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
         if door != (Door::Requests { operations: false })
             && let Some(response) = self.operate(request.method(), request.uri().path())
@@ -165,7 +169,17 @@ impl Shared {
             return Refusal::no_route().into_response();
         }
         if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
-            return sandboxes.answer(request.map(Body::new)).await;
+            let limits = BodyLimits { bytes: sandboxes.most(), time: self.body_time };
+            // Handlers take bodies whole; one that does not say how large it is may be as large as may be.
+            let size = request.body().size_hint().exact().unwrap_or(limits.bytes as u64);
+            let mut held = self.budget.hold();
+            if size > limits.bytes as u64 {
+                return Refusal::too_large(limits.bytes).into_response();
+            }
+            if !held.add(usize::try_from(size).unwrap_or(usize::MAX)) {
+                return Refusal::no_memory().into_response();
+            }
+            return sandboxes.answer(request.map(|b| Body::new(Limited::new(b, limits)))).await;
         }
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
@@ -190,6 +204,8 @@ impl Shared {
                     Refusal::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response()
                 }
             }),
+            "/status" => Some(crate::status::page()),
+            "/status.json" => Some(axum::Json(crate::status::data(self)).into_response()),
             "/metrics" => {
                 let mut response = Response::new(Body::from(self.read_metrics()));
                 let text = "application/openmetrics-text; version=1.0.0; charset=utf-8";

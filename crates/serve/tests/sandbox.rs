@@ -175,6 +175,22 @@ fn checkpoints_rollbacks_forks_trees_and_differences() {
             );
         }
         assert_eq!(client.value(&sandbox, "n").await, "1");
+        // The status page has no script but its own, and nothing that reaches a sandbox.
+        let page = client.http.get(server.url("/status")).send().await.unwrap();
+        assert!(
+            page.headers()["content-security-policy"]
+                .to_str()
+                .unwrap()
+                .starts_with("default-src 'none'")
+        );
+        let page = page.text().await.unwrap();
+        assert!(!page.contains("src=") && !page.contains("https:"), "it loads something");
+        let status = common::get(&client.http, &server.url("/status.json")).await.1;
+        let token = sandbox["envdAccessToken"].as_str().unwrap();
+        let id = sandbox["sandboxID"].as_str().unwrap();
+        assert!(!status.contains(token) && !status.contains(id) && status.contains(&id[..6]));
+        let status: Value = serde_json::from_str(&status).unwrap();
+        assert_eq!(status["sandboxes"]["live"], 21);
         let (_, tree) = client.ask(Method::GET, &path(&sandbox, "/tree"), json!({})).await;
         let names: Vec<_> =
             tree["states"].as_array().unwrap().iter().filter_map(|s| s["name"].as_str()).collect();

@@ -181,6 +181,7 @@ pub(super) async fn timeout(
     let sandbox = all.of(&tenant, &id)?;
     let ends = all.times(time.or_usual(), false).ends;
     sandbox.times().ends = ends;
+    all.note(&sandbox).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
@@ -193,8 +194,9 @@ pub(super) async fn refresh(
     let time: Time = json(&body)?;
     let sandbox = all.of(&tenant, &id)?;
     let ends = all.times(Duration::from_secs(time.duration.unwrap_or(USUAL)), false).ends;
-    let mut times = sandbox.times();
-    times.ends = times.ends.max(ends);
+    let later = sandbox.times().ends.max(ends);
+    sandbox.times().ends = later;
+    all.note(&sandbox).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 

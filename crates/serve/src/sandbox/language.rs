@@ -5,36 +5,46 @@ use serde_json::{Value, json};
 
 /// Where something was printed to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Stream {
+pub enum Stream {
+    /// Standard output.
     Stdout,
+    /// Standard error.
     Stderr,
 }
 
 /// What came of a piece of code, each apart.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub(crate) struct Outcome {
-    pub(crate) printed: Vec<(Stream, String)>,
-    pub(crate) value: Option<Shown>,
-    pub(crate) error: Option<Thrown>,
+pub struct Outcome {
+    /// What it printed, in order.
+    pub printed: Vec<(Stream, String)>,
+    /// Its value, where it has one.
+    pub value: Option<Shown>,
+    /// What it threw.
+    pub error: Option<Thrown>,
 }
 
 /// A value, as it is shown.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Shown {
-    pub(crate) text: String,
-    pub(crate) json: Option<Value>,
+pub struct Shown {
+    /// For people.
+    pub text: String,
+    /// As JSON, where it can be.
+    pub json: Option<Value>,
 }
 
 /// What code threw.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Thrown {
-    pub(crate) name: String,
-    pub(crate) value: String,
-    pub(crate) traceback: String,
+pub struct Thrown {
+    /// Its kind.
+    pub name: String,
+    /// What it says.
+    pub value: String,
+    /// Where it was thrown.
+    pub traceback: String,
 }
 
 /// A language that guests run.
-pub(crate) trait Language: Send + Sync {
+pub trait Language: Send + Sync {
     /// What clients call it.
     fn names(&self) -> &'static [&'static str];
 
@@ -48,8 +58,9 @@ pub(crate) trait Language: Send + Sync {
     fn outcome(&self, answer: &[u8]) -> Result<Outcome, String>;
 }
 
-/// The language of this name.
-pub(crate) fn named(name: &str) -> Option<&'static dyn Language> {
+/// The language of this name, if a guest is known to run it.
+#[must_use]
+pub fn named(name: &str) -> Option<&'static dyn Language> {
     let all: [&'static dyn Language; 1] = [&Script];
     all.into_iter().find(|language| language.names().contains(&name))
 }

@@ -18,6 +18,7 @@ mod registry;
 
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
+pub use language::{Language, Outcome, Shown, Stream, Thrown, named as language};
 pub(crate) use registry::Sandboxes;
 pub(crate) use routes::Routes;
 

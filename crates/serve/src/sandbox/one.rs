@@ -12,6 +12,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 use afresh::snapshot::SnapshotId;
 use afresh::{Session, SessionError};
 use hyper::StatusCode;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::language::{Language, Outcome, Thrown};
 use super::record::SandboxRecord;
@@ -20,6 +21,9 @@ use crate::refusal::Refusal;
 
 /// The name of the states that pieces of code began in, which nobody is shown.
 pub(super) const MARK: &str = "";
+
+/// Most calls that wait for one sandbox.
+const WAITING: usize = 64;
 
 /// Whether the guest lives in this process.
 pub(super) enum Life {
@@ -53,6 +57,10 @@ pub(super) struct Sandbox {
     pub(super) branched: AtomicBool,
     /// Pieces of code that were run.
     pub(super) runs: AtomicU64,
+    /// There is something of it in the store.
+    pub(super) saved: AtomicBool,
+    /// Calls that wait for those before them.
+    waiting: Arc<Semaphore>,
     /// The state that the last of them began in.
     pub(super) mark: Mutex<Option<SnapshotId>>,
 }
@@ -87,6 +95,8 @@ impl Sandbox {
             times: Mutex::new(times),
             branched: AtomicBool::new(false),
             runs: AtomicU64::new(0),
+            saved: AtomicBool::new(false),
+            waiting: Arc::new(Semaphore::new(WAITING)),
             mark: Mutex::new(None),
         }
     }
@@ -103,6 +113,7 @@ impl Sandbox {
         let mut this = Self::new(record.id, record.token, of, record.metadata, Life::Saved, times);
         this.started = time(record.started);
         this.runs = AtomicU64::new(record.runs);
+        this.saved = AtomicBool::new(true);
         this
     }
 
@@ -121,6 +132,14 @@ impl Sandbox {
             pause_at_end: times.pause_at_end,
             runs: self.runs.load(Ordering::Relaxed),
         }
+    }
+
+    /// Room in the line of those that wait for this sandbox.
+    pub(super) fn wait(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        self.waiting.clone().try_acquire_owned().map_err(|_| {
+            let message = format!("{WAITING} calls wait for this sandbox already; try again");
+            Refusal::busy(StatusCode::TOO_MANY_REQUESTS, message)
+        })
     }
 
     pub(super) fn times(&self) -> MutexGuard<'_, Times> {

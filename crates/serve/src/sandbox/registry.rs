@@ -12,11 +12,12 @@ use std::time::{Duration, Instant, SystemTime};
 use afresh::wasm::{Engine, EngineConfig};
 use afresh::{Guest, Options, Reference, SaveOptions, Session};
 use hyper::StatusCode;
+use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::config::{SandboxConfig, Template};
 use super::language::{self, Language};
-use super::one::{Life, Sandbox, Times, refused};
+use super::one::{Life, MARK, Sandbox, Times, refused};
 use super::record::{Records, SandboxRecord, SnapshotRecord};
 use crate::error::ServeError;
 use crate::failure::describe;
@@ -24,6 +25,12 @@ use crate::refusal::Refusal;
 
 /// Guests of snapshots that are kept open for the next sandbox.
 const OPEN_SNAPSHOTS: usize = 32;
+
+/// Most sandboxes, and most states of one, that the status page shows.
+const SHOWN: usize = 50;
+
+/// How long a client waits for the end of a sandbox that is being called.
+const ENDING: Duration = Duration::from_secs(1);
 
 /// A template, ready.
 pub(super) struct Warm {
@@ -150,6 +157,8 @@ impl Sandboxes {
         let templates =
             config.templates.iter().map(|template| Warm::open(&config, template).map(Arc::new));
         let templates = templates.collect::<Result<Vec<_>, _>>()?;
+        // What no sandbox, snapshot or template needs any more.
+        kept(&config.dir, "any").parse::<Reference>()?.place().store()?.gc()?;
         let all = sandbox_records.all::<SandboxRecord>()?.into_iter();
         let all = all.map(|record| (record.id.clone(), Arc::new(Sandbox::recorded(record))));
         let snapshots = snapshot_records.all::<SnapshotRecord>()?.into_iter();
@@ -202,6 +211,40 @@ impl Sandboxes {
         };
         let saved = all.iter().filter(saved).count();
         (all.len() - saved, saved)
+    }
+
+    /// What the status page shows of them: all in numbers, and of some the tree they stand in.
+    pub(crate) fn overview(&self) -> Value {
+        let (live, saved) = self.count();
+        let mut all: Vec<_> = lock(&self.all).values().cloned().collect();
+        all.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.times().used));
+        let some = all.iter().take(SHOWN).map(|sandbox| {
+            let paused = sandbox.times().paused;
+            // One that is being called is not waited for.
+            let (at, states) = match sandbox.life.try_lock().as_deref() {
+                Ok(Life::Live(session)) => {
+                    let states = session.tree();
+                    let states = states.iter().rev().take(SHOWN).rev().map(|state| {
+                        json!({
+                            "id": state.id.to_string(),
+                            "parent": state.parent.map(|parent| parent.to_string()),
+                            "name": state.name.as_deref().filter(|name| *name != MARK),
+                        })
+                    });
+                    (Some(session.at().to_string()), states.collect())
+                }
+                _ => (None, Vec::new()),
+            };
+            json!({
+                "id": &sandbox.id[..6],
+                "template": sandbox.template,
+                "state": if paused { "paused" } else { "running" },
+                "runs": sandbox.runs.load(Ordering::Relaxed),
+                "at": at,
+                "states": states,
+            })
+        });
+        json!({"live": live, "saved": saved, "some": some.collect::<Vec<_>>()})
     }
 
     /// Takes new sandboxes in, all of them or none.
@@ -284,9 +327,11 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         work: impl FnOnce(&mut Session) -> Result<R, Refusal> + Send + 'static,
     ) -> Result<R, Refusal> {
-        // Never closed.
-        let place = self.running.clone().acquire_owned().await;
+        let waiting = sandbox.wait()?;
         let mut life = sandbox.life.clone().lock_owned().await;
+        // Only once it is this call's turn, so that many calls of one sandbox hold one place. Never closed.
+        let place = self.running.clone().acquire_owned().await;
+        drop(waiting);
         let (this, sandbox) = (self.clone(), sandbox.clone());
         blocking(move || {
             let _place = place;
@@ -333,6 +378,7 @@ impl Sandboxes {
                     *life = Life::Saved;
                 }
             }
+            sandbox.saved.store(true, Ordering::Relaxed);
             let was = std::mem::replace(&mut sandbox.times().paused, pause);
             let put = this.sandbox_records.put(&sandbox.id, &sandbox.record());
             put.map_err(|error| {
@@ -357,7 +403,14 @@ impl Sandboxes {
             times.paused = false;
             times.used = Instant::now();
         }
-        // Where it was saved, that has to say when it ends now.
+        self.note(sandbox).await
+    }
+
+    /// Has the record of a sandbox that is in the store say when it ends, and whether it is paused, now.
+    pub(super) async fn note(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Refusal> {
+        if !sandbox.saved.load(Ordering::Relaxed) {
+            return Ok(());
+        }
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let life = sandbox.life.clone().lock_owned().await;
         blocking(move || match *life {
@@ -372,15 +425,23 @@ impl Sandboxes {
         if lock(&self.all).remove(&sandbox.id).is_none() {
             return Err(Sandbox::not_found(&sandbox.id));
         }
-        let mut life = sandbox.life.clone().lock_owned().await;
         let (this, sandbox) = (self.clone(), sandbox.clone());
-        blocking(move || {
-            *life = Life::Gone;
-            this.sandbox_records.remove(&sandbox.id).map_err(|error| internal(&error))?;
-            this.untag(&format!("sandbox-{}", sandbox.id));
-            Ok(())
-        })
-        .await
+        let ending = tokio::spawn(async move {
+            let mut life = sandbox.life.clone().lock_owned().await;
+            blocking(move || {
+                *life = Life::Gone;
+                this.sandbox_records.remove(&sandbox.id).map_err(|error| internal(&error))?;
+                this.untag(&format!("sandbox-{}", sandbox.id));
+                Ok(())
+            })
+            .await
+        });
+        // Nobody finds it any more; a call that is under way may last, and is not waited for.
+        match tokio::time::timeout(ENDING, ending).await {
+            Ok(Ok(ended)) => ended,
+            Ok(Err(error)) => Err(internal(&error)),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Takes a name out of the store, if it is there.
@@ -488,7 +549,9 @@ impl Sandboxes {
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         for sandbox in all {
             let times = *sandbox.times();
-            let result = if times.paused {
+            // One that is being called gets its turn later.
+            let free = sandbox.life.try_lock().is_ok();
+            let result = if times.paused || !free {
                 Ok(())
             } else if times.ends <= now {
                 match times.pause_at_end {

@@ -139,6 +139,11 @@ impl Routes {
         }
     }
 
+    /// Most bytes of one request.
+    pub(crate) fn most(&self) -> usize {
+        self.sandboxes.config.max_body
+    }
+
     /// Whether a request is about sandboxes.
     pub(crate) fn own<B>(&self, request: &Request<B>) -> bool {
         sandbox_id(request.headers()).is_some() || {
