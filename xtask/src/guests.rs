@@ -212,7 +212,9 @@ mod tests {
             let words: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
             format!("{:#}", main(&words).expect_err("must be refused"))
         };
-        assert!(error(&["--only", "cobol"]).contains("sieve, component, http, js, script, python, vm"));
+        assert!(
+            error(&["--only", "cobol"]).contains("sieve, component, http, js, script, python, vm")
+        );
         assert!(error(&["--only"]).contains("needs a guest's name"));
         assert!(error(&["--fast"]).contains("--fast"));
     }
