@@ -52,6 +52,13 @@ pub(crate) const ALL: &[Guest] = &[
         needs_c: false,
     },
     Guest {
+        name: "files",
+        target: "wasm32-wasip2",
+        kind: Kind::Component,
+        exports: &[],
+        needs_c: false,
+    },
+    Guest {
         name: "http",
         target: "wasm32-wasip2",
         kind: Kind::Component,

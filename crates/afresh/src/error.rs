@@ -191,6 +191,18 @@ pub enum SessionError {
     /// This kind of guest has no sessions.
     #[error("this guest has no sessions: {0}")]
     Guest(&'static str),
+    /// The guest has no file tree.
+    #[error("this session has no files: {0}")]
+    NoFiles(&'static str),
+    /// Something about a file was refused.
+    #[cfg(feature = "wasm")]
+    #[error("{path}: {source}")]
+    Files {
+        /// Which.
+        path: String,
+        /// Why.
+        source: afresh_files::Refused,
+    },
     /// No such checkpoint.
     #[error(transparent)]
     Tree(#[from] TreeError),

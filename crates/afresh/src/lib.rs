@@ -111,11 +111,15 @@ mod save;
 mod scratch;
 #[cfg(any(feature = "wasm", feature = "vm"))]
 mod session;
+#[cfg(feature = "wasm")]
+mod session_files;
 #[cfg(any(feature = "wasm", feature = "vm"))]
 mod verify;
 
 #[cfg(feature = "arena")]
 pub use afresh_arena as arena;
+#[cfg(feature = "wasm")]
+pub use afresh_files as files;
 #[cfg(feature = "arena")]
 pub use afresh_frames as frames;
 #[cfg(feature = "linux")]
@@ -156,5 +160,7 @@ pub use place::{LATEST, Place, Reference};
 pub use save::{SaveOptions, Saved};
 #[cfg(any(feature = "wasm", feature = "vm"))]
 pub use session::{Checkpoint, Session};
+#[cfg(feature = "wasm")]
+pub use session_files::SessionFiles;
 #[cfg(any(feature = "wasm", feature = "vm"))]
 pub use verify::{Clones, Verification};

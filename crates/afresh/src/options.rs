@@ -34,6 +34,8 @@ pub struct Options {
     #[cfg(feature = "wasm")]
     stack: Option<usize>,
     #[cfg(feature = "wasm")]
+    files: Option<afresh_files::Tree>,
+    #[cfg(feature = "wasm")]
     pub(crate) wasm: afresh_wasm::GuestOptions,
     #[cfg(feature = "vm")]
     pub(crate) vm: Option<std::sync::Arc<Build>>,
@@ -134,6 +136,15 @@ impl Options {
         self
     }
 
+    /// A file tree in memory for the guest, which it finds as `/`. It is part of its state: each call starts from what
+    /// the warm-up left of it, sessions checkpoint, roll back and fork it with the memory, and snapshots hold it, the
+    /// files of its layers included. A snapshot that has files brings its own, and takes only the budget from what is
+    /// set here (64 MiB in 65,536 files, if nothing is). Directories of the host's that WASI is given instead ([`afresh_wasm::Wasi::dirs`]) are no part of any state.
+    pub fn files(mut self, files: afresh_files::Tree) -> Self {
+        self.files = Some(files);
+        self
+    }
+
     /// The engine that was given, or a new one for a guest whose file may be at hand.
     pub(crate) fn make_engine(
         &self,
@@ -160,6 +171,9 @@ impl Options {
     pub(crate) fn for_wasm(&self) -> afresh_wasm::GuestOptions {
         let mut options = self.wasm.clone();
         options.limits = self.limits;
+        if let Some(files) = &self.files {
+            options.wasi.files = Some(files.clone());
+        }
         if let Some(timeout) = self.timeout {
             options.timeout = Some(timeout);
         }

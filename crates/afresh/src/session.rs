@@ -7,10 +7,13 @@
 //! rolled back. No two forks, and no two tries after a rollback, draw the same random numbers, where the guest
 //! takes entropy as leases give it.
 //!
-//! What may break it: state that lies outside of the guest, in host functions, files and sockets. WASI's
-//! streams start anew in each state that is gone to.
+//! A guest's file tree is part of every state. What may break it: state that lies outside of the guest, in host
+//! functions, directories of the host's and sockets. WASI's streams start anew in each state that is gone to.
 
 use afresh_snapshot::{Branch, BranchError, Difference, SnapshotId, SnapshotInfo, Tree};
+
+#[cfg(feature = "wasm")]
+use afresh_files::FileDifference;
 
 use crate::call::Callee;
 use crate::error::describe;
@@ -18,6 +21,8 @@ use crate::guest::Ready;
 use crate::lease::Instance;
 #[cfg(feature = "vm")]
 use crate::machine::Loan;
+#[cfg(feature = "wasm")]
+use crate::session_files::SessionFiles;
 use crate::{
     Answer, Call, CallError, Cause, Guest, Lease, LeaseError, Reference, SaveError, SaveOptions,
     Saved, SessionError,
@@ -87,9 +92,10 @@ enum State {
 /// # }
 /// ```
 ///
-/// What host functions keep, and files and sockets outside of the guest, is no part of a state. WASI's streams
-/// and descriptors are the live session's: they start anew in each state that is gone to, and a guest that has
-/// files open cannot be checkpointed.
+/// The guest's file tree ([`Options::files`](crate::Options::files)) and what it has open there are part of every
+/// state. What host functions keep, directories of the host's and sockets are not. WASI's streams are the live
+/// session's: they start anew in each state that is gone to, and a guest that has files of a host directory open
+/// cannot be checkpointed.
 pub struct Session {
     guest: Guest,
     line: Line,
@@ -303,6 +309,44 @@ impl Session {
     ) -> Result<Difference, SessionError> {
         let (one, two) = (self.find(one.into())?, self.find(two.into())?);
         each!(&self.line, branch => Ok(branch.tree().diff(one, two)?))
+    }
+
+    /// In what the files of two states differ: which paths, and how many bytes.
+    ///
+    /// # Errors
+    /// [`SessionError::Tree`]; [`SessionError::State`] when a layer of the tree cannot be read.
+    #[cfg(feature = "wasm")]
+    pub fn diff_files<'c>(
+        &self,
+        one: impl Into<Checkpoint<'c>>,
+        two: impl Into<Checkpoint<'c>>,
+    ) -> Result<FileDifference, SessionError> {
+        let (one, two) = (self.find(one.into())?, self.find(two.into())?);
+        match &self.line {
+            Line::Module(branch) => {
+                let (one, two) = (branch.tree().get(one)?, branch.tree().get(two)?);
+                one.state.diff_files(&two.state).map_err(|e| SessionError::State(e.into()))
+            }
+            #[cfg(feature = "vm")]
+            Line::Machine(_) => Ok(FileDifference::default()),
+        }
+    }
+
+    /// The session's files, to be read and written from outside, between two calls.
+    ///
+    /// # Errors
+    /// [`SessionError::NoFiles`] for a guest without a file tree ([`Options::files`](crate::Options::files)),
+    /// [`SessionError::Failed`].
+    #[cfg(feature = "wasm")]
+    pub fn files(&mut self) -> Result<SessionFiles<'_>, SessionError> {
+        self.check()?;
+        match &mut self.line {
+            Line::Module(branch) => SessionFiles::of(branch),
+            #[cfg(feature = "vm")]
+            Line::Machine(_) => Err(SessionError::NoFiles(
+                "a micro-VM has no file tree; a Wasm module can have one",
+            )),
+        }
     }
 
     /// Drops a checkpoint: its children become its parent's, and pages that only it stored are freed. Sessions

@@ -15,6 +15,7 @@ pub mod rivals;
 pub mod row;
 pub mod serve;
 pub mod session;
+mod session_files;
 pub mod start;
 pub mod steady;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

@@ -178,7 +178,8 @@ fn time<R>(run: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<(Duration,
 pub fn all(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     checkpoint(wasm, options, sink)?;
     rollback(wasm, options, sink)?;
-    fork(wasm, options, sink)
+    fork(wasm, options, sink)?;
+    crate::session_files::all(options, sink)
 }
 
 fn checkpoint(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use afresh::Options;
+use afresh::files::{Budget, Layer, LayerLimits, Tree};
 use afresh::memory::Strategy;
 use afresh::wasm::{GuestOptions, Mode, Output, Wasi};
 use anyhow::Context;
@@ -33,6 +34,17 @@ pub(crate) struct WasmArguments {
     /// Host directories the guest may read, as HOST or HOST::GUEST; add `:rw` to let it write.
     #[arg(long, value_name = "HOST[::GUEST][:rw]")]
     dir: Vec<String>,
+    /// What lies below the guest's file tree in memory, as PATH or PATH::GUEST: a directory, a zip, a tar, an OCI
+    /// image's layout; read-only, several over one another. What the guest writes is kept in memory, undone with
+    /// its memory and saved with it. `empty` is a tree with nothing in it.
+    #[arg(long, value_name = "PATH[::GUEST]", conflicts_with = "dir")]
+    files: Vec<String>,
+    /// Most MiB that the guest may write to its file tree; 64 if not given.
+    #[arg(long, value_name = "MIB", requires = "files")]
+    files_memory: Option<u64>,
+    /// Most files, directories and links that the guest may make or change in its file tree; 65536 if not given.
+    #[arg(long, value_name = "COUNT", requires = "files")]
+    files_count: Option<u64>,
     /// Load a guest although nobody provides some functions that it imports; calling one of them fails.
     #[arg(long)]
     stub_imports: bool,
@@ -82,6 +94,26 @@ impl WasmArguments {
             anyhow::ensure!(PathBuf::from(host).is_dir(), "--dir {host}: no such directory");
             wasi.dirs.push((host.into(), guest.to_owned(), writable));
         }
+        wasi.files = self.tree()?;
         Ok(wasi)
+    }
+
+    /// The guest's file tree, if it is to have one.
+    fn tree(&self) -> anyhow::Result<Option<Tree>> {
+        if self.files.is_empty() {
+            return Ok(None);
+        }
+        let usual = Budget::default();
+        let mut tree = Tree::new(Budget {
+            bytes: self.files_memory.map_or(usual.bytes, |mib| mib.saturating_mul(1 << 20)),
+            files: self.files_count.unwrap_or(usual.files),
+        });
+        for entry in self.files.iter().filter(|entry| *entry != "empty") {
+            let (path, guest) = entry.split_once("::").unwrap_or((entry, "/"));
+            let layer = Layer::open(path, &LayerLimits::default())
+                .with_context(|| format!("--files {entry}"))?;
+            tree = tree.over(guest, &layer).with_context(|| format!("--files {entry}"))?;
+        }
+        Ok(Some(tree))
     }
 }

@@ -127,11 +127,6 @@ impl Layers {
         }
     }
 
-    /// Whether the number is one of a host directory.
-    pub(crate) fn has(&self, node: Node) -> bool {
-        self.host(node).is_some()
-    }
-
     pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
         self.host(node).ok_or(Refused::Missing)?.inode(node)
     }

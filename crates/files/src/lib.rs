@@ -31,8 +31,8 @@
 //!   or moves a name walk with [`Walk::name`], and give the place to [`Tree::create_at`], [`Tree::link_at`],
 //!   [`Tree::rename_at`], [`Tree::remove_file_at`], [`Tree::remove_directory_at`], which know what a slash behind
 //!   the name means.
-//! * An open file is an [`OpenFile`]: position, access, and for a directory what was listed, so that
-//!   [`OpenFile::entries`] goes on where it was. It holds its node: a file whose last name is gone stays until it
+//! * An open file is an [`OpenFile`]: position, access, and for a directory what was listed last, so that
+//!   [`OpenFile::entries`] goes on where it was; ask again until it gives none. It holds its node: a file whose last name is gone stays until it
 //!   is [closed](Tree::close). Descriptors that share one (`dup`) need not hold it twice. Keep tree and open files
 //!   in one value: clone them together, put them back together.
 //! * [`Refused::errno`] is the number for a program.

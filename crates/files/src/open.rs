@@ -61,35 +61,54 @@ pub struct OpenFile {
     pub offset: u64,
     /// What it is open for.
     pub access: Access,
-    /// The names of a directory, as they were when it was first read.
-    pub(crate) listing: Option<Arc<[Listed]>>,
+    /// What of a directory was read last.
+    pub(crate) listing: Option<Listing>,
 }
+
+/// Entries that follow one another.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Listing {
+    /// The position of the first.
+    first: u64,
+    entries: Arc<[Listed]>,
+}
+
+/// Entries that one call gives, at most: what each open directory keeps.
+const BATCH: usize = 128;
 
 #[derive(Serialize, Deserialize)]
 struct SavedOpen {
     node: Node,
     offset: u64,
     access: Access,
-    listing: Option<Vec<(Vec<u8>, Node, Kind)>>,
+    listing: Option<(u64, Vec<(Vec<u8>, Node, Kind)>)>,
 }
 
 impl From<OpenFile> for SavedOpen {
     fn from(open: OpenFile) -> Self {
         let OpenFile { node, offset, access, listing } = open;
-        let entries = |listing: Arc<[Listed]>| {
-            listing.iter().map(|e| (e.name.to_vec(), e.node, e.kind)).collect()
-        };
-        Self { node, offset, access, listing: listing.map(entries) }
+        let listing = listing.map(|Listing { first, entries }| {
+            let entries = entries.iter().map(|e| (e.name.to_vec(), e.node, e.kind));
+            (first, entries.collect())
+        });
+        Self { node, offset, access, listing }
     }
 }
 
 impl From<SavedOpen> for OpenFile {
     fn from(saved: SavedOpen) -> Self {
         let SavedOpen { node, offset, access, listing } = saved;
-        let entry =
-            |(name, node, kind): (Vec<u8>, Node, Kind)| Listed { name: name.into(), node, kind };
-        let listing = listing.map(|entries| entries.into_iter().map(entry).collect());
-        Self { node, offset, access, listing }
+        let listing = listing.map(|(first, entries)| {
+            let entries = entries.into_iter().take(BATCH);
+            let entry = |(name, node, kind): (Vec<u8>, Node, Kind)| Listed {
+                name: name.into(),
+                node,
+                kind,
+            };
+            // Positions are counted on from it.
+            Listing { first: first.min(u64::MAX / 2), entries: entries.map(entry).collect() }
+        });
+        Self { node, offset: offset.min(i64::MAX as u64), access, listing }
     }
 }
 
@@ -187,9 +206,9 @@ impl OpenFile {
         Ok(self.offset)
     }
 
-    /// The entries of a directory from a position on, `.` and `..` first: each with the position after it. 0 is
-    /// the beginning, and looks at the directory anew; other positions go on in what was seen then, so that names
-    /// which come or go meanwhile displace no other.
+    /// The next entries of a directory from a position on, `.` and `..` first: each with the position after it. 0 is
+    /// the beginning. These are some, not all: there are no more when there are none. Names are in order, so that
+    /// those which come or go between two calls displace no other.
     ///
     /// # Errors
     /// [`Refused::NotDirectory`].
@@ -198,21 +217,36 @@ impl OpenFile {
         tree: &Tree,
         from: u64,
     ) -> Result<impl Iterator<Item = (u64, Listed)> + use<>, Refused> {
-        let listing = match &self.listing {
-            Some(listing) if from != 0 => listing.clone(),
-            _ => {
-                let dots = [(&b"."[..], self.node), (&b".."[..], tree.parent(self.node)?)];
-                let mut all: Vec<Listed> = Vec::new();
-                for (name, node) in dots {
-                    all.push(Listed { name: name.into(), node, kind: Kind::Directory });
-                }
-                all.extend(tree.list(self.node)?);
-                let listing: Arc<[Listed]> = all.into();
-                self.listing = Some(listing.clone());
-                listing
+        let parent = tree.parent(self.node)?;
+        let mut batch = Vec::new();
+        for (position, name, node) in [(0, &b"."[..], self.node), (1, &b".."[..], parent)] {
+            if position >= from {
+                batch.push(Listed { name: name.into(), node, kind: Kind::Directory });
             }
-        };
-        let first = usize::try_from(from).unwrap_or(usize::MAX).min(listing.len());
-        Ok((first..listing.len()).map(move |at| (at as u64 + 1, listing[at].clone())))
+        }
+        let room = BATCH - batch.len();
+        match self.listing.as_ref().and_then(|listing| listing.name_before(from)) {
+            // Where the last call ended, whatever has become of the directory.
+            Some(name) => batch.extend(tree.list_after(self.node, name, room)?),
+            None => {
+                let skip = usize::try_from(from.saturating_sub(2)).unwrap_or(usize::MAX);
+                batch.extend(tree.list_from(self.node, skip, room)?);
+            }
+        }
+        let entries: Arc<[Listed]> = batch.into();
+        self.listing = Some(Listing { first: from, entries: entries.clone() });
+        let from = from.min(u64::MAX / 2);
+        let positions =
+            (0..entries.len()).map(move |at| (from + at as u64 + 1, entries[at].clone()));
+        Ok(positions)
+    }
+}
+
+impl Listing {
+    /// The name of the entry that lies before a position; `None` for the first two, which are no names.
+    fn name_before(&self, position: u64) -> Option<&[u8]> {
+        let at = usize::try_from(position.checked_sub(self.first + 1)?).ok()?;
+        let entry = self.entries.get(at)?;
+        (position > 2).then_some(&*entry.name)
     }
 }

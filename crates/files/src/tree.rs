@@ -13,7 +13,7 @@ use std::sync::Arc;
 use crate::error::Refused;
 use crate::layer::Layers;
 use crate::map::Map;
-use crate::node::{Body, Directory, Inode, Kind, Node, Stat, Time};
+use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Stat, Time};
 
 /// The number that new files of a tree begin at.
 const FIRST: u64 = 2;
@@ -283,13 +283,31 @@ impl Tree {
     /// # Errors
     /// [`Refused::NotDirectory`].
     pub fn list(&self, directory: Node) -> Result<Vec<Listed>, Refused> {
+        self.directory(directory, |inside| inside.entries.iter().map(listed).collect())
+    }
+
+    /// At most `most` names in a directory after `name`, which need not be there.
+    pub(crate) fn list_after(
+        &self,
+        directory: Node,
+        name: &[u8],
+        most: usize,
+    ) -> Result<Vec<Listed>, Refused> {
         self.directory(directory, |inside| {
-            let listed = inside.entries.iter().map(|(name, entry)| Listed {
-                name: name.0.clone(),
-                node: entry.node,
-                kind: entry.kind,
-            });
-            listed.collect()
+            let after = inside.entries.from(name).skip_while(|(other, _)| *other.0 == *name);
+            after.take(most).map(listed).collect()
+        })
+    }
+
+    /// At most `most` names in a directory, without the first `skip`.
+    pub(crate) fn list_from(
+        &self,
+        directory: Node,
+        skip: usize,
+        most: usize,
+    ) -> Result<Vec<Listed>, Refused> {
+        self.directory(directory, |inside| {
+            inside.entries.iter().skip(skip).take(most).map(listed).collect()
         })
     }
 
@@ -418,6 +436,12 @@ impl Tree {
         Ok(())
     }
 
+    /// Whether a file is held.
+    #[must_use]
+    pub fn is_held(&self, node: Node) -> bool {
+        self.held.get(&node).is_some()
+    }
+
     /// Takes one [`Tree::hold`] back; a file without a name goes with the last.
     pub fn release(&mut self, node: Node) {
         match self.held.get(&node).copied() {
@@ -435,6 +459,10 @@ impl Tree {
     pub(crate) fn own_for_layer(&mut self, node: Node) -> Result<&mut Directory, Refused> {
         self.own_directory(node, true)
     }
+}
+
+fn listed((name, entry): (&Name, &Entry)) -> Listed {
+    Listed { name: name.0.clone(), node: entry.node, kind: entry.kind }
 }
 
 /// What a file takes out of the budget, its names apart.

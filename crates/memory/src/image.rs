@@ -272,16 +272,39 @@ impl Image {
     /// # Errors
     /// [`ImageError`] when memory or descriptors ran out.
     pub fn compact(&self) -> Result<Image, ImageError> {
+        // SAFETY: no page is read at the source.
+        unsafe { self.derive_apart(self.pages(), &[], std::ptr::null()) }
+    }
+
+    /// As [`Image::derive`], in one backing of its own: shares nothing, and copies each page once.
+    ///
+    /// # Safety
+    /// As for [`Image::derive`].
+    ///
+    /// # Errors
+    /// As [`Image::derive`], and when pages of this image cannot be had.
+    pub unsafe fn derive_apart(
+        &self,
+        pages: usize,
+        changed: &[PageRange],
+        source: *const u8,
+    ) -> Result<Image, ImageError> {
+        build::check_sorted(changed, pages)?;
         self.complete()?;
-        let mut builder = ImageBuilder::new(self.pages());
-        for range in self.stored() {
-            for index in range.start..range.end() {
-                if let Some(page) = self.page(index) {
-                    builder.segment(index * PAGE_SIZE, page)?;
-                }
-            }
+        let mut content = Vec::new();
+        let mut from = 0;
+        for range in changed.iter().copied().chain([PageRange::new(pages, 0)]) {
+            let kept = PageRange::new(from, range.start - from);
+            let kept = self.extents_in(kept).flat_map(|e| e.range.start..e.range.end());
+            content.extend(kept.filter_map(|page| Some((page, self.page(page)?.as_ptr()))));
+            // SAFETY: the caller promises that the page is readable.
+            let new = |page: usize| (page, unsafe { source.add(page * PAGE_SIZE) });
+            content.extend((range.start..range.end()).map(new));
+            from = range.end();
         }
-        builder.build()
+        // SAFETY: pages of this image are readable and never change; the caller promises so of the others.
+        let extents = unsafe { build::store_pages(&content)? };
+        Ok(Image::from_extents(pages, extents))
     }
 }
 

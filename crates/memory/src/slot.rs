@@ -536,12 +536,33 @@ impl Slot {
         Ok(self.capture()?.0)
     }
 
+    /// As [`Slot::freeze`], sharing nothing: the whole content in one file of its own, each page copied once.
+    /// For what is going to be the image of many.
+    ///
+    /// # Errors
+    /// As [`Slot::freeze`].
+    pub fn freeze_apart(&mut self) -> Result<Image, ImageError> {
+        let changed = self.changes()?;
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
+        unsafe { self.image.derive_apart(self.end, &changed, self.base()) }
+    }
+
     /// The slot's content as an image, and the pages in which it differs from the present one.
     fn capture(&mut self) -> Result<(Image, Vec<PageRange>), ImageError> {
+        let changed = self.changes()?;
+        if changed.is_empty() && self.end == self.image.pages() {
+            return Ok((self.image.clone(), changed));
+        }
+        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
+        let image = unsafe { self.image.derive(self.end, &changed, self.base())? };
+        Ok((image, changed))
+    }
+
+    /// The pages in which the slot differs from its image.
+    fn changes(&mut self) -> Result<Vec<PageRange>, ImageError> {
         let broken = |e: String| ImageError::Read(std::io::Error::other(e));
         self.check().map_err(|e| broken(e.to_string()))?;
-        let base = self.base();
-        let changed = match &mut self.method {
+        Ok(match &mut self.method {
             Method::WriteSet(tracker) if !self.adapt.discarding() => {
                 self.written.clear();
                 if let Err(error) = tracker.drain(&mut self.written) {
@@ -566,13 +587,7 @@ impl Slot {
                 let all: Vec<PageRange> = self.accessible().collect();
                 self.changed(&all)
             }
-        };
-        if changed.is_empty() && self.end == self.image.pages() {
-            return Ok((self.image.clone(), changed));
-        }
-        // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
-        let image = unsafe { self.image.derive(self.end, &changed, base)? };
-        Ok((image, changed))
+        })
     }
 
     /// Pages of the slot that are in memory now (by `mincore`, so clean pages of the image count when

@@ -379,6 +379,8 @@ fn equal_content_has_equal_digests_however_it_is_stored() {
     let derived = slot.freeze().unwrap();
     assert_eq!(derived.stored_pages(), 15);
     assert_eq!(derived.digest(), derived.compact().unwrap().digest());
+    let apart = slot.freeze_apart().unwrap();
+    assert_eq!((apart.digest(), apart.stored_pages()), (derived.digest(), 15));
     assert_ne!(derived.digest(), a.digest());
     slot.set_image(&derived, &[]).unwrap();
     assert_eq!(slot.verify().unwrap(), []);

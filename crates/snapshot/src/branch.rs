@@ -169,6 +169,11 @@ impl<G: Guest> Branch<G> {
         self.at
     }
 
+    /// The state that the guest stands on, also after it was dropped from the tree.
+    pub fn base(&self) -> &Frozen<G::State> {
+        &self.base
+    }
+
     /// The tree.
     pub fn tree(&self) -> &Tree<G::State> {
         &self.tree

@@ -27,6 +27,7 @@ use crate::leasing::{LeaseOptions, at_once};
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, record_memories, with_memories};
 use crate::reset::{CODE_MAPPINGS, WarmMemory};
 use crate::stores::Stores;
+use crate::thaw::with_files;
 use crate::warm::next_generation;
 use crate::way::{drive, now};
 use crate::{Engine, FreezeError, Frozen, LoadError, ThawError, WarmError, nested};
@@ -100,7 +101,7 @@ impl std::fmt::Debug for WarmComponent {
 
 /// Compiles a component, or takes it from the cache.
 pub(crate) fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
-    let compile = || Component::new(engine.wasmtime(), wasm).map_err(LoadError::compile);
+    let compile = || engine.compile_anew(|engine| Component::new(engine, wasm));
     let Some(cache) = engine.cache() else { return compile() };
     let key = engine.cache_key(&[b"component", wasm]);
     if let Some(component) = cache.component(engine.wasmtime(), &key) {
@@ -240,7 +241,9 @@ impl WarmComponent {
         engine.keep_limits(options.timeout, options.fuel).map_err(WarmError::from)?;
         engine.check_process().map_err(WarmError::from)?;
         let wasm = frozen.program.read()?;
+        let options = &with_files(options, frozen);
         let outline = Outline::new(engine, options, &wasm, &Clock::from(frozen.read))?;
+        outline.stores.thaw_files(frozen)?;
         let (cold, warm) = (&outline.cold, &frozen.memories);
         if !cold.iter().map(|m| m.shape).eq(warm.iter().map(|m| m.shape)) {
             return Err(bad("its memories are not those of the component"));
@@ -311,7 +314,9 @@ impl WarmComponent {
         let sizes = inner.memories.iter().map(|m| m.bytes as u64).collect();
         let state = WarmState { memories: sizes, ..WarmState::default() };
         let memories = inner.memories.clone();
-        Frozen::new(inner.program.clone(), memories, state, inner.read, Some(nested.clone()))
+        let files = inner.stores.kept_files();
+        let (program, nested) = (inner.program.clone(), Some(nested.clone()));
+        Frozen::new(program, memories, state, inner.read, nested, files.as_ref())
     }
 
     /// A new instance for one call or several that belong together.

@@ -1,7 +1,8 @@
 //! Descriptors of WASI's that a warm-up leaves behind.
 //!
 //! Every call finds the descriptors that it is given: standard input, output and error, and the
-//! directories. A guest that has opened another one while it was warmed, or closed one of these, would go
+//! directories. A guest whose files are a tree in memory keeps what it has opened ([`crate::files`]); one with
+//! directories of the host's that has opened another one while it was warmed, or closed one of these, would go
 //! on in a call with a number that means another file, or none. So what the warm-up left is compared with
 //! what calls get, and anything else is refused.
 //!
@@ -177,7 +178,8 @@ impl Asker {
 /// # Errors
 /// [`WarmError::Descriptors`] names the first that differs.
 pub(crate) fn check(stores: &Stores, host: &mut Host) -> Result<(), WarmError> {
-    if !host.has_used_p1() {
+    // What is open in a file tree goes with the state.
+    if !host.has_used_p1() || host.files().is_some() {
         return Ok(());
     }
     let store = stores.make()?;

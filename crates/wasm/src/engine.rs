@@ -85,6 +85,9 @@ impl Default for EngineConfig {
     }
 }
 
+/// Bytes of memory to be had, below which the host is short of it.
+const SHORT: u64 = 1 << 30;
+
 /// Granularity of timeouts, where the engine's own thread advances the epoch.
 const TICK: Duration = Duration::from_millis(5);
 
@@ -304,12 +307,23 @@ impl Engine {
         &self.inner.wasmtime
     }
 
+    /// Runs the compiler. It leaves tens of MiB in the allocator's lists, which where memory is short the guest's
+    /// own warm-up would lack.
+    pub(crate) fn compile_anew<T>(
+        &self,
+        compile: impl FnOnce(&wasmtime::Engine) -> wasmtime::Result<T>,
+    ) -> Result<T, LoadError> {
+        self.check_process()?;
+        let compiled = compile(self.wasmtime()).map_err(LoadError::compile)?;
+        if host::memory_headroom().is_some_and(|free| free < SHORT) {
+            host::trim_heap();
+        }
+        Ok(compiled)
+    }
+
     /// Compiles a core module, or takes it from the cache.
     pub(crate) fn compile(&self, wasm: &[u8]) -> Result<wasmtime::Module, LoadError> {
-        let compile = || {
-            self.check_process()?;
-            wasmtime::Module::new(self.wasmtime(), wasm).map_err(LoadError::compile)
-        };
+        let compile = || self.compile_anew(|engine| wasmtime::Module::new(engine, wasm));
         let Some(cache) = self.cache() else { return compile() };
         let key = self.cache_key(&[wasm]);
         if let Some(module) = cache.module(self.wasmtime(), &key) {

@@ -1,8 +1,8 @@
 //! A warm guest as pages and bytes: what a snapshot holds of it.
 //!
 //! The pages are those of its module, so that a snapshot is all another machine needs, and then those of
-//! its memories, one after the other; the last can grow without moving anything. The bytes say how long
-//! each is, and hold globals, tables and dropped segments.
+//! its memories, one after the other, and those of its files. The bytes say how long each is, and hold globals,
+//! tables, dropped segments, and everything of the file tree but the pages.
 //!
 //! What it promises: what was frozen is what a guest made from it starts with, bit for bit. What is read
 //! from elsewhere is checked before it is used: sizes against the pages that are there, the module
@@ -14,8 +14,9 @@ use afresh_rewrite::WarmState;
 use afresh_store::{GuestBuild, Sha256, Snapshot, Store};
 use serde::{Deserialize, Serialize};
 
+use crate::files::{Files, SavedFiles};
 use crate::linear::Shape;
-use crate::reset::WarmMemory;
+use crate::reset::{Present, WarmMemory};
 use crate::warm::Pools;
 use crate::{FreezeError, Lease, ThawError, Warm};
 
@@ -26,6 +27,9 @@ const ENGINE: &str = concat!("afresh-wasm ", env!("CARGO_PKG_VERSION"));
 
 /// Nanoseconds that a guest's clock may have come to, so that what it adds to a reading fits: a century.
 const LONGEST: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
+
+/// Comes before the files.
+const FILES: &str = "files";
 
 /// Comes before the state of a component's modules.
 const NESTED: &str = "component";
@@ -101,6 +105,8 @@ pub struct Frozen {
     pub(crate) read: u64,
     /// The state of a component's core modules, by their place in the binary; none for a module.
     pub(crate) nested: Option<Vec<Option<WarmState>>>,
+    /// Its file tree and what is open in it, if it has one.
+    pub(crate) files: Option<SavedFiles>,
     memory: SnapshotMemory,
 }
 
@@ -111,11 +117,16 @@ impl Frozen {
         state: WarmState,
         read: u64,
         nested: Option<Vec<Option<WarmState>>>,
+        files: Option<&Files>,
     ) -> Result<Self, FreezeError> {
         let mut parts = vec![program.image()?];
         parts.extend(memories.iter().map(|m| m.image.clone()));
+        let files = files.map(Files::save).transpose().map_err(FreezeError::State)?;
+        if let Some(files) = &files {
+            parts.push(files.image()?);
+        }
         let memory = Image::join(&parts).into();
-        Ok(Self { program, memories, state, read, nested, memory })
+        Ok(Self { program, memories, state, read, nested, files, memory })
     }
 
     /// Whether it is a component, which [`crate::WarmComponent::thaw`] thaws; a module is for
@@ -148,11 +159,15 @@ impl Frozen {
             memories: self.memories.iter().map(|m| (m.shape, m.bytes as u64)).collect(),
             state: self.state.clone(),
         };
-        let encoded = match &self.nested {
-            None => postcard::to_allocvec(&(header, self.read)),
-            Some(nested) => postcard::to_allocvec(&(header, self.read, NESTED, nested)),
-        };
-        encoded.map_err(|e| FreezeError::State(e.to_string()))
+        let failed = |e: postcard::Error| FreezeError::State(e.to_string());
+        let mut encoded = postcard::to_allocvec(&(header, self.read)).map_err(failed)?;
+        if let Some(nested) = &self.nested {
+            encoded.extend(postcard::to_allocvec(&(NESTED, nested)).map_err(failed)?);
+        }
+        if let Some(files) = &self.files {
+            encoded.extend(postcard::to_allocvec(&(FILES, files)).map_err(failed)?);
+        }
+        Ok(encoded)
     }
 
     /// The guest build that a snapshot of it belongs to.
@@ -181,22 +196,24 @@ impl Frozen {
     pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Result<Self, ThawError> {
         let pages = memory.pages();
         let bad = |why: &str| ThawError::State(why.to_owned());
-        let ((header, read), rest): ((Header, u64), _) =
-            postcard::take_from_bytes(bytes).map_err(|e| ThawError::State(e.to_string()))?;
-        // Only a component has more.
-        let (nested, rest) = match rest {
-            [] => (None, rest),
-            _ => {
-                let ((what, nested), rest): ((String, _), _) =
-                    postcard::take_from_bytes(rest).map_err(|e| ThawError::State(e.to_string()))?;
-                if what != NESTED {
-                    return Err(bad("there are bytes after its end"));
+        let broken = |e: postcard::Error| ThawError::State(e.to_string());
+        let ((header, read), mut rest): ((Header, u64), _) =
+            postcard::take_from_bytes(bytes).map_err(broken)?;
+        // A component has more, and so has whoever has files.
+        let (mut nested, mut files) = (None, None::<SavedFiles>);
+        while !rest.is_empty() {
+            let (what, after): (String, _) = postcard::take_from_bytes(rest).map_err(broken)?;
+            match what.as_str() {
+                NESTED if nested.is_none() && files.is_none() => {
+                    let (states, after) = postcard::take_from_bytes(after).map_err(broken)?;
+                    (nested, rest) = (Some(states), after);
                 }
-                (Some(nested), rest)
+                FILES if files.is_none() => {
+                    let (saved, after) = postcard::take_from_bytes(after).map_err(broken)?;
+                    (files, rest) = (Some(saved), after);
+                }
+                _ => return Err(bad("there are bytes after its end")),
             }
-        };
-        if !rest.is_empty() {
-            return Err(bad("there are bytes after its end"));
         }
         if read > LONGEST {
             return Err(bad("its clock has run for longer than any machine"));
@@ -227,7 +244,12 @@ impl Frozen {
         if header.state.memories.len() != memories.len() {
             return Err(bad("it has another number of memories than sizes"));
         }
-        Ok(Self { program, memories, state: header.state, read, nested, memory })
+        if let Some(files) = &mut files {
+            let image =
+                part(files.page_bytes()).ok_or_else(|| bad("a file lies outside its pages"))?;
+            files.take(&image).map_err(ThawError::Image)?;
+        }
+        Ok(Self { program, memories, state: header.state, read, nested, files, memory })
     }
 
     /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
@@ -280,7 +302,15 @@ impl Warm {
         })?;
         let inner = &self.inner;
         let memories = inner.pools.memories().to_vec();
-        Frozen::new(inner.program.clone(), memories, state.clone(), inner.read, None)
+        let files = inner.pools.blueprint().stores.kept_files();
+        Frozen::new(
+            inner.program.clone(),
+            memories,
+            state.clone(),
+            inner.read,
+            None,
+            files.as_ref(),
+        )
     }
 }
 
@@ -291,11 +321,11 @@ impl Lease<'_> {
     /// # Errors
     /// [`FreezeError::State`] in fresh mode, and for references that no other instance can hold.
     pub fn freeze(&mut self) -> Result<Frozen, FreezeError> {
-        let (memories, state, read) = self.state()?;
+        let Present { memories, state, files, read } = self.state()?;
         if let Some(opaque) = state.opaque() {
             return Err(FreezeError::State(opaque.to_string()));
         }
-        Frozen::new(self.warm.program.clone(), memories, state, read, None)
+        Frozen::new(self.warm.program.clone(), memories, state, read, None, files.as_ref())
     }
 }
 

@@ -180,6 +180,11 @@ impl GuestOptions {
                 false => wasmtime_wasi::p1::add_to_linker_sync(&mut linker, Host::p1)?,
                 true => wasmtime_wasi::p1::add_to_linker_async(&mut linker, Host::p1)?,
             }
+            if self.wasi.files.is_some() {
+                linker.allow_shadowing(true);
+                crate::preview1::link(&mut linker, self.asynchronous)?;
+                linker.allow_shadowing(false);
+            }
             linker.func_wrap("afresh", "generation", |caller: wasmtime::Caller<'_, Host>| {
                 caller.data().generation() as i64
             })?;
@@ -205,6 +210,11 @@ impl GuestOptions {
             match self.asynchronous {
                 false => wasmtime_wasi::p2::add_to_linker_sync(&mut linker)?,
                 true => wasmtime_wasi::p2::add_to_linker_async(&mut linker)?,
+            }
+            if self.wasi.files.is_some() {
+                linker.allow_shadowing(true);
+                crate::preview2::link(&mut linker, self.asynchronous)?;
+                linker.allow_shadowing(false);
             }
             match &self.imports.component {
                 Some(link) => {

@@ -4,8 +4,8 @@
 //! and is dropped when the call's lease is.
 
 use std::any::Any;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use wasmtime::ResourceLimiter;
@@ -14,7 +14,10 @@ use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::p2::pipe::{MemoryInputPipe, MemoryOutputPipe};
 use wasmtime_wasi::{FsPerms, HostMonotonicClock, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 
+use afresh_files::{Budget, Tree};
+
 use crate::LoadError;
+use crate::files::{Files, Live};
 
 /// Where the guest's standard output and error go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -36,8 +39,13 @@ pub struct Wasi {
     pub args: Vec<String>,
     /// Environment variables.
     pub env: Vec<(String, String)>,
+    /// A file tree in memory, which the guest finds as `/`. It is part of the guest's state: every call starts from
+    /// what the warm-up left of it, sessions roll it back, and snapshots hold it. A guest with a tree has no
+    /// `dirs`; a host directory can be a layer of the tree.
+    pub files: Option<Tree>,
     /// Host directories and the paths at which the guest sees them, read-only when `false`. One that
-    /// cannot be opened is an error: of the warm-up, or of the call that is the first to miss it.
+    /// cannot be opened is an error: of the warm-up, or of the call that is the first to miss it. What calls write
+    /// there stays: no reset, no rollback and no snapshot knows of it.
     pub dirs: Vec<(std::path::PathBuf, String, bool)>,
     /// Standard output and error.
     pub output: Output,
@@ -51,6 +59,11 @@ pub struct Wasi {
 impl Wasi {
     /// A context with the directories in it, all of them; or which one cannot be opened.
     pub(crate) fn with_dirs(&self) -> Result<WasiCtxBuilder, String> {
+        if self.files.is_some() && !self.dirs.is_empty() {
+            return Err("a guest with a file tree has no host directories beside it: make them layers of the tree, \
+                        or leave the tree out"
+                .to_owned());
+        }
         let mut builder = WasiCtxBuilder::new();
         for (host, guest, writable) in &self.dirs {
             let permissions = if *writable { FsPerms::ReadWrite } else { FsPerms::ReadOnly };
@@ -66,6 +79,12 @@ impl Wasi {
     /// Refuses directories for one lease with which a descriptor that the guest knows from its warm-up would
     /// name another thing: each that `guest` gives has to be there, at its place and under its name.
     pub(crate) fn fits(&self, guest: &Self) -> Result<(), LoadError> {
+        if self.files.is_some() && guest.files.is_none() {
+            return Err(LoadError::Wasi(
+                "a lease can have a file tree of its own where its guest has one, if an empty one"
+                    .to_owned(),
+            ));
+        }
         for (at, (_, name, _)) in guest.dirs.iter().enumerate() {
             match self.dirs.get(at) {
                 Some((_, own, _)) if own == name => {}
@@ -180,6 +199,8 @@ impl std::fmt::Debug for Limiter {
 
 /// What a [`Host`] is made of.
 pub(crate) struct HostParts {
+    /// The files that calls start from, once the guest is warm; before, those of `wasi`.
+    pub(crate) files: Arc<OnceLock<Files>>,
     pub(crate) wasi: Arc<Wasi>,
     pub(crate) clock: Clock,
     pub(crate) state: State,
@@ -197,6 +218,10 @@ pub struct Host {
     /// Why WASI could not give this call what it was to give.
     failure: Option<String>,
     context: Context,
+    /// The files that this store starts from, where it is a session's or a lease has its own.
+    start: Option<Files>,
+    /// Its files, once they were asked for.
+    live: Option<Live>,
     stdout: Option<MemoryOutputPipe>,
     stderr: Option<MemoryOutputPipe>,
     generation: u64,
@@ -222,6 +247,8 @@ impl Host {
             own: None,
             failure: None,
             context: Context::None,
+            start: None,
+            live: None,
             stdout: None,
             stderr: None,
             generation: 0,
@@ -240,6 +267,12 @@ impl Host {
             self.stderr = None;
             self.failure = None;
         }
+        if self.live.is_some() {
+            self.live = None;
+        }
+        if self.start.is_some() {
+            self.start = None;
+        }
         if self.data.is_some() {
             self.data = None;
         }
@@ -254,6 +287,8 @@ impl Host {
     /// Whether nothing of a call is here.
     pub(crate) fn is_clear(&self) -> bool {
         matches!(self.context, Context::None)
+            && self.live.is_none()
+            && self.start.is_none()
             && self.stdout.is_none()
             && self.stderr.is_none()
             && self.data.is_none()
@@ -348,6 +383,56 @@ impl Host {
     /// Whether WASI (preview 1) has been used since the last [`Host::clear`].
     pub(crate) fn has_used_p1(&self) -> bool {
         matches!(self.context, Context::P1(_))
+    }
+
+    /// The guest's files, where it has any: those of the warm state, until the call changes them.
+    pub(crate) fn live(&mut self) -> Option<Live> {
+        if self.live.is_none() {
+            self.live = Some(Live::new(self.start()?));
+        }
+        self.live.clone()
+    }
+
+    /// The guest's files, where preview 2 was linked for them.
+    pub(crate) fn live_or_empty(&mut self) -> Live {
+        let empty = || Live::new(Files::new(Tree::new(Budget::default())));
+        self.live().unwrap_or_else(empty)
+    }
+
+    /// The files that this store starts from.
+    fn start(&self) -> Option<Files> {
+        if let Some(start) = &self.start {
+            return Some(start.clone());
+        }
+        if let Some(own) = self.own.as_ref().and_then(|own| own.files.as_ref()) {
+            return Some(Files::new(own.clone()));
+        }
+        match self.parts.files.get() {
+            Some(warm) => Some(warm.clone()),
+            None => self.parts.wasi.files.clone().map(Files::new),
+        }
+    }
+
+    /// The files as they are now.
+    #[must_use]
+    pub fn files(&self) -> Option<Files> {
+        match &self.live {
+            Some(live) => Some(live.lock().clone()),
+            None => self.start(),
+        }
+    }
+
+    /// Puts files in place of those that are there.
+    pub(crate) fn set_files(&mut self, files: Option<Files>) {
+        (self.start, self.live) = (files, None);
+    }
+
+    /// Changes the file tree from outside, for what the guest does next.
+    ///
+    /// # Errors
+    /// As `change` returns; [`None`] in a guest without a tree.
+    pub fn change_files<T>(&mut self, change: impl FnOnce(&mut Tree) -> T) -> Option<T> {
+        Some(change(&mut self.live()?.lock().tree))
     }
 
     /// Exchanges what WASI holds, descriptors and streams.

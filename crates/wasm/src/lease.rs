@@ -5,7 +5,6 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use afresh_rewrite::WarmState;
 use afresh_sys::PerProcess;
 use wasmtime::{
     AsContext, AsContextMut, Extern, Instance, Memory, ModuleExport, Store, StoreContextMut,
@@ -17,7 +16,7 @@ use crate::dynamic::{call_dynamic, call_error};
 use crate::fresh::FreshMemories;
 use crate::host::Host;
 use crate::loan::Loan;
-use crate::reset::{ResetInstance, WarmMemory};
+use crate::reset::{Present, ResetInstance};
 use crate::scope::forget_exception;
 use crate::stores::CallLimits;
 use crate::warm::{Inner, next_generation};
@@ -278,7 +277,7 @@ impl<'a> Lease<'a> {
     }
 
     /// The present state: memories, everything else, and what the clock reads.
-    pub(crate) fn state(&mut self) -> Result<(Vec<WarmMemory>, WarmState, u64), FreezeError> {
+    pub(crate) fn state(&mut self) -> Result<Present, FreezeError> {
         match &mut self.kind {
             Kind::Reset(lease) => Ok(lease.freeze()?),
             Kind::Fresh { .. } => Err(FreezeError::State(

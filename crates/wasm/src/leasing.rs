@@ -45,7 +45,8 @@ impl LeaseOptions {
     /// What WASI gives to its calls, instead of [`crate::GuestOptions::wasi`]. What the warm-up has read
     /// already stays as it was read: many C libraries copy arguments and environment when they start.
     /// Directories that the guest's options give must be there too, at the same place under the same name,
-    /// though they may be others of the host; further ones come after them.
+    /// though they may be others of the host; further ones come after them. A file tree given here takes the place
+    /// of the warm one, with nothing open in it; without one the warm tree stays.
     pub fn wasi(mut self, wasi: impl Into<Arc<Wasi>>) -> Self {
         self.wasi = Some(wasi.into());
         self

@@ -91,13 +91,14 @@ pub(crate) async fn warm(
             }
         }
     }
+    stores.keep_files(store.data_mut());
     let modules = read(way, &opened, &mut store, instance)?;
     no_handles(stores, &mut store)?;
     let mut warm = Vec::with_capacity(memories.len());
     for (memory, cold) in memories.iter().zip(cold) {
         let image = match is(Bug::NestedMemory) {
             true => cold.image.clone(),
-            false => memory.slot().freeze()?.compact()?,
+            false => memory.slot().freeze_apart()?,
         };
         warm.push(WarmMemory { shape: cold.shape, image, bytes: memory.bytes() });
     }

@@ -95,9 +95,7 @@ impl Plan {
             return Ok((plan, module));
         }
         let (plan, prepared) = Self::make(&wasm()?, options, true)?;
-        engine.check_process()?;
-        let compile =
-            |wasm: &[u8]| Module::new(engine.wasmtime(), wasm).map_err(LoadError::compile);
+        let compile = |wasm: &[u8]| engine.compile_anew(|engine| Module::new(engine, wasm));
         let module = match plan.mode {
             Mode::Fresh => {
                 let baked = bake(&prepared, state).map_err(|e| WarmError::State(e.to_string()))?;

@@ -19,6 +19,7 @@ use wasmtime::{
 };
 
 use crate::compare::Comparison;
+use crate::files::Files;
 use crate::guest::GuestOptions;
 use crate::host::{Clock, Host};
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, with_memories};
@@ -35,6 +36,15 @@ pub(crate) struct WarmMemory {
     pub(crate) shape: Shape,
     pub(crate) image: afresh_memory::Image,
     pub(crate) bytes: usize,
+}
+
+/// The present state of an instance, for others to start from.
+pub(crate) struct Present {
+    pub(crate) memories: Vec<WarmMemory>,
+    pub(crate) state: WarmState,
+    pub(crate) files: Option<Files>,
+    /// What its clock has read at most.
+    pub(crate) read: u64,
 }
 
 /// What every instance of a guest is made from.
@@ -303,7 +313,7 @@ impl ResetInstance {
     }
 
     /// The present state, as one that later instances could start from.
-    pub(crate) fn freeze(&mut self) -> Result<(Vec<WarmMemory>, WarmState, u64), WarmError> {
+    pub(crate) fn freeze(&mut self) -> Result<Present, WarmError> {
         descriptors::check(&self.of.blueprint.stores, self.store.data_mut())?;
         let (mut memories, mut sizes) = (Vec::new(), Vec::new());
         let logs = &self.of.blueprint.page_log2;
@@ -316,7 +326,9 @@ impl ResetInstance {
         let visible = &self.of.blueprint.visible;
         let mut scope = RootScope::new(&mut self.store);
         let state = state::read(&mut scope, self.instance, visible, sizes)?;
-        Ok((memories, state, self.of.blueprint.stores.clock.latest()))
+        drop(scope);
+        let files = self.store.data_mut().files();
+        Ok(Present { memories, state, files, read: self.of.blueprint.stores.clock.latest() })
     }
 
     /// What differs from the warm state now.

@@ -7,18 +7,21 @@
 //! objects) makes the instance be replaced. Every state that is gone to gets a generation of its own and
 //! fresh entropy, as a lease does.
 //!
-//! What may break it: state that host functions keep. WASI's streams and descriptors are the live
-//! session's: none of a state, new in each that is gone to; a guest that has files open cannot be frozen.
+//! A guest's file tree and what is open in it are part of the state. What may break it: state that host functions
+//! keep. WASI's streams are the live session's: none of a state, new in each that is gone to. So are directories of
+//! the host's; a guest that has files of theirs open cannot be frozen.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use afresh_files::{FileDifference, Refused, Tree};
 use afresh_memory::{Features, ImageError, SlotError, Strategy};
 use afresh_pool::{Budget, Held};
 use afresh_rewrite::{Visible, WarmState, WarmValue, names};
 use afresh_snapshot::{Frozen, Guest};
-use wasmtime::{AsContextMut, Global, Instance, RootScope, Table, Val, ValType};
+use wasmtime::{AsContext, AsContextMut, Global, Instance, RootScope, Table, Val, ValType};
 
+use crate::files::Files;
 use crate::host::Host;
 use crate::lease::{Kind, Lease};
 use crate::leasing::at_once;
@@ -68,6 +71,27 @@ struct Values {
     tables: Vec<Vec<WarmValue>>,
     /// Flags of the segments that can be dropped: data, then elements.
     dropped: Vec<bool>,
+    /// The file tree, and what is open in it, if the guest has one.
+    files: Option<Files>,
+}
+
+impl SessionState {
+    /// The file tree of the state, if the guest has one.
+    #[must_use]
+    pub fn files(&self) -> Option<&Tree> {
+        self.0.files.as_ref().map(|files| &files.tree)
+    }
+
+    /// What of the files became otherwise on the way to `other`.
+    ///
+    /// # Errors
+    /// [`Refused::Layer`] when a layer of the tree cannot be read.
+    pub fn diff_files(&self, other: &Self) -> Result<FileDifference, Refused> {
+        match (self.files(), other.files()) {
+            (Some(one), Some(two)) => one.diff(two),
+            _ => Ok(FileDifference::default()),
+        }
+    }
 }
 
 /// Where an instance keeps what is no memory, looked up once.
@@ -116,13 +140,21 @@ impl Warm {
         let state = resettable(&self.inner)?;
         let memories = state.memories.iter().map(|memory| memory.image.clone()).collect();
         let bytes = state.memories.iter().map(|memory| memory.bytes).collect();
-        let values = Values::of(self.inner.id, bytes, &state.state, &state.blueprint.visible);
+        let files = state.blueprint.stores.kept_files();
+        let visible = &state.blueprint.visible;
+        let values = Values::of(self.inner.id, bytes, &state.state, visible, files);
         Ok(Frozen { memories, state: SessionState(Arc::new(values)) })
     }
 }
 
 impl Values {
-    fn of(guest: u64, bytes: Vec<usize>, state: &WarmState, visible: &Visible) -> Self {
+    fn of(
+        guest: u64,
+        bytes: Vec<usize>,
+        state: &WarmState,
+        visible: &Visible,
+        files: Option<Files>,
+    ) -> Self {
         let global = |index| state.globals.get(index).copied().unwrap_or(WarmValue::Null);
         let table = |index| state.tables.get(index).cloned().unwrap_or_default();
         let data = visible.data.iter().map(|index| state.dropped_data.contains(index));
@@ -133,6 +165,7 @@ impl Values {
             globals: visible.globals.iter().map(global).collect(),
             tables: visible.tables.iter().map(table).collect(),
             dropped: data.chain(elements).collect(),
+            files,
         }
     }
 
@@ -184,6 +217,7 @@ impl Places {
         guest: u64,
         bytes: Vec<usize>,
     ) -> Values {
+        let files = store.as_context().data().files();
         let mut globals = Vec::with_capacity(self.globals.len());
         for (global, _) in &self.globals {
             let value = global.get(&mut *store);
@@ -192,7 +226,7 @@ impl Places {
         let tables = self.tables.iter().map(|(table, _)| self.read_table(store, *table)).collect();
         let dropped =
             self.dropped.iter().map(|flag| flag.get(&mut *store).i32() != Some(0)).collect();
-        Values { guest, bytes, globals, tables, dropped }
+        Values { guest, bytes, globals, tables, dropped, files }
     }
 
     fn read_table(
@@ -280,6 +314,7 @@ impl Session {
             .collect::<Result<Vec<_>, _>>()?;
         let mappings = memories.iter().map(|memory| memory.mappings()).sum::<usize>();
         let mut instance = state.make_over(memories)?;
+        instance.store.data_mut().set_files(values.files.clone());
         let mut scope = RootScope::new(&mut instance.store);
         let places = Places::find(&mut scope, instance.instance, &state.blueprint.visible)?;
         places.write(&mut scope, instance.instance, values)?;
@@ -314,6 +349,17 @@ impl Session {
         Lease::resume(&self.warm.inner, Kind::Reset(Loan::Own(Own(&mut self.instance))))
     }
 
+    /// The file tree as it is now, if the guest has one.
+    #[must_use]
+    pub fn files(&self) -> Option<Tree> {
+        self.instance.store.as_context().data().files().map(|files| files.tree)
+    }
+
+    /// Changes the file tree from outside; `None` in a guest that has none.
+    pub fn change_files<T>(&mut self, change: impl FnOnce(&mut Tree) -> T) -> Option<T> {
+        self.instance.store.data_mut().change_files(change)
+    }
+
     /// The guest it is a session of.
     #[must_use]
     pub fn warm(&self) -> &Warm {
@@ -332,6 +378,7 @@ impl Session {
         let values = &*to.state.0;
         let instance = &mut self.instance;
         instance.store.data_mut().clear();
+        instance.store.data_mut().set_files(values.files.clone());
         forget_exception(&mut instance.store);
         let mut tables = self.places.tables.iter().zip(&values.tables);
         if tables.any(|((table, _), elements)| table.size(&instance.store) > elements.len() as u64)

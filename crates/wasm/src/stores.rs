@@ -1,14 +1,16 @@
 //! Stores, and the limits on what runs in them: one way to make them for modules and components.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+use afresh_files::Tree;
 use wasmtime::{AsContextMut, Store, Trap, UpdateDeadline};
 
+use crate::files::Files;
 use crate::guest::GuestOptions;
 use crate::host::{Clock, Host, HostParts, Limiter, State, Wasi};
 use crate::way::Way;
-use crate::{Engine, LoadError};
+use crate::{Engine, Frozen, LoadError, ThawError};
 
 /// Epochs and fuel for our own functions: as good as unlimited, and far from overflow.
 const UNLIMITED: u64 = 1 << 60;
@@ -18,6 +20,8 @@ const UNLIMITED: u64 = 1 << 60;
 pub(crate) struct Stores {
     engine: Engine,
     wasi: Arc<Wasi>,
+    /// What calls find in the file tree, once the guest is warm.
+    pub(crate) files: Arc<OnceLock<Files>>,
     pub(crate) clock: Clock,
     memory_limit: usize,
     /// Most instances in one store, if not as many as wasmtime allows.
@@ -45,6 +49,7 @@ impl Stores {
         Ok(Self {
             engine: engine.clone(),
             wasi: Arc::new(options.wasi.clone()),
+            files: Arc::default(),
             clock: clock.clone(),
             memory_limit: options.memory_limit,
             instances,
@@ -89,6 +94,7 @@ impl Stores {
         let clock = self.clock.clone();
         let host = Host::new(HostParts {
             wasi: self.wasi.clone(),
+            files: self.files.clone(),
             clock,
             state: self.state.clone(),
             limiter: self.limiter.clone(),
@@ -107,6 +113,31 @@ impl Stores {
         }
         self.unlimit(&mut store);
         Ok(store)
+    }
+
+    /// The files that every call starts from, where they are known.
+    pub(crate) fn kept_files(&self) -> Option<Files> {
+        let given = || self.wasi.files.clone().map(Files::new);
+        self.files.get().cloned().or_else(given)
+    }
+
+    /// Makes the files of a frozen guest those that every call starts from. Of those of the options nothing but the
+    /// budget is taken.
+    pub(crate) fn thaw_files(&self, frozen: &Frozen) -> Result<(), ThawError> {
+        if let Some(files) = &frozen.files {
+            let allowed = self.wasi.files.as_ref().map(Tree::budget).unwrap_or_default();
+            let files = files.restore(allowed).map_err(ThawError::State)?;
+            let _ = self.files.set(files);
+        }
+        Ok(())
+    }
+
+    /// Makes the files that `host` has those that every call starts from.
+    pub(crate) fn keep_files(&self, host: &Host) {
+        if let Some(files) = host.files() {
+            // Nobody else warms this guest.
+            let _ = self.files.set(files);
+        }
     }
 
     /// Lifts time and fuel limits, for code of ours.

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use afresh_files::{Budget, Tree};
 use afresh_pool::Pool;
 
 use crate::fresh::FreshState;
@@ -34,6 +35,7 @@ impl Warm {
                 "it is a component; thaw it with `WarmComponent::thaw`".to_owned(),
             ));
         }
+        let options = &with_files(options, frozen);
         let started = Instant::now();
         let state_bytes =
             postcard::to_allocvec(&frozen.state).map_err(|e| ThawError::State(e.to_string()))?;
@@ -49,6 +51,7 @@ impl Warm {
         let clock = Clock::from(frozen.read);
         let blueprint =
             Blueprint::new(engine, options, &module, &plan, &clock).map_err(WarmError::from)?;
+        blueprint.stores.thaw_files(frozen)?;
         let compile = started.elapsed();
         let memories = frozen.memories.clone();
         let state = frozen.state.clone();
@@ -67,6 +70,15 @@ impl Warm {
         let program = frozen.program.clone();
         Ok(Self::finish(options, pools, false, plan, times, program, frozen.read)?)
     }
+}
+
+/// The same options, with a file tree where the frozen guest has one, under the budget of the options'.
+pub(crate) fn with_files(options: &GuestOptions, frozen: &Frozen) -> GuestOptions {
+    let mut options = options.clone();
+    if frozen.files.is_some() && options.wasi.files.is_none() {
+        options.wasi.files = Some(Tree::new(Budget::default()));
+    }
+    options
 }
 
 /// Refuses a state that is none of this module's: what it has must be what the module shows.

@@ -283,10 +283,11 @@ impl Warmer<'_> {
         let mut scope = RootScope::new(&mut store);
         self.run(&mut scope, instance, prepared, warm_up).await?;
         descriptors::check(&blueprint.stores, scope.as_context_mut().data_mut())?;
+        blueprint.stores.keep_files(scope.as_context_mut().data_mut());
         let mut warm = Vec::new();
         let mut sizes = Vec::new();
         for (memory, declared) in memories.iter().zip(&prepared.analysis.memories) {
-            let image = memory.slot().freeze()?.compact()?;
+            let image = memory.slot().freeze_apart()?;
             let bytes = memory.bytes();
             sizes.push((bytes >> declared.page_size_log2) as u64);
             warm.push(WarmMemory { shape: Shape::of(declared), image, bytes });
@@ -362,7 +363,9 @@ impl Warm {
                 let baked =
                     bake(&prepared, &warmed.state).map_err(|e| WarmError::State(e.to_string()))?;
                 drop(warmed.store);
+                let files = blueprint.stores.files.clone();
                 blueprint = warmer.blueprint(&baked, &plan)?;
+                blueprint.stores.files = files;
                 let state = Box::new(FreshState {
                     blueprint,
                     memories: warmed.warm,

@@ -1,4 +1,4 @@
-//! Hosts with few addresses to give away.
+//! Hosts with few addresses, or little memory, to give away.
 
 use afresh_sys::alone;
 use afresh_wasm::{
@@ -52,4 +52,41 @@ fn guests_run_and_stay_inside_their_memory_under_a_limit_of_two_gibibytes() {
             assert!(lease.call("read", &[Val::I32(196_608)]).is_err());
         }
     });
+}
+
+#[test]
+fn warming_takes_little_more_memory_than_the_guest_itself() {
+    alone("warming_takes_little_more_memory_than_the_guest_itself", || {
+        const MIB: usize = 96;
+        let wasm = wat::parse_str(format!(
+            r#"(module (memory {pages})
+                (func (export "fill") (local $at i32)
+                    (loop $next
+                        (i32.store (local.get $at) (i32.add (local.get $at) (i32.const 1)))
+                        (local.set $at (i32.add (local.get $at) (i32.const 4096)))
+                        (br_if $next (i32.lt_u (local.get $at) (i32.const {bytes})))))
+                (func (export "last") (result i32) (i32.load (i32.const {last}))))"#,
+            pages = MIB * 16,
+            bytes = MIB << 20,
+            last = (MIB << 20) - 4096,
+        ))
+        .unwrap();
+        let engine = Engine::new(EngineConfig::default()).unwrap();
+        let before = most_resident();
+        let guest = Guest::new(&engine, &wasm).unwrap();
+        let warm = guest.warm(WarmUp::new().call("fill", &[])).unwrap();
+        let peak = most_resident() - before;
+        let last = warm.lease().unwrap().call("last", &[]).unwrap();
+        assert!(matches!(last[..], [Val::I32(n)] if n == (MIB << 20) as i32 - 4095));
+        // The guest's own, and what it takes to compile it. The image is no part of the process until it is
+        // touched. Each copy on the way would be as much again.
+        assert!(peak < (MIB + MIB / 2) << 20, "{} MiB", peak >> 20);
+    });
+}
+
+/// The most memory of the process that was resident so far, in bytes.
+fn most_resident() -> usize {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+    line.trim().trim_end_matches(" kB").parse::<usize>().unwrap() << 10
 }

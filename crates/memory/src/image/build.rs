@@ -183,6 +183,34 @@ pub(super) unsafe fn store_nonzero(
     })
 }
 
+/// Stores those of `content` that are not zero: pages by number, ascending, each with where it is read.
+///
+/// # Safety
+/// Every page must be readable at its address and stay unchanged through the call.
+pub(super) unsafe fn store_pages(
+    content: &[(usize, *const u8)],
+) -> Result<Vec<Extent>, ImageError> {
+    // SAFETY: the caller promises that the page is readable and unchanging.
+    let zero = |at: *const u8| is_zero(unsafe { std::slice::from_raw_parts(at, PAGE_SIZE) });
+    let content: Vec<_> = content.iter().copied().filter(|(_, at)| !zero(*at)).collect();
+    let mut runs = Vec::new();
+    content.iter().for_each(|(page, _)| push_page(&mut runs, *page));
+    // Runs come in order, and so do their pages.
+    let mut left = content.iter().map(|(_, at)| *at);
+    let mut pieces: Vec<(*const u8, usize)> = Vec::new();
+    store(&runs, |file, runs, at| {
+        pieces.clear();
+        for page in left.by_ref().take(runs.iter().map(|run| run.len).sum()) {
+            match pieces.last_mut() {
+                Some((start, len)) if start.wrapping_add(*len) == page => *len += PAGE_SIZE,
+                _ => pieces.push((page, PAGE_SIZE)),
+            }
+        }
+        // SAFETY: as above.
+        unsafe { file.write_from(&pieces, at * PAGE_SIZE) }
+    })
+}
+
 /// Most mappings that a slot should need for one backing.
 const MAX_CHUNKS: usize = 256;
 /// Gaps of up to this many pages are always kept as holes.

@@ -16,6 +16,9 @@ pub fn memory_pressure() -> Option<f32> {
     None
 }
 
+/// There is no allocator but the interpreter's.
+pub fn trim_heap() {}
+
 /// As by default.
 #[must_use]
 pub fn max_mappings() -> usize {

@@ -1,0 +1,119 @@
+//! A session's files from outside: what a guest finds before its next call, and what its last one left.
+//!
+//! What is written here is part of the session's present state, like what its calls write: the next checkpoint
+//! freezes it, and a rollback undoes it.
+
+use afresh_files::{Budget, Listed, Refused, Stat, Time, Tree};
+use afresh_snapshot::{Branch, BranchError};
+
+use crate::SessionError;
+
+/// Bytes of a file that [`SessionFiles::read`] gives, at most.
+const READ: u64 = 1 << 30;
+
+/// The files of a session. Paths begin at the root of its tree, with or without a slash.
+pub struct SessionFiles<'a> {
+    branch: &'a mut Branch<afresh_wasm::Session>,
+}
+
+impl std::fmt::Debug for SessionFiles<'_> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("SessionFiles").field("tree", &self.tree()).finish()
+    }
+}
+
+/// Something about a file was refused.
+fn refused(path: &str) -> impl Fn(Refused) -> SessionError {
+    move |source| SessionError::Files { path: path.to_owned(), source }
+}
+
+impl<'a> SessionFiles<'a> {
+    pub(crate) fn of(branch: &'a mut Branch<afresh_wasm::Session>) -> Result<Self, SessionError> {
+        match present(branch) {
+            Some(_) => Ok(Self { branch }),
+            None => Err(SessionError::NoFiles(
+                "its guest was opened without a file tree; set one with `Options::files`",
+            )),
+        }
+    }
+
+    /// The tree as it is now. A copy costs nothing, and never changes.
+    #[must_use]
+    pub fn tree(&self) -> Tree {
+        present(self.branch).unwrap_or_else(|| Tree::new(Budget::default()))
+    }
+
+    /// All bytes of a file; one of more than a GiB is read by parts, from [`SessionFiles::tree`].
+    ///
+    /// # Errors
+    /// [`SessionError::Files`].
+    pub fn read(&self, path: &str) -> Result<Vec<u8>, SessionError> {
+        self.tree().read_path(path, READ).map_err(refused(path))
+    }
+
+    /// What is at a path.
+    ///
+    /// # Errors
+    /// [`SessionError::Files`].
+    pub fn stat(&self, path: &str) -> Result<Stat, SessionError> {
+        self.tree().stat_path(path).map_err(refused(path))
+    }
+
+    /// The names in a directory, in order.
+    ///
+    /// # Errors
+    /// [`SessionError::Files`].
+    pub fn list(&self, path: &str) -> Result<Vec<Listed>, SessionError> {
+        self.tree().list_path(path).map_err(refused(path))
+    }
+
+    /// Writes a whole file, with the directories above it that are missing.
+    ///
+    /// # Errors
+    /// [`SessionError::Files`], with nothing changed.
+    pub fn write(&mut self, path: &str, bytes: &[u8]) -> Result<(), SessionError> {
+        self.change(path, |tree| tree.write_path(path, bytes, Time::now()).map(drop))
+    }
+
+    /// Makes a directory, with those above it that are missing.
+    ///
+    /// # Errors
+    /// [`SessionError::Files`].
+    pub fn make_directory(&mut self, path: &str) -> Result<(), SessionError> {
+        self.change(path, |tree| tree.make_directories(path, Time::now()).map(drop))
+    }
+
+    /// Removes a file, or a directory with everything in it.
+    ///
+    /// # Errors
+    /// [`SessionError::Files`].
+    pub fn remove(&mut self, path: &str) -> Result<(), SessionError> {
+        self.change(path, |tree| tree.remove_path(path, Time::now()))
+    }
+
+    /// Changes the tree in any way.
+    ///
+    /// # Errors
+    /// [`SessionError::Files`] as `change` returns, naming `path`; [`SessionError::State`] when the session's
+    /// instance cannot be made.
+    pub fn change<T>(
+        &mut self,
+        path: &str,
+        change: impl FnOnce(&mut Tree) -> Result<T, Refused>,
+    ) -> Result<T, SessionError> {
+        let session = self.branch.guest_mut().map_err(|error| match error {
+            BranchError::Tree(error) => SessionError::Tree(error),
+            other => SessionError::State(other.into()),
+        })?;
+        let changed = session.change_files(change).unwrap_or(Err(Refused::Missing));
+        changed.map_err(refused(path))
+    }
+}
+
+/// The tree of the session as it is now.
+fn present(branch: &Branch<afresh_wasm::Session>) -> Option<Tree> {
+    match branch.guest() {
+        Some(session) => session.files(),
+        None => branch.base().state.files().cloned(),
+    }
+}

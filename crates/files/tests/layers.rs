@@ -1,0 +1,527 @@
+//! What lies below a tree: honest layers are seen as they are, hostile ones lead nowhere and take nothing.
+
+use std::io::Write;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+
+use afresh_files::{
+    Access, Budget, Change, Kind, Layer, LayerError, LayerLimits, Refused, Rename, SavedTree, Time,
+    Tree, TreeError, Walk, Whence,
+};
+use sha2::{Digest, Sha256};
+
+const NOW: Time = Time { seconds: 1, nanos: 2 };
+
+fn empty() -> Tree {
+    Tree::new(Budget::default())
+}
+
+fn over(layer: Layer) -> Tree {
+    empty().over("/", &layer).unwrap()
+}
+
+fn read(tree: &Tree, path: &str) -> Result<Vec<u8>, Refused> {
+    tree.read_path(path, 1 << 20)
+}
+
+/// A directory with a bit of everything, and links that try to leave it.
+fn host() -> tempfile::TempDir {
+    let directory = tempfile::tempdir().unwrap();
+    let at = |name: &str| directory.path().join(name);
+    std::fs::create_dir_all(at("top/sub/deep")).unwrap();
+    std::fs::write(at("secret"), b"not for guests").unwrap();
+    std::fs::write(at("top/a"), [7; 10_000]).unwrap();
+    std::fs::write(at("top/sub/b"), b"bee").unwrap();
+    symlink("sub/b", at("top/link")).unwrap();
+    symlink("../secret", at("top/out")).unwrap();
+    symlink("/etc/passwd", at("top/absolute")).unwrap();
+    symlink("../../..", at("top/sub/up")).unwrap();
+    rustix::fs::mknodat(
+        rustix::fs::CWD,
+        at("top/pipe"),
+        rustix::fs::FileType::Fifo,
+        rustix::fs::Mode::RWXU,
+        0,
+    )
+    .unwrap();
+    directory
+}
+
+#[test]
+fn a_host_directory_is_read_below_and_never_written_or_left() {
+    let directory = host();
+    let top = directory.path().join("top");
+    let mut tree = over(Layer::open(&top, &LayerLimits::default()).unwrap());
+    assert_eq!(read(&tree, "a").unwrap(), [7; 10_000]);
+    assert_eq!(read(&tree, "link").unwrap(), b"bee");
+    assert_eq!(read(&tree, "sub/../sub/b").unwrap(), b"bee");
+    // Links mean what they mean within the tree.
+    for path in ["out", "absolute", "sub/up/secret", "../secret", "sub/up/../../secret"] {
+        assert_eq!(read(&tree, path), Err(Refused::Missing), "{path}");
+    }
+    let names: Vec<String> = tree
+        .list_path("/")
+        .unwrap()
+        .iter()
+        .map(|entry| String::from_utf8_lossy(&entry.name).into_owned())
+        .collect();
+    assert_eq!(
+        names,
+        ["a", "absolute", "link", "out", "sub"],
+        "a pipe is none of a guest's business"
+    );
+
+    let before = tree.clone();
+    let a = tree.find("a").unwrap();
+    tree.write(a, 5000, b"changed", NOW).unwrap();
+    tree.set_size(a, 9000, NOW).unwrap();
+    tree.write_path("sub/deep/new", b"new", NOW).unwrap();
+    tree.remove_path("link", NOW).unwrap();
+    let place =
+        |tree: &Tree, path: &str| tree.walk(path.as_bytes(), Walk::new(Tree::ROOT).name()).unwrap();
+    let (from, to) = (place(&tree, "sub"), place(&tree, "moved"));
+    tree.rename_at(&from, &to, Rename::Replace, NOW).unwrap();
+    assert_eq!(read(&tree, "moved/b").unwrap(), b"bee");
+    assert_eq!(tree.find("moved/deep/..").unwrap(), tree.find("moved").unwrap());
+    let mut expected = vec![7; 9000];
+    expected[5000..5007].copy_from_slice(b"changed");
+    assert_eq!(read(&tree, "a").unwrap(), expected);
+    assert!(tree.used().bytes < 10_000, "what is below is not paid for: {:?}", tree.used());
+
+    // The relative, and the host, have what they had.
+    assert_eq!(read(&before, "link").unwrap(), b"bee");
+    assert_eq!(std::fs::read(top.join("a")).unwrap(), [7; 10_000]);
+    assert!(!top.join("moved").exists() && !top.join("sub/deep/new").exists());
+
+    let found = before.diff(&tree).unwrap();
+    let said: Vec<_> = found
+        .changes
+        .iter()
+        .map(|change| (String::from_utf8_lossy(&change.path).into_owned(), change.change))
+        .collect();
+    let expected = [
+        ("/a", Change::Changed),
+        ("/link", Change::Removed),
+        ("/moved", Change::Added),
+        ("/moved/b", Change::Added),
+        ("/moved/deep", Change::Added),
+        ("/moved/deep/new", Change::Added),
+        ("/moved/up", Change::Added),
+        ("/sub", Change::Removed),
+    ];
+    for (path, change) in expected {
+        assert!(said.contains(&(path.to_owned(), change)), "{path}: {said:?}");
+    }
+    assert_eq!(found.changes.iter().find(|c| c.path == b"/a").unwrap().bytes, 7 + 1000);
+
+    // It comes back over the same directory in another process, and over nothing at all.
+    let saved = tree.saved().unwrap();
+    let again = over(Layer::directory(&top).unwrap()).restored(&saved).unwrap();
+    assert!(tree.diff(&again).unwrap().is_empty());
+    assert_eq!(again.used(), tree.used());
+    assert!(matches!(empty().restored(&saved), Err(TreeError::Layers { .. })));
+    let alone = tree.detached().unwrap();
+    let saved = alone.saved().unwrap();
+    drop(directory);
+    let alone = empty().restored(&saved).unwrap();
+    assert_eq!(read(&alone, "a").unwrap()[4999..5008], *b"\x07changed\x07");
+    assert_eq!(read(&alone, "moved/b").unwrap(), b"bee");
+    let room = |tree: &Tree| tree.budget().bytes - tree.used().bytes;
+    assert_eq!(room(&alone), room(&tree));
+}
+
+#[test]
+fn whoever_exchanges_a_directory_for_a_link_leads_nowhere() {
+    let directory = host();
+    let top = directory.path().join("top");
+    let tree = over(Layer::directory(&top).unwrap());
+    assert!(tree.list_path("sub").is_ok());
+    std::fs::rename(top.join("sub"), top.join("gone")).unwrap();
+    symlink(directory.path(), top.join("sub")).unwrap();
+    std::fs::write(directory.path().join("b"), b"outside").unwrap();
+    assert_eq!(read(&tree, "sub/b"), Err(Refused::Missing));
+}
+
+#[test]
+fn layers_lie_over_one_another_and_at_places() {
+    let directory = host();
+    let other = tempfile::tempdir().unwrap();
+    std::fs::create_dir(other.path().join("sub")).unwrap();
+    std::fs::write(other.path().join("sub/b"), b"above").unwrap();
+    std::fs::write(other.path().join("sub/c"), b"sea").unwrap();
+    let first = Layer::directory(directory.path().join("top")).unwrap();
+    let second = Layer::directory(other.path()).unwrap();
+    let tree = empty().over("/", &first).unwrap().over("/", &second).unwrap();
+    let mut tree = tree.over("/mnt/x", &second).unwrap();
+    assert_eq!(read(&tree, "sub/b").unwrap(), b"above");
+    assert_eq!(read(&tree, "mnt/x/sub/c").unwrap(), b"sea");
+    assert_eq!(read(&tree, "link").unwrap(), b"above");
+    assert_eq!(tree.find("sub/deep/../..").unwrap(), Tree::ROOT);
+    assert_eq!(tree.used(), Budget { bytes: 0, files: 0 });
+    tree.write_path("sub/deep/d", b"dee", NOW).unwrap();
+    let saved = tree.saved().unwrap();
+    let base = empty().over("/", &first).unwrap().over("/", &second).unwrap();
+    let again = base.over("/mnt/x", &second).unwrap().restored(&saved).unwrap();
+    assert_eq!(read(&again, "sub/deep/d").unwrap(), b"dee");
+    assert!(again.over("/", &first).is_err(), "a tree that was changed gets no layers");
+}
+
+fn zipped(files: &[(&str, &[u8])]) -> tempfile::NamedTempFile {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut zip = zip::ZipWriter::new(file.reopen().unwrap());
+    for (index, (name, bytes)) in files.iter().enumerate() {
+        let method = [zip::CompressionMethod::Deflated, zip::CompressionMethod::Stored][index % 2];
+        let options = zip::write::SimpleFileOptions::default().compression_method(method);
+        match name.strip_suffix('/') {
+            Some(name) => zip.add_directory(name, options).unwrap(),
+            None => {
+                zip.start_file(*name, options).unwrap();
+                zip.write_all(bytes).unwrap();
+            }
+        }
+    }
+    zip.finish().unwrap();
+    file
+}
+
+#[test]
+fn a_zip_is_read_as_it_is_and_a_bomb_is_refused() {
+    let long: Vec<u8> = (0..100_000_u32).map(|i| (i / 7) as u8).collect();
+    let file =
+        zipped(&[("dir/packed", &long), ("dir/plain", b"plain"), ("empty/", b""), ("/abs", b"in")]);
+    let limits = LayerLimits::default();
+    let mut tree = over(Layer::open(file.path(), &limits).unwrap());
+    assert_eq!(read(&tree, "dir/packed").unwrap(), long);
+    assert_eq!(read(&tree, "dir/plain").unwrap(), b"plain");
+    // An absolute name is one below the root.
+    assert_eq!(read(&tree, "abs").unwrap(), b"in");
+    let packed = tree.find("dir/packed").unwrap();
+    tree.write(packed, 50_000, b"x", NOW).unwrap();
+    assert!(tree.used().bytes < 10_000);
+    let saved = tree.saved().unwrap();
+    let again = over(Layer::zip(file.path(), &limits).unwrap()).restored(&saved).unwrap();
+    assert_eq!(
+        read(&again, "dir/packed").unwrap()[49_999..50_002],
+        [long[49_999], b'x', long[50_001]]
+    );
+
+    let bomb = zipped(&[("zeros", &vec![0; 4 << 20])]);
+    assert!(std::fs::metadata(bomb.path()).unwrap().len() < 10_000);
+    let tight = LayerLimits { bytes: 1 << 20, files: 10 };
+    assert!(matches!(Layer::zip(bomb.path(), &tight), Err(LayerError::Limit { .. })));
+    let many: Vec<(String, Vec<u8>)> = (0..20).map(|i| (format!("f{i}"), Vec::new())).collect();
+    let many: Vec<(&str, &[u8])> = many.iter().map(|(n, b)| (&**n, &**b)).collect();
+    assert!(matches!(Layer::zip(zipped(&many).path(), &tight), Err(LayerError::Limit { .. })));
+
+    // A file that says that it is shorter than it unpacks to is refused when it is read.
+    let mut bytes = std::fs::read(bomb.path()).unwrap();
+    let (long, short) = ((4_u32 << 20).to_le_bytes(), 1000_u32.to_le_bytes());
+    for at in 0..bytes.len() - 4 {
+        if bytes[at..at + 4] == long {
+            bytes[at..at + 4].copy_from_slice(&short);
+        }
+    }
+    std::fs::write(bomb.path(), bytes).unwrap();
+    if let Ok(layer) = Layer::zip(bomb.path(), &tight) {
+        assert!(matches!(read(&over(layer), "zeros"), Err(Refused::Layer(_))));
+    }
+
+    let escaping = zipped(&[("../../etc/cron.d/x", b"evil")]);
+    let layer = Layer::zip(escaping.path(), &limits).unwrap();
+    assert!(matches!(empty().over("/", &layer), Err(LayerError::Bad { .. })));
+}
+
+/// One entry of a tar, with whatever name.
+fn entry(
+    out: &mut tar::Builder<impl Write>,
+    name: &str,
+    kind: tar::EntryType,
+    target: &str,
+    bytes: &[u8],
+) {
+    let mut header = tar::Header::new_ustar();
+    header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
+    header.as_old_mut().linkname[..target.len()].copy_from_slice(target.as_bytes());
+    header.set_entry_type(kind);
+    header.set_size(bytes.len() as u64);
+    header.set_mode(0o640);
+    header.set_cksum();
+    out.append(&header, bytes).unwrap();
+}
+
+fn tarred(entries: &[(&str, tar::EntryType, &str, &[u8])]) -> Vec<u8> {
+    let mut out = tar::Builder::new(Vec::new());
+    for (name, kind, target, bytes) in entries {
+        entry(&mut out, name, *kind, target, bytes);
+    }
+    out.into_inner().unwrap()
+}
+
+fn written(bytes: &[u8]) -> tempfile::NamedTempFile {
+    let mut file = tempfile::NamedTempFile::new().unwrap();
+    file.write_all(bytes).unwrap();
+    file
+}
+
+const FILE: tar::EntryType = tar::EntryType::Regular;
+
+#[test]
+fn a_tar_is_read_plain_and_packed_and_its_names_stay_inside() {
+    let mut out = tar::Builder::new(Vec::new());
+    entry(&mut out, "/etc/absolute", FILE, "", b"inside");
+    entry(&mut out, "./a/b", FILE, "", &[3; 5000]);
+    entry(&mut out, "a/same", tar::EntryType::Link, "./a/b", b"");
+    entry(&mut out, "up", tar::EntryType::Symlink, "../../../../etc/passwd", b"");
+    entry(&mut out, "device", tar::EntryType::Char, "", b"");
+    let long = "long/".repeat(40) + "name";
+    let mut header = tar::Header::new_gnu();
+    header.set_size(4);
+    header.set_mode(0o600);
+    out.append_data(&mut header, &long, &b"far!"[..]).unwrap();
+    let plain = out.into_inner().unwrap();
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    gzip.write_all(&plain).unwrap();
+    let packed = [plain.clone(), gzip.finish().unwrap(), zstd::encode_all(&plain[..], 1).unwrap()];
+    for bytes in packed {
+        let file = written(&bytes);
+        let tree = over(Layer::open(file.path(), &LayerLimits::default()).unwrap());
+        assert_eq!(read(&tree, "/etc/absolute").unwrap(), b"inside");
+        assert_eq!(read(&tree, "a/same").unwrap(), [3; 5000]);
+        assert_eq!(tree.stat_path("a/b").unwrap().links, 2);
+        assert_eq!(tree.stat_path("a/b").unwrap().mode, 0o640);
+        assert_eq!(read(&tree, &long).unwrap(), b"far!");
+        assert_eq!(read(&tree, "up"), Err(Refused::Missing));
+        assert_eq!(tree.find("device"), Err(Refused::Missing));
+        let tight = LayerLimits { bytes: 4000, files: 100 };
+        assert!(matches!(Layer::open(file.path(), &tight), Err(LayerError::Limit { .. })));
+    }
+    // A bomb is stopped while it is unpacked.
+    let mut bomb = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    bomb.write_all(&vec![0; 32 << 20]).unwrap();
+    let bomb = written(&bomb.finish().unwrap());
+    let tight = LayerLimits { bytes: 1 << 20, files: 10 };
+    assert!(matches!(Layer::tar(bomb.path(), &tight), Err(LayerError::Limit { .. })));
+    for hostile in ["../out", "a/../../out", "a/.."] {
+        let file = written(&tarred(&[(hostile, FILE, "", b"x")]));
+        let layer = Layer::tar(file.path(), &LayerLimits::default()).unwrap();
+        assert!(matches!(empty().over("/", &layer), Err(LayerError::Bad { .. })), "{hostile}");
+    }
+    // Cut anywhere it is refused, or shows less; nothing panics.
+    for cut in (0..plain.len()).step_by(97) {
+        let file = written(&plain[..cut]);
+        if let Ok(layer) = Layer::tar(file.path(), &LayerLimits::default())
+            && let Ok(tree) = empty().over("/", &layer)
+        {
+            let _ = read(&tree, "a/b");
+        }
+    }
+}
+
+/// An OCI layout with these layers.
+fn image(directory: &Path, layers: &[Vec<u8>]) {
+    let blobs = directory.join("blobs/sha256");
+    std::fs::create_dir_all(&blobs).unwrap();
+    let put = |bytes: &[u8]| {
+        let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+        std::fs::write(blobs.join(&hex), bytes).unwrap();
+        format!("sha256:{hex}")
+    };
+    let layers: Vec<String> = layers
+        .iter()
+        .map(|layer| {
+            let media = "application/vnd.oci.image.layer.v1.tar";
+            format!(r#"{{"mediaType":"{media}","digest":"{}","size":{}}}"#, put(layer), layer.len())
+        })
+        .collect();
+    let manifest = format!(r#"{{"schemaVersion":2,"layers":[{}]}}"#, layers.join(","));
+    let digest = put(manifest.as_bytes());
+    let index = format!(r#"{{"schemaVersion":2,"manifests":[{{"digest":"{digest}","size":1}}]}}"#);
+    std::fs::write(directory.join("index.json"), index).unwrap();
+    std::fs::write(directory.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
+}
+
+#[test]
+fn an_images_layers_lie_over_one_another_with_what_is_gone_gone() {
+    let directory = tempfile::tempdir().unwrap();
+    let directories = tar::EntryType::Directory;
+    image(
+        directory.path(),
+        &[
+            tarred(&[
+                ("etc/", directories, "", b""),
+                ("etc/a", FILE, "", b"old"),
+                ("etc/b", FILE, "", b"goes"),
+                ("var/cache/x", FILE, "", b"goes too"),
+                ("lib", tar::EntryType::Symlink, "usr/lib", b""),
+                ("usr/lib/one", FILE, "", b"1"),
+            ]),
+            tarred(&[
+                ("etc/a", FILE, "", b"new"),
+                ("etc/.wh.b", FILE, "", b""),
+                ("var/cache/y", FILE, "", b"stays"),
+                ("var/cache/.wh..wh..opq", FILE, "", b""),
+                ("lib/two", FILE, "", b"2"),
+                ("usr/hard", tar::EntryType::Link, "usr/lib/one", b""),
+            ]),
+        ],
+    );
+    let tree = over(Layer::open(directory.path(), &LayerLimits::default()).unwrap());
+    assert_eq!(read(&tree, "etc/a").unwrap(), b"new");
+    assert_eq!(read(&tree, "etc/b"), Err(Refused::Missing));
+    assert_eq!(read(&tree, "etc/.wh.b"), Err(Refused::Missing));
+    let cache = tree.list_path("var/cache").unwrap();
+    assert_eq!(cache.iter().map(|e| &*e.name).collect::<Vec<_>>(), [b"y"]);
+    assert_eq!(read(&tree, "usr/lib/two").unwrap(), b"2");
+    assert_eq!(read(&tree, "usr/hard").unwrap(), b"1");
+    assert_eq!(tree.stat_path("lib").unwrap().kind, Kind::Directory);
+
+    // A layer that is not what the manifest says is refused.
+    for blob in std::fs::read_dir(directory.path().join("blobs/sha256")).unwrap() {
+        let path = blob.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        let keep = bytes.clone();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let error = Layer::open(directory.path(), &LayerLimits::default()).unwrap_err();
+        assert!(error.to_string().contains("damaged"), "{error}");
+        std::fs::write(&path, keep).unwrap();
+    }
+}
+
+#[test]
+fn bytes_from_strangers_are_a_tree_or_an_error() {
+    let mut tree = empty();
+    tree.write_path("/a/b/c", &[9; 9000], NOW).unwrap();
+    tree.write_path("/a/d", b"dee", NOW).unwrap();
+    let node = tree.find("/a/d").unwrap();
+    let open = tree.open(node, Access::both()).unwrap();
+    tree.remove_path("/a/d", NOW).unwrap();
+    assert_eq!(open.read_at(&tree, 0, &mut [0; 3]), Ok(3), "what is open stays");
+    let saved = tree.saved().unwrap();
+    let bytes = saved.to_bytes();
+    assert_eq!(SavedTree::from_bytes(&bytes).unwrap(), saved);
+    let again = empty().restored(&saved).unwrap();
+    assert_eq!(open.read_at(&again, 0, &mut [0; 3]), Ok(3));
+    let mut accepted = 0;
+    for at in 0..saved.description.len() {
+        for flip in [1, 0x80, 0xff] {
+            let mut bytes = bytes.clone();
+            bytes[8 + at] ^= flip;
+            let Ok(saved) = SavedTree::from_bytes(&bytes) else { continue };
+            if let Ok(mut tree) = empty().restored(&saved) {
+                accepted += 1;
+                // Whatever it is, it can be walked, emptied and saved.
+                for entry in tree.list(Tree::ROOT).unwrap() {
+                    let _ = tree.remove_path(&*entry.name, NOW);
+                }
+                tree.saved().unwrap();
+            }
+        }
+    }
+    assert!(accepted > 0, "a changed time makes no difference");
+    for cut in 0..bytes.len() {
+        let short = SavedTree::from_bytes(&bytes[..cut]).ok();
+        assert!(short.is_none_or(|saved| empty().restored(&saved).is_err()), "{cut}");
+    }
+}
+
+#[test]
+fn positions_holes_and_listings_go_with_the_open_file() {
+    let mut tree = empty();
+    let node = tree.write_path("/f", b"", NOW).unwrap();
+    let mut open = tree.open(node, Access::both()).unwrap();
+    assert_eq!(open.seek(&tree, Whence::Start, 100_000), Ok(100_000));
+    assert_eq!(open.write(&mut tree, b"end", NOW), Ok(3));
+    assert!(tree.used().bytes < 4000, "a hole takes nothing");
+    assert_eq!(open.seek(&tree, Whence::Data, 5), Ok(98_304));
+    assert_eq!(open.seek(&tree, Whence::Hole, 5), Ok(5));
+    assert_eq!(open.seek(&tree, Whence::Hole, 100_001), Ok(100_003));
+    assert_eq!(open.seek(&tree, Whence::End, -100_004), Err(Refused::Invalid));
+
+    for index in 0..10 {
+        tree.write_path(format!("/d/{index}"), b"", NOW).unwrap();
+    }
+    let node = tree.find("/d").unwrap();
+    let mut listing = tree.open(node, Access::reading()).unwrap();
+    let first: Vec<_> = listing.entries(&tree, 0).unwrap().take(5).collect();
+    let (cookie, _) = first[4].clone();
+    tree.remove_path("/d/0", NOW).unwrap();
+    tree.write_path("/d/00", b"", NOW).unwrap();
+    let mut copy = listing.clone();
+    for open in [&mut listing, &mut copy] {
+        let rest: Vec<String> = open
+            .entries(&tree, cookie)
+            .unwrap()
+            .map(|(_, entry)| String::from_utf8_lossy(&entry.name).into_owned())
+            .collect();
+        assert_eq!(rest, ["3", "4", "5", "6", "7", "8", "9"]);
+    }
+    for index in 0..1000 {
+        tree.write_path(format!("/many/{index:04}"), b"", NOW).unwrap();
+    }
+    let node = tree.find("/many").unwrap();
+    let mut listing = tree.open(node, Access::reading()).unwrap();
+    let (mut from, mut names) = (0, Vec::new());
+    loop {
+        let batch: Vec<_> = listing.entries(&tree, from).unwrap().collect();
+        let Some((last, _)) = batch.last() else { break };
+        from = *last;
+        names.extend(
+            batch.iter().map(|(_, entry)| String::from_utf8_lossy(&entry.name).into_owned()),
+        );
+        tree.remove_path(format!("/many/{}", names[names.len() / 2]), NOW).unwrap();
+    }
+    let mut expected = vec![".".to_owned(), "..".to_owned()];
+    expected.extend((0..1000).map(|index| format!("{index:04}")));
+    assert_eq!(names, expected, "what is removed behind the reader displaces nothing");
+}
+
+#[test]
+fn a_budget_bounds_what_is_stored_and_gives_back_what_is_gone() {
+    let mut tree = Tree::new(Budget { bytes: 100_000, files: 20 });
+    assert_eq!(tree.write_path("/big", &[1; 200_000], NOW), Err(Refused::Full));
+    assert_eq!(tree.used(), Budget { bytes: 0, files: 0 }, "nothing is left of it");
+    let node = tree.write_path("/big", &[1; 90_000], NOW).unwrap();
+    assert!(tree.write(node, 90_000, &[1; 90_000], NOW).unwrap() < 10_000);
+    assert_eq!(
+        tree.write(node, 0, &[2; 90_000], NOW),
+        Ok(90_000),
+        "what is there can be written again"
+    );
+    // Single bytes far apart pay for what they take.
+    tree.set_size(node, 0, NOW).unwrap();
+    let mut written = 0;
+    while tree.write(node, written * 4096, b"x", NOW).is_ok() {
+        written += 1;
+    }
+    assert!(written < 100_000 / 256, "{written}");
+    tree.remove_path("/big", NOW).unwrap();
+    for index in 0..18 {
+        tree.write_path(format!("/{index}"), b"", NOW).unwrap();
+    }
+    while tree.write_path(format!("/n{}", tree.used().files), b"", NOW).is_ok() {}
+    assert_eq!(tree.used().files, 20);
+    // Names of one file are paid for, too.
+    let node = tree.find("/1").unwrap();
+    let mut names = 0;
+    while tree.link(node, Tree::ROOT, format!("name-{names}").as_bytes(), NOW).is_ok() {
+        names += 1;
+    }
+    assert!(names > 10 && names < 100_000 / 64, "{names}");
+}
+
+#[test]
+fn a_copy_of_a_large_tree_costs_no_more_than_of_a_small_one() {
+    let mut tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
+    for index in 0..20_000 {
+        tree.write_path(format!("/d{}/f{index}", index % 100), &[1; 100], NOW).unwrap();
+    }
+    // Ten thousand copies of two megabytes and more each would not be quick.
+    let copies: Vec<Tree> = (0..100_000).map(|_| tree.clone()).collect();
+    assert_eq!(copies.len(), 100_000);
+    let mut changed = tree.clone();
+    changed.write_path("/d7/f7", b"one", NOW).unwrap();
+    let found = tree.diff(&changed).unwrap();
+    assert_eq!(found.changes.len(), 1);
+    assert_eq!(copies[7].diff(&tree).unwrap().changes.len(), 0);
+}

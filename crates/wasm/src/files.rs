@@ -1,0 +1,183 @@
+//! A guest's file tree, and what it has open in it: plain data that goes with the guest's memory.
+//!
+//! What it promises: every lease starts with the tree and the descriptors that the warm state has, and no lease
+//! sees what another wrote; a session's are part of its states. What may break it: nothing outside. Host
+//! directories that WASI is given besides are no part of this, and a guest with a tree has none.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use afresh_files::{Access, Budget, OpenFile, SavedTree, Tree};
+use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
+use serde::{Deserialize, Serialize};
+
+/// Descriptors that a guest may have.
+pub(crate) const DESCRIPTORS: usize = 4096;
+/// The name under which a guest finds its tree.
+pub(crate) const TOP: &str = "/";
+
+/// What a descriptor of preview 1 is open on.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Descriptor {
+    /// Standard input, output or error, by its number, which WASI's own implementation serves.
+    Standard(u32),
+    File(FileDescriptor),
+}
+
+/// A descriptor of the tree's.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct FileDescriptor {
+    pub(crate) open: OpenFile,
+    /// The name of a directory that was given.
+    pub(crate) given: Option<String>,
+    /// Flags and rights, as preview 1 has them.
+    pub(crate) flags: u16,
+    pub(crate) rights: u64,
+    pub(crate) inheriting: u64,
+}
+
+/// A tree, and what is open in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Files {
+    pub(crate) tree: Tree,
+    pub(crate) descriptors: Arc<BTreeMap<u32, Descriptor>>,
+}
+
+impl Files {
+    /// A tree with what every call is given: standard streams, and the tree's root.
+    pub(crate) fn new(mut tree: Tree) -> Self {
+        let standard = (0..3).map(|number| (number, Descriptor::Standard(number)));
+        let mut descriptors: BTreeMap<u32, Descriptor> = standard.collect();
+        if let Ok(open) = tree.open(Tree::ROOT, Access::reading()) {
+            let given = Some(TOP.to_owned());
+            let (rights, inheriting) = (crate::preview1::DIRECTORY, crate::preview1::EVERYTHING);
+            let root = FileDescriptor { open, given, flags: 0, rights, inheriting };
+            descriptors.insert(3, Descriptor::File(root));
+        }
+        Self { tree, descriptors: Arc::new(descriptors) }
+    }
+
+    /// The tree.
+    #[must_use]
+    pub fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    /// The lowest number that is free.
+    pub(crate) fn free(&self) -> Option<u32> {
+        let taken = self.descriptors.keys().zip(0u32..).take_while(|(number, at)| **number == *at);
+        let free = taken.count();
+        (free < DESCRIPTORS).then_some(free as u32)
+    }
+
+    pub(crate) fn descriptors_mut(&mut self) -> &mut BTreeMap<u32, Descriptor> {
+        Arc::make_mut(&mut self.descriptors)
+    }
+
+    /// Everything as bytes.
+    pub(crate) fn save(&self) -> Result<SavedFiles, String> {
+        // A snapshot needs nothing but itself.
+        let tree = match self.tree.has_layers() {
+            true => self.tree.detached().and_then(|tree| tree.saved()),
+            false => self.tree.saved(),
+        };
+        let tree = tree.map_err(|e| e.to_string())?;
+        let descriptors = postcard::to_allocvec(&*self.descriptors).map_err(|e| e.to_string())?;
+        Ok(SavedFiles { descriptors, pages: tree.pages.len() as u64, tree: tree.into() })
+    }
+}
+
+/// Files as bytes: the pages apart, which are pages of a snapshot.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedFiles {
+    descriptors: Vec<u8>,
+    pages: u64,
+    tree: Described,
+}
+
+/// A tree's description on its own in bytes, and its pages beside it.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Described {
+    description: Vec<u8>,
+    #[serde(skip)]
+    pages: Vec<Arc<Vec<u8>>>,
+}
+
+impl From<SavedTree> for Described {
+    fn from(saved: SavedTree) -> Self {
+        Self { description: saved.description, pages: saved.pages }
+    }
+}
+
+impl SavedFiles {
+    /// Bytes of the pages that follow the memories.
+    pub(crate) fn page_bytes(&self) -> u64 {
+        self.pages.saturating_mul(PAGE_SIZE as u64)
+    }
+
+    /// The pages, one after the other.
+    pub(crate) fn image(&self) -> Result<Image, ImageError> {
+        let mut image = ImageBuilder::new(self.tree.pages.len());
+        for (index, page) in self.tree.pages.iter().enumerate() {
+            image.segment(index * PAGE_SIZE, page)?;
+        }
+        image.build()
+    }
+
+    /// Takes the pages out of a snapshot's.
+    pub(crate) fn take(&mut self, image: &Image) -> Result<(), ImageError> {
+        image.resolve(PageRange::new(0, image.pages()))?;
+        let zeros = Arc::new(vec![0; PAGE_SIZE]);
+        let page = |index| match image.page(index) {
+            Some(page) => Arc::new(page.to_vec()),
+            None => zeros.clone(),
+        };
+        self.tree.pages = (0..image.pages()).map(page).collect();
+        Ok(())
+    }
+
+    /// The files. Bytes from strangers are checked; how much more the tree may store is for whoever opens it to say:
+    /// as much in all as `allowed`, or what it had left, up to that, beside what it brings.
+    pub(crate) fn restore(&self, allowed: Budget) -> Result<Files, String> {
+        let saved = SavedTree::new(self.tree.description.clone(), self.tree.pages.clone());
+        let tree = Tree::new(allowed).restored(&saved).map_err(|e| e.to_string())?;
+        let (had, used) = (tree.budget(), tree.used());
+        let most = |allowed: u64, had: u64, used: u64| {
+            allowed.max(used.saturating_add(had.saturating_sub(used).min(allowed)))
+        };
+        let tree = tree.with_budget(Budget {
+            bytes: most(allowed.bytes, had.bytes, used.bytes),
+            files: most(allowed.files, had.files, used.files),
+        });
+        let (descriptors, rest): (BTreeMap<u32, Descriptor>, _) =
+            postcard::take_from_bytes(&self.descriptors).map_err(|e| e.to_string())?;
+        if !rest.is_empty() || descriptors.len() > DESCRIPTORS {
+            return Err("its descriptors are damaged".to_owned());
+        }
+        for descriptor in descriptors.values() {
+            let known = match descriptor {
+                Descriptor::Standard(number) => *number < 3,
+                Descriptor::File(file) => tree.is_held(file.open.node),
+            };
+            if !known {
+                return Err("a descriptor is open on nothing".to_owned());
+            }
+        }
+        Ok(Files { tree, descriptors: Arc::new(descriptors) })
+    }
+}
+
+/// Files that a running call uses, and streams of its.
+#[derive(Clone, Debug)]
+pub(crate) struct Live(Arc<Mutex<Files>>);
+
+impl Live {
+    pub(crate) fn new(files: Files) -> Self {
+        Self(Arc::new(Mutex::new(files)))
+    }
+
+    pub(crate) fn lock(&self) -> MutexGuard<'_, Files> {
+        // What panics is the guest's call, whose files are dropped with it.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,273 @@
+//! WASI preview 1 over a guest's file tree: every function about descriptors and paths is our own; clocks,
+//! randomness, arguments and the standard streams are wasmtime-wasi's.
+//!
+//! What it promises: what a guest does here it does to its tree, which is rolled back and saved with its memory;
+//! paths stay within the directory that they start from. What may break it: the standard streams' content, which is
+//! the call's.
+
+mod calls;
+mod memory;
+mod paths;
+
+use wasmtime::{Caller, Linker};
+use wasmtime_wasi::p1::wasi_snapshot_preview1 as theirs;
+use wasmtime_wasi::runtime::in_tokio;
+use wiggle::GuestMemory;
+
+use crate::files::{Descriptor, Live};
+use crate::host::Host;
+use memory::{Bytes, Fail};
+
+const WASI: &str = "wasi_snapshot_preview1";
+/// Bytes that wasmtime-wasi may copy for one call.
+const COPIED: usize = 128 << 20;
+
+/// Errors that programs are told.
+pub(crate) mod errno {
+    pub(crate) const BADF: u16 = 8;
+    pub(crate) const BUSY: u16 = 10;
+    pub(crate) const EXIST: u16 = 20;
+    pub(crate) const FBIG: u16 = 22;
+    pub(crate) const ILSEQ: u16 = 25;
+    pub(crate) const INVAL: u16 = 28;
+    pub(crate) const IO: u16 = 29;
+    pub(crate) const ISDIR: u16 = 31;
+    pub(crate) const LOOP: u16 = 32;
+    pub(crate) const MFILE: u16 = 33;
+    pub(crate) const MLINK: u16 = 34;
+    pub(crate) const NAMETOOLONG: u16 = 37;
+    pub(crate) const NOENT: u16 = 44;
+    pub(crate) const NOSPC: u16 = 51;
+    pub(crate) const NOTDIR: u16 = 54;
+    pub(crate) const NOTEMPTY: u16 = 55;
+    pub(crate) const PERM: u16 = 63;
+    pub(crate) const SPIPE: u16 = 70;
+    pub(crate) const NOTCAPABLE: u16 = 76;
+}
+
+/// What a descriptor may be used for.
+pub(crate) mod rights {
+    pub(crate) const READ: u64 = 1 << 1;
+    pub(crate) const SEEK: u64 = 1 << 2;
+    pub(crate) const TELL: u64 = 1 << 5;
+    pub(crate) const WRITE: u64 = 1 << 6;
+    pub(crate) const READDIR: u64 = 1 << 14;
+    pub(crate) const SET_SIZE: u64 = 1 << 19;
+}
+
+/// Everything about directories.
+pub(crate) const DIRECTORY: u64 = {
+    let paths = 1 << 9 | 1 << 10 | 1 << 11 | 1 << 12 | 1 << 13 | 1 << 15 | 1 << 16 | 1 << 17;
+    let attributes = 1 << 18 | 1 << 19 | 1 << 20 | 1 << 21 | 1 << 23;
+    paths | attributes | 1 << 4 | 1 << 24 | 1 << 25 | 1 << 26 | rights::READDIR
+};
+/// Everything about files.
+pub(crate) const FILE: u64 = {
+    let bytes = rights::READ | rights::SEEK | rights::TELL | rights::WRITE;
+    bytes | 1 | 1 << 3 | 1 << 4 | 1 << 7 | 1 << 8 | 1 << 21 | 1 << 22 | 1 << 23 | 1 << 27
+};
+pub(crate) const EVERYTHING: u64 = DIRECTORY | FILE;
+
+/// One call of a guest's: its memory, and its files.
+struct Call<'a> {
+    memory: Bytes<'a>,
+    files: &'a Live,
+}
+
+/// Runs a call that waits for nothing.
+fn run(
+    caller: &mut Caller<'_, Host>,
+    call: impl FnOnce(&mut Call<'_>) -> Result<(), Fail>,
+) -> wasmtime::Result<i32> {
+    let memory = memory::of(caller)?;
+    let (bytes, host) = memory.data_and_store_mut(&mut *caller);
+    let files = host.live().ok_or_else(|| wasmtime::Error::msg("the call has no file tree"))?;
+    match call(&mut Call { memory: Bytes(bytes), files: &files }) {
+        Ok(()) => Ok(0),
+        Err(Fail::Errno(errno)) => Ok(i32::from(errno)),
+        Err(Fail::Trap(error)) => Err(error),
+    }
+}
+
+/// Which of the standard streams a descriptor is.
+fn standard(host: &mut Host, number: i32) -> Option<i32> {
+    match host.live()?.lock().descriptors.get(&(number as u32)) {
+        Some(Descriptor::Standard(stream)) => Some(*stream as i32),
+        _ => None,
+    }
+}
+
+/// Defines functions that take the tree, in place of those that are there.
+macro_rules! own {
+    ($linker:expr, $($name:ident($($argument:ident: $type:ty),*);)*) => {
+        $($linker.func_wrap(WASI, stringify!($name), |mut caller: Caller<'_, Host>, $($argument: $type),*| {
+            run(&mut caller, |call| call.$name($($argument),*))
+        })?;)*
+    };
+}
+
+/// Defines functions that may wait where standard streams or clocks are meant: those are wasmtime-wasi's. Whatever
+/// is about files alone waits for nothing.
+macro_rules! either {
+    ($linker:expr, $waits:expr, $($name:ident($($argument:ident: $type:ty),*);)*) => {
+        $(if $waits {
+            $linker.func_wrap_async(WASI, stringify!($name), |mut caller: Caller<'_, Host>, ($($argument,)*): ($($type,)*)| {
+                Box::new(async move {
+                    match ours::$name(&mut caller, $($argument),*)? {
+                        Some(answer) => Ok(answer),
+                        None => streams::$name(&mut caller, $($argument),*).await,
+                    }
+                })
+            })?;
+        } else {
+            $linker.func_wrap(WASI, stringify!($name), |mut caller: Caller<'_, Host>, $($argument: $type),*| {
+                match ours::$name(&mut caller, $($argument),*)? {
+                    Some(answer) => Ok(answer),
+                    None => in_tokio(streams::$name(&mut caller, $($argument),*)),
+                }
+            })?;
+        })*
+    };
+}
+
+/// Puts the functions for guests with a tree in place of wasmtime-wasi's.
+pub(crate) fn link(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
+    own!(linker,
+        fd_advise(fd: i32, offset: i64, len: i64, advice: i32);
+        fd_allocate(fd: i32, offset: i64, len: i64);
+        fd_close(fd: i32);
+        fd_datasync(fd: i32);
+        fd_fdstat_get(fd: i32, to: i32);
+        fd_fdstat_set_flags(fd: i32, flags: i32);
+        fd_fdstat_set_rights(fd: i32, rights: i64, inheriting: i64);
+        fd_filestat_get(fd: i32, to: i32);
+        fd_filestat_set_size(fd: i32, size: i64);
+        fd_filestat_set_times(fd: i32, accessed: i64, modified: i64, which: i32);
+        fd_pread(fd: i32, parts: i32, count: i32, offset: i64, to: i32);
+        fd_prestat_get(fd: i32, to: i32);
+        fd_prestat_dir_name(fd: i32, to: i32, len: i32);
+        fd_pwrite(fd: i32, parts: i32, count: i32, offset: i64, to: i32);
+        fd_readdir(fd: i32, buffer: i32, len: i32, cookie: i64, to: i32);
+        fd_renumber(fd: i32, other: i32);
+        fd_seek(fd: i32, offset: i64, whence: i32, to: i32);
+        fd_sync(fd: i32);
+        fd_tell(fd: i32, to: i32);
+        path_create_directory(fd: i32, path: i32, len: i32);
+        path_filestat_get(fd: i32, flags: i32, path: i32, len: i32, to: i32);
+        path_filestat_set_times(fd: i32, flags: i32, path: i32, len: i32, accessed: i64, modified: i64, which: i32);
+        path_link(from: i32, flags: i32, old: i32, old_len: i32, into: i32, new: i32, new_len: i32);
+        path_open(fd: i32, lookup: i32, path: i32, len: i32, how: i32, rights: i64, inheriting: i64, flags: i32, to: i32);
+        path_readlink(fd: i32, path: i32, len: i32, buffer: i32, room: i32, to: i32);
+        path_remove_directory(fd: i32, path: i32, len: i32);
+        path_rename(from: i32, old: i32, old_len: i32, into: i32, new: i32, new_len: i32);
+        path_symlink(target: i32, target_len: i32, fd: i32, path: i32, len: i32);
+        path_unlink_file(fd: i32, path: i32, len: i32);
+        sock_accept(fd: i32, flags: i32, to: i32);
+        sock_recv(fd: i32, parts: i32, count: i32, flags: i32, to: i32, seen: i32);
+        sock_send(fd: i32, parts: i32, count: i32, flags: i32, to: i32);
+        sock_shutdown(fd: i32, how: i32);
+    );
+    either!(linker, waits,
+        fd_read(fd: i32, parts: i32, count: i32, to: i32);
+        fd_write(fd: i32, parts: i32, count: i32, to: i32);
+        poll_oneoff(asked: i32, answers: i32, count: i32, to: i32);
+    );
+    Ok(())
+}
+
+/// What is about files, if it is.
+mod ours {
+    use super::{Caller, Host, run, standard};
+
+    pub(super) fn fd_read(
+        caller: &mut Caller<'_, Host>,
+        fd: i32,
+        parts: i32,
+        count: i32,
+        to: i32,
+    ) -> wasmtime::Result<Option<i32>> {
+        match standard(caller.data_mut(), fd) {
+            Some(_) => Ok(None),
+            None => run(caller, |call| call.fd_read(fd, parts, count, to)).map(Some),
+        }
+    }
+
+    pub(super) fn fd_write(
+        caller: &mut Caller<'_, Host>,
+        fd: i32,
+        parts: i32,
+        count: i32,
+        to: i32,
+    ) -> wasmtime::Result<Option<i32>> {
+        match standard(caller.data_mut(), fd) {
+            Some(_) => Ok(None),
+            None => run(caller, |call| call.fd_write(fd, parts, count, to)).map(Some),
+        }
+    }
+
+    /// Files are always ready: where one is asked about, the answer is there at once.
+    pub(super) fn poll_oneoff(
+        caller: &mut Caller<'_, Host>,
+        asked: i32,
+        answers: i32,
+        count: i32,
+        to: i32,
+    ) -> wasmtime::Result<Option<i32>> {
+        let mut ready = false;
+        let answer = run(caller, |call| {
+            ready = call.poll_files(asked, answers, count, to)?;
+            Ok(())
+        })?;
+        Ok((answer != 0 || ready).then_some(answer))
+    }
+}
+
+/// What is about the standard streams, and about time.
+mod streams {
+    use super::{COPIED, Caller, GuestMemory, Host, memory, standard, theirs};
+    use wasmtime_wasi::p1::wasi_snapshot_preview1::WasiSnapshotPreview1 as _;
+
+    pub(super) async fn fd_read(
+        caller: &mut Caller<'_, Host>,
+        fd: i32,
+        parts: i32,
+        count: i32,
+        to: i32,
+    ) -> wasmtime::Result<i32> {
+        let stream = standard(caller.data_mut(), fd).unwrap_or(fd);
+        let memory = memory::of(caller)?;
+        let (bytes, host) = memory.data_and_store_mut(&mut *caller);
+        let (context, mut memory) = (host.p1(), GuestMemory::Unshared(bytes));
+        context.set_hostcall_fuel(COPIED);
+        theirs::fd_read(context, &mut memory, stream, parts, count, to).await
+    }
+
+    pub(super) async fn fd_write(
+        caller: &mut Caller<'_, Host>,
+        fd: i32,
+        parts: i32,
+        count: i32,
+        to: i32,
+    ) -> wasmtime::Result<i32> {
+        let stream = standard(caller.data_mut(), fd).unwrap_or(fd);
+        let memory = memory::of(caller)?;
+        let (bytes, host) = memory.data_and_store_mut(&mut *caller);
+        let (context, mut memory) = (host.p1(), GuestMemory::Unshared(bytes));
+        context.set_hostcall_fuel(COPIED);
+        theirs::fd_write(context, &mut memory, stream, parts, count, to).await
+    }
+
+    pub(super) async fn poll_oneoff(
+        caller: &mut Caller<'_, Host>,
+        asked: i32,
+        answers: i32,
+        count: i32,
+        to: i32,
+    ) -> wasmtime::Result<i32> {
+        let memory = memory::of(caller)?;
+        let (bytes, host) = memory.data_and_store_mut(&mut *caller);
+        let (context, mut memory) = (host.p1(), GuestMemory::Unshared(bytes));
+        context.set_hostcall_fuel(COPIED);
+        theirs::poll_oneoff(context, &mut memory, asked, answers, count, to).await
+    }
+}

@@ -1,0 +1,123 @@
+//! A guest's memory as calls see it: numbers, vectors of buffers, paths. A pointer outside of it is a trap.
+
+use afresh_files::Refused;
+use wasmtime::{Caller, Memory};
+
+use super::errno;
+use crate::host::Host;
+
+/// Bytes of a path.
+const PATH: usize = 4096;
+/// Buffers of one call.
+const PARTS: u32 = 1024;
+
+/// How a call fails: with a number, or for good.
+pub(super) enum Fail {
+    Errno(u16),
+    Trap(wasmtime::Error),
+}
+
+impl From<u16> for Fail {
+    fn from(errno: u16) -> Self {
+        Self::Errno(errno)
+    }
+}
+
+impl From<Refused> for Fail {
+    fn from(refused: Refused) -> Self {
+        Self::Errno(match refused {
+            Refused::Missing => errno::NOENT,
+            Refused::Exists => errno::EXIST,
+            Refused::NotDirectory => errno::NOTDIR,
+            Refused::IsDirectory => errno::ISDIR,
+            Refused::NotEmpty => errno::NOTEMPTY,
+            Refused::Invalid => errno::INVAL,
+            Refused::Full => errno::NOSPC,
+            Refused::TooLarge => errno::FBIG,
+            Refused::NameTooLong => errno::NAMETOOLONG,
+            Refused::Loop => errno::LOOP,
+            Refused::NotPermitted => errno::PERM,
+            Refused::NotOpen => errno::BADF,
+            Refused::Busy => errno::BUSY,
+            Refused::TooManyLinks => errno::MLINK,
+            _ => errno::IO,
+        })
+    }
+}
+
+/// The memory that pointers of a call point into.
+pub(super) fn of(caller: &mut Caller<'_, Host>) -> wasmtime::Result<Memory> {
+    caller
+        .get_export("memory")
+        .and_then(wasmtime::Extern::into_memory)
+        .ok_or_else(|| wasmtime::Error::msg("the guest exports no memory that is its own"))
+}
+
+pub(super) struct Bytes<'a>(pub(super) &'a mut [u8]);
+
+impl Bytes<'_> {
+    pub(super) fn slice(&self, at: i32, len: u32) -> Result<&[u8], Fail> {
+        let at = at as u32 as usize;
+        let slice = at.checked_add(len as usize).and_then(|end| self.0.get(at..end));
+        slice.ok_or_else(|| outside(at))
+    }
+
+    pub(super) fn slice_mut(&mut self, at: i32, len: u32) -> Result<&mut [u8], Fail> {
+        let at = at as u32 as usize;
+        let slice = at.checked_add(len as usize).and_then(|end| self.0.get_mut(at..end));
+        slice.ok_or_else(|| outside(at))
+    }
+
+    pub(super) fn u32(&self, at: i32) -> Result<u32, Fail> {
+        let bytes = self.slice(at, 4)?;
+        Ok(u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]))
+    }
+
+    pub(super) fn put(&mut self, at: i32, bytes: &[u8]) -> Result<(), Fail> {
+        self.slice_mut(at, bytes.len() as u32)?.copy_from_slice(bytes);
+        Ok(())
+    }
+
+    pub(super) fn put_u32(&mut self, at: i32, value: u32) -> Result<(), Fail> {
+        self.put(at, &value.to_le_bytes())
+    }
+
+    pub(super) fn put_u64(&mut self, at: i32, value: u64) -> Result<(), Fail> {
+        self.put(at, &value.to_le_bytes())
+    }
+
+    /// Where buffers lie, and how long they are; all of them are within the memory.
+    pub(super) fn parts(&self, at: i32, count: i32) -> Result<Vec<(i32, u32)>, Fail> {
+        let count = count as u32;
+        if count > PARTS {
+            return Err(errno::INVAL.into());
+        }
+        let mut parts = Vec::with_capacity(count as usize);
+        for index in 0..count {
+            let entry = at.wrapping_add((index * 8) as i32);
+            let (start, len) = (self.u32(entry)? as i32, self.u32(entry.wrapping_add(4))?);
+            self.slice(start, len)?;
+            parts.push((start, len));
+        }
+        Ok(parts)
+    }
+
+    /// A path or a target, which is text.
+    pub(super) fn text(&self, at: i32, len: i32) -> Result<Vec<u8>, Fail> {
+        if len as u32 as usize > PATH {
+            self.slice(at, len as u32)?;
+            return Err(errno::NAMETOOLONG.into());
+        }
+        let bytes = self.slice(at, len as u32)?;
+        if std::str::from_utf8(bytes).is_err() {
+            return Err(errno::ILSEQ.into());
+        }
+        Ok(bytes.to_vec())
+    }
+}
+
+fn outside(at: usize) -> Fail {
+    Fail::Trap(wasmtime::Error::msg(format!(
+        "a pointer of a WASI call ({at:#x}) lies outside the guest's memory"
+    )))
+}

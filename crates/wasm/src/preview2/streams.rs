@@ -1,0 +1,101 @@
+//! Streams into and out of files. They hold their file until they are dropped, and never wait.
+
+use afresh_files::{OpenFile, Refused, Time};
+use bytes::Bytes;
+use wasmtime_wasi::async_trait;
+use wasmtime_wasi::p2::{InputStream, OutputStream, Pollable, StreamError, StreamResult};
+
+use crate::files::Live;
+
+/// Bytes that one read or write takes.
+const PART: usize = 1 << 16;
+
+/// A file that a stream holds.
+struct Held {
+    files: Live,
+    open: OpenFile,
+}
+
+impl Held {
+    fn new(files: &Live, open: OpenFile) -> Result<Self, Refused> {
+        files.lock().tree.hold(open.node)?;
+        Ok(Self { files: files.clone(), open })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.files.lock().tree.release(self.open.node);
+    }
+}
+
+fn failed(refused: Refused) -> StreamError {
+    let error = std::io::Error::from_raw_os_error(refused.errno().raw_os_error());
+    StreamError::LastOperationFailed(error.into())
+}
+
+/// Reads a file from a position on.
+pub(super) struct Reader(Held);
+
+impl Reader {
+    pub(super) fn new(files: &Live, mut open: OpenFile, at: u64) -> Result<Self, Refused> {
+        open.offset = at;
+        Ok(Self(Held::new(files, open)?))
+    }
+}
+
+#[async_trait]
+impl Pollable for Reader {
+    async fn ready(&mut self) {}
+}
+
+#[async_trait]
+impl InputStream for Reader {
+    fn read(&mut self, size: usize) -> StreamResult<Bytes> {
+        let Held { files, open } = &mut self.0;
+        let mut bytes = vec![0; size.min(PART)];
+        let len = open.read(&files.lock().tree, &mut bytes).map_err(failed)?;
+        if len == 0 && size > 0 {
+            return Err(StreamError::Closed);
+        }
+        bytes.truncate(len);
+        Ok(bytes.into())
+    }
+}
+
+/// Writes into a file from a position on, or at its end.
+pub(super) struct Writer(Held);
+
+impl Writer {
+    pub(super) fn new(files: &Live, mut open: OpenFile, at: Option<u64>) -> Result<Self, Refused> {
+        open.access.append = at.is_none();
+        open.offset = at.unwrap_or(0);
+        Ok(Self(Held::new(files, open)?))
+    }
+}
+
+#[async_trait]
+impl Pollable for Writer {
+    async fn ready(&mut self) {}
+}
+
+#[async_trait]
+impl OutputStream for Writer {
+    fn write(&mut self, bytes: Bytes) -> StreamResult<()> {
+        let Held { files, open } = &mut self.0;
+        let mut files = files.lock();
+        let len = open.write(&mut files.tree, &bytes, Time::now()).map_err(failed)?;
+        match len == bytes.len() {
+            true => Ok(()),
+            false => Err(failed(Refused::Full)),
+        }
+    }
+
+    fn flush(&mut self) -> StreamResult<()> {
+        Ok(())
+    }
+
+    fn check_write(&mut self) -> StreamResult<usize> {
+        Ok(PART)
+    }
+}

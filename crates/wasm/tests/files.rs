@@ -1,0 +1,318 @@
+//! File trees of guests: every call starts from the warm one, and sessions take theirs along.
+//!
+//! The guest is a pair of hands: it exports WASI's functions as they are, and the test uses them.
+
+use afresh_snapshot::{Branch, Tree as States};
+use afresh_wasm::afresh_files::{Budget, Time, Tree};
+use afresh_wasm::{
+    Engine, EngineConfig, Frozen, Guest, GuestOptions, Lease, Mode, Session, Val, Warm, WarmUp,
+    Wasi,
+};
+
+/// Where paths and buffers go.
+const PATH: usize = 1024;
+const BUFFER: usize = 4096;
+
+/// A module that passes calls on to WASI.
+fn hands() -> Vec<u8> {
+    let functions = [
+        ("fd_write", "i32 i32 i32 i32"),
+        ("fd_read", "i32 i32 i32 i32"),
+        ("fd_seek", "i32 i64 i32 i32"),
+        ("fd_close", "i32"),
+        ("fd_readdir", "i32 i32 i32 i64 i32"),
+        ("fd_renumber", "i32 i32"),
+        ("fd_filestat_get", "i32 i32"),
+        ("fd_prestat_get", "i32 i32"),
+        ("poll_oneoff", "i32 i32 i32 i32"),
+        ("path_open", "i32 i32 i32 i32 i32 i64 i64 i32 i32"),
+        ("path_unlink_file", "i32 i32 i32"),
+        ("path_create_directory", "i32 i32 i32"),
+        ("path_symlink", "i32 i32 i32 i32 i32"),
+        ("path_filestat_get", "i32 i32 i32 i32 i32"),
+    ];
+    let (mut imports, mut exports) = (String::new(), String::new());
+    for (name, parameters) in functions {
+        imports += &format!(
+            r#"(import "wasi_snapshot_preview1" "{name}" (func ${name} (param {parameters}) (result i32)))"#
+        );
+        let gets: String =
+            (0..parameters.split(' ').count()).map(|i| format!("(local.get {i})")).collect();
+        exports += &format!(
+            r#"(func (export "{name}") (param {parameters}) (result i32) (call ${name} {gets}))"#
+        );
+    }
+    wat::parse_str(format!(
+        r#"(module {imports} (memory (export "memory") 4)
+            (data (i32.const {PATH}) "/warm.txt")
+            {exports}
+            ;; Makes a file, writes into it, and leaves it open.
+            (func (export "warm")
+                (drop (call $path_open (i32.const 3) (i32.const 1) (i32.const {}) (i32.const 8) (i32.const 1)
+                    (i64.const 0x1fffffff) (i64.const 0) (i32.const 0) (i32.const 8)))
+                (i32.store (i32.const 16) (i32.const {PATH}))
+                (i32.store (i32.const 20) (i32.const 5))
+                (drop (call $fd_write (i32.load (i32.const 8)) (i32.const 16) (i32.const 1) (i32.const 24)))))"#,
+        PATH + 1
+    ))
+    .unwrap()
+}
+
+fn options(mode: Mode) -> GuestOptions {
+    let tree = Tree::new(Budget::default());
+    GuestOptions {
+        mode,
+        wasi: Wasi { files: Some(tree), ..Wasi::default() },
+        ..GuestOptions::default()
+    }
+}
+
+fn engine() -> Engine {
+    Engine::new(EngineConfig::default()).unwrap()
+}
+
+fn warm(mode: Mode) -> Warm {
+    let guest = Guest::with_options(&engine(), &hands(), options(mode)).unwrap();
+    guest.warm(WarmUp::new().call("warm", &[])).unwrap()
+}
+
+fn ask(lease: &mut Lease<'_>, name: &str, arguments: &[i64]) -> i32 {
+    let ty = match name {
+        "fd_seek" => vec![1],
+        "path_open" => vec![5, 6],
+        "fd_readdir" => vec![3],
+        _ => Vec::new(),
+    };
+    let values: Vec<Val> = (0..)
+        .zip(arguments)
+        .map(|(at, value)| match ty.contains(&at) {
+            true => Val::I64(*value),
+            false => Val::I32(*value as i32),
+        })
+        .collect();
+    match lease.call(name, &values).unwrap()[..] {
+        [Val::I32(answer)] => answer,
+        ref other => panic!("{other:?}"),
+    }
+}
+
+fn number(lease: &mut Lease<'_>, at: usize) -> u32 {
+    let mut bytes = [0; 4];
+    lease.read_memory(at, &mut bytes).unwrap();
+    u32::from_le_bytes(bytes)
+}
+
+/// Opens a path, making the file if `create`; the descriptor, or the error.
+fn open(lease: &mut Lease<'_>, path: &str, create: bool) -> Result<u32, i32> {
+    lease.write_memory(PATH, path.as_bytes()).unwrap();
+    let (path, len, how) = (PATH as i64, path.len() as i64, i64::from(create));
+    match ask(lease, "path_open", &[3, 1, path, len, how, 0x1fff_ffff, 0, 0, 8]) {
+        0 => Ok(number(lease, 8)),
+        error => Err(error),
+    }
+}
+
+fn write(lease: &mut Lease<'_>, fd: u32, bytes: &[u8]) -> i32 {
+    lease.write_memory(BUFFER, bytes).unwrap();
+    lease.write_memory(16, &(BUFFER as u32).to_le_bytes()).unwrap();
+    lease.write_memory(20, &(bytes.len() as u32).to_le_bytes()).unwrap();
+    ask(lease, "fd_write", &[i64::from(fd), 16, 1, 24])
+}
+
+fn read(lease: &mut Lease<'_>, fd: u32) -> Vec<u8> {
+    lease.write_memory(16, &(BUFFER as u32).to_le_bytes()).unwrap();
+    lease.write_memory(20, &8192_u32.to_le_bytes()).unwrap();
+    assert_eq!(ask(lease, "fd_read", &[i64::from(fd), 16, 1, 24]), 0);
+    let mut bytes = vec![0; number(lease, 24) as usize];
+    lease.read_memory(BUFFER, &mut bytes).unwrap();
+    bytes
+}
+
+fn seek(lease: &mut Lease<'_>, fd: u32, to: i64) {
+    assert_eq!(ask(lease, "fd_seek", &[i64::from(fd), to, 0, 32]), 0);
+}
+
+#[test]
+fn every_call_starts_from_the_warm_files_and_what_was_open_is_open() {
+    for mode in [Mode::Reset, Mode::Fresh] {
+        let warm = warm(mode);
+        for round in 0..3 {
+            let mut lease = warm.lease().unwrap();
+            // What the warm-up left open, where it left it.
+            assert_eq!(read(&mut lease, 4), b"", "{mode:?}");
+            seek(&mut lease, 4, 0);
+            assert_eq!(read(&mut lease, 4), b"/warm", "{mode:?} {round}");
+            assert_eq!(write(&mut lease, 4, b" more"), 0);
+            let new = open(&mut lease, "new.txt", true).unwrap();
+            assert_eq!(new, 5);
+            assert_eq!(write(&mut lease, new, b"mine"), 0);
+            assert_eq!(open(&mut lease, "warm.txt", false), Ok(6));
+            assert_eq!(read(&mut lease, 6), b"/warm more");
+            assert_eq!(ask(&mut lease, "fd_close", &[4]), 0);
+        }
+    }
+}
+
+#[test]
+fn nothing_leads_out_of_the_tree() {
+    let warm = warm(Mode::Reset);
+    let mut lease = warm.lease().unwrap();
+    for path in ["..", "../etc/passwd", "/etc/passwd", "a/../../b"] {
+        let error = open(&mut lease, path, false).unwrap_err();
+        assert!([63, 44].contains(&error), "{path}: {error}");
+    }
+    // Nor does a link, wherever it claims to lead.
+    lease.write_memory(PATH, b"../../etc/passwdlink").unwrap();
+    let (target, name) = (PATH as i64, PATH as i64 + 16);
+    assert_eq!(ask(&mut lease, "path_symlink", &[target, 16, 3, name, 4]), 0);
+    assert_eq!(open(&mut lease, "link", false), Err(63));
+}
+
+#[test]
+fn a_budget_that_is_spent_is_no_space_and_nothing_else() {
+    let tree = Tree::new(Budget { bytes: 20_000, files: 8 });
+    let options = GuestOptions {
+        wasi: Wasi { files: Some(tree), ..Wasi::default() },
+        ..options(Mode::Reset)
+    };
+    let guest = Guest::with_options(&engine(), &hands(), options).unwrap();
+    let warm = guest.warm(WarmUp::new()).unwrap();
+    for _ in 0..2 {
+        let mut lease = warm.lease().unwrap();
+        let fd = open(&mut lease, "a", true).unwrap();
+        let mut last = 0;
+        for _ in 0..8 {
+            last = write(&mut lease, fd, &[1; 4096]);
+        }
+        assert_eq!(last, 51);
+        assert_eq!(write(&mut lease, fd, b""), 0);
+    }
+}
+
+#[test]
+fn directories_are_listed_in_parts_and_standard_streams_can_be_renumbered() {
+    let warm = warm(Mode::Reset);
+    let mut lease = warm.lease().unwrap();
+    for index in 0..40 {
+        let fd = open(&mut lease, &format!("file-{index:02}"), true).unwrap();
+        assert_eq!(ask(&mut lease, "fd_close", &[i64::from(fd)]), 0);
+    }
+    let (mut cookie, mut names) = (0_i64, Vec::new());
+    loop {
+        assert_eq!(ask(&mut lease, "fd_readdir", &[3, BUFFER as i64, 200, cookie, 24]), 0);
+        let used = number(&mut lease, 24) as usize;
+        let mut bytes = vec![0; used];
+        lease.read_memory(BUFFER, &mut bytes).unwrap();
+        let mut rest = &bytes[..];
+        while rest.len() >= 24 {
+            let len = u32::from_le_bytes(rest[16..20].try_into().unwrap()) as usize;
+            let Some(name) = rest.get(24..24 + len) else { break };
+            names.push(String::from_utf8(name.to_vec()).unwrap());
+            cookie = i64::from_le_bytes(rest[..8].try_into().unwrap());
+            rest = &rest[24 + len..];
+        }
+        if used < 200 {
+            break;
+        }
+    }
+    assert_eq!(names.len(), 2 + 40 + 1, "{names:?}");
+    // Standard output goes into a file.
+    let fd = open(&mut lease, "log", true).unwrap();
+    assert_eq!(ask(&mut lease, "fd_renumber", &[i64::from(fd), 1]), 0);
+    assert_eq!(write(&mut lease, 1, b"said"), 0);
+    let fd = open(&mut lease, "log", false).unwrap();
+    assert_eq!(read(&mut lease, fd), b"said");
+}
+
+#[test]
+fn a_session_takes_its_files_along() {
+    let warm = warm(Mode::Reset);
+    let states = States::new();
+    let mut branch: Branch<Session> = Branch::sow(&states, warm.clone(), warm.root().unwrap());
+    {
+        let session = branch.guest_mut().unwrap();
+        let mut lease = session.lease();
+        let fd = open(&mut lease, "a", true).unwrap();
+        assert_eq!((fd, write(&mut lease, fd, b"one")), (5, 0));
+    }
+    let one = branch.snapshot().unwrap();
+    {
+        let mut lease = branch.guest_mut().unwrap().lease();
+        // Open descriptors go on where they were.
+        assert_eq!(write(&mut lease, 5, b"two"), 0);
+        let fd = open(&mut lease, "b", true).unwrap();
+        assert_eq!(write(&mut lease, fd, b"other"), 0);
+    }
+    let two = branch.snapshot().unwrap();
+    let (first, second) = (states.get(one).unwrap(), states.get(two).unwrap());
+    let found = first.state.diff_files(&second.state).unwrap();
+    let paths: Vec<&[u8]> = found.changes.iter().map(|change| &change.path[..]).collect();
+    assert_eq!(paths, [&b"/a"[..], b"/b"]);
+    assert_eq!(found.bytes, 8);
+
+    branch.restore(one).unwrap();
+    {
+        let session = branch.guest_mut().unwrap();
+        assert_eq!(session.files().unwrap().read_path("/a", 100).unwrap(), b"one");
+        let mut lease = session.lease();
+        assert_eq!(open(&mut lease, "b", false), Err(44));
+        assert_eq!(write(&mut lease, 5, b"!"), 0);
+    }
+    let mut fork = branch.fork(two).unwrap();
+    let session = fork.guest_mut().unwrap();
+    assert_eq!(session.files().unwrap().read_path("/a", 100).unwrap(), b"onetwo");
+    session
+        .change_files(|tree| tree.write_path("/from/outside", b"x", Time::now()).unwrap())
+        .unwrap();
+    let mut lease = session.lease();
+    let fd = open(&mut lease, "from/outside", false).unwrap();
+    assert_eq!(read(&mut lease, fd), b"x");
+    assert_eq!(branch.guest().unwrap().files().unwrap().read_path("/a", 100).unwrap(), b"one!");
+}
+
+#[test]
+fn a_frozen_guest_has_its_files_and_what_is_open_in_them() {
+    let warm = warm(Mode::Reset);
+    let mut lease = warm.lease().unwrap();
+    let fd = open(&mut lease, "big", true).unwrap();
+    let big: Vec<u8> = (0..8000_u32).map(|i| i as u8).collect();
+    assert_eq!(write(&mut lease, fd, &big), 0);
+    let frozen = lease.freeze().unwrap();
+    let bytes = frozen.bytes().unwrap();
+    let again = Frozen::from_parts(frozen.memory().clone(), &bytes).unwrap();
+    let thawed = Warm::thaw(&engine(), &GuestOptions::default(), &again).unwrap();
+    // Whoever opens it says how much may be written.
+    let tight = Tree::new(Budget { bytes: 3000, files: 2 });
+    let wasi = Wasi { files: Some(tight), ..Wasi::default() };
+    let tight = GuestOptions { wasi, ..GuestOptions::default() };
+    let small = Warm::thaw(&engine(), &tight, &again).unwrap();
+    let files = small.lease().unwrap().host().files().unwrap();
+    let left = files.tree().budget().bytes - files.tree().used().bytes;
+    assert!(left <= 3000, "{left}");
+    for _ in 0..2 {
+        let mut lease = thawed.lease().unwrap();
+        seek(&mut lease, fd, 0);
+        assert_eq!(read(&mut lease, fd), big);
+        seek(&mut lease, 4, 1);
+        assert_eq!(read(&mut lease, 4), b"warm");
+        assert_eq!(write(&mut lease, fd, b"gone with the call"), 0);
+    }
+    // Damaged ones are refused, and never a panic.
+    for at in (0..bytes.len()).step_by(7) {
+        let mut bytes = bytes.clone();
+        bytes[at] ^= 0x55;
+        if let Ok(frozen) = Frozen::from_parts(frozen.memory().clone(), &bytes) {
+            let _ = Warm::thaw(&engine(), &GuestOptions::default(), &frozen);
+        }
+    }
+}
+
+#[test]
+fn a_tree_and_host_directories_are_not_given_together() {
+    let directory = tempfile::tempdir().unwrap();
+    let mut options = options(Mode::Reset);
+    options.wasi.dirs.push((directory.path().to_owned(), "/data".into(), false));
+    let guest = Guest::with_options(&engine(), &hands(), options).unwrap();
+    let error = guest.warm(WarmUp::new()).unwrap_err();
+    assert!(format!("{error:?}").contains("layers of the tree"), "{error:?}");
+}
