@@ -110,6 +110,7 @@ struct Template {
     call: Option<String>,
     language: Option<String>,
     memory_mib: Option<u64>,
+    files_mib: Option<u64>,
 }
 
 /// Sets `place` to what was given, if anything was.
@@ -175,6 +176,7 @@ impl Sandboxes {
                 SandboxTemplate::new(template.name, seen_from(dir, &template.guest), open);
             set(&mut own.call, template.call);
             set(&mut own.language, template.language);
+            set(&mut own.files, template.files_mib.map(|mib| mib.saturating_mul(1 << 20)));
             set(&mut own.memory, template.memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
             config.templates.push(own);
         }

@@ -1,7 +1,7 @@
 """What an unmodified client of E2B does with a server of ours; the server is named by the environment."""
 
 from e2b import SandboxQuery, SandboxState
-from e2b.exceptions import AuthenticationException, SandboxException
+from e2b.exceptions import AuthenticationException, FileNotFoundException, SandboxException
 from e2b_code_interpreter import Sandbox
 
 
@@ -32,10 +32,30 @@ def main() -> None:
     sandbox.set_timeout(700)
     assert sandbox.get_info().end_at > info.end_at
 
+    written = sandbox.files.write("notes/one.txt", "first")
+    assert (written.name, written.path) == ("one.txt", "/home/user/notes/one.txt"), written
+    assert sandbox.files.write("/data/bytes", bytes(range(256)) * 100).path == "/data/bytes"
+    assert sandbox.files.read("notes/one.txt") == "first"
+    assert sandbox.files.read("/data/bytes", format="bytes") == bytes(range(256)) * 100
+    assert [found.name for found in sandbox.files.list("notes")] == ["one.txt"]
+    assert sandbox.files.exists("notes") and not sandbox.files.exists("nothing")
+    assert sandbox.files.make_dir("deep/er") and not sandbox.files.make_dir("deep")
+    moved = sandbox.files.rename("notes/one.txt", "deep/two.txt")
+    assert (moved.size, moved.path) == (5, "/home/user/deep/two.txt"), moved
+    try:
+        sandbox.files.read("notes/one.txt")
+        raise AssertionError("a file that was moved is still there")
+    except FileNotFoundException:
+        pass
+    sandbox.files.remove("/data")
+    assert not sandbox.files.exists("/data/bytes")
+
     forks = sandbox.fork(count=3, timeout=600)
     for number, fork in enumerate(forks):
         assert isinstance(fork, Sandbox), fork
         assert fork.run_code(f"x += {number}").text == str(41 + number)
+        fork.files.write("deep/two.txt", f"fork {number}")
+        assert fork.files.read("deep/two.txt") == f"fork {number}"
     assert sandbox.run_code("x").text == "41"
 
     snapshot = sandbox.create_snapshot(name="kept")
@@ -54,6 +74,7 @@ def main() -> None:
     assert [found.sandbox_id for found in paused] == [again.sandbox_id]
     resumed = Sandbox.connect(again.sandbox_id, timeout=600)
     assert resumed.run_code("x + 1").text == "42"
+    assert resumed.files.read("deep/two.txt") == "first"
 
     for live in [sandbox, resumed, *forks]:
         assert live.kill()

@@ -63,6 +63,8 @@ pub struct Template {
     pub language: String,
     /// Most bytes that a memory of one sandbox may grow to.
     pub memory: u64,
+    /// Most bytes of one sandbox's files.
+    pub files: u64,
 }
 
 impl Template {
@@ -79,6 +81,7 @@ impl Template {
             call: "handle".to_owned(),
             language: "javascript".to_owned(),
             memory: 512 << 20,
+            files: 64 << 20,
         }
     }
 }

@@ -15,6 +15,7 @@ mod language;
 mod one;
 mod record;
 mod registry;
+mod template;
 
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;

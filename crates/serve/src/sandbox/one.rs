@@ -156,6 +156,7 @@ pub(super) fn refused(error: &SessionError) -> Refusal {
     let (status, later) = match error {
         SessionError::Tree(_) => (StatusCode::NOT_FOUND, false),
         SessionError::Guest(_) => (StatusCode::BAD_REQUEST, false),
+        SessionError::NoFiles(_) => (StatusCode::NOT_IMPLEMENTED, false),
         SessionError::Failed { .. } => (StatusCode::CONFLICT, false),
         SessionError::Call(afresh::CallError::Request { .. }) => (StatusCode::BAD_REQUEST, false),
         SessionError::Call(afresh::CallError::Lease(_)) => (StatusCode::SERVICE_UNAVAILABLE, true),

@@ -4,21 +4,20 @@
 //! limit is passed. What is saved in the directory when a server starts is there for its clients.
 
 use std::collections::{BTreeMap, HashMap};
-use std::path::Path;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use afresh::wasm::{Engine, EngineConfig};
-use afresh::{Guest, Options, Reference, SaveOptions, Session};
+use afresh::files::Tree;
+use afresh::{Guest, Reference, SaveOptions, Session};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
-use super::config::{SandboxConfig, Template};
-use super::language::{self, Language};
+use super::config::SandboxConfig;
 use super::one::{Life, MARK, Sandbox, Times, refused};
 use super::record::{Records, SandboxRecord, SnapshotRecord};
+use super::template::{Warm, kept};
 use crate::error::ServeError;
 use crate::failure::describe;
 use crate::refusal::Refusal;
@@ -31,15 +30,6 @@ const SHOWN: usize = 50;
 
 /// How long a client waits for the end of a sandbox that is being called.
 const ENDING: Duration = Duration::from_secs(1);
-
-/// A template, ready.
-pub(super) struct Warm {
-    pub(super) config: Template,
-    pub(super) language: &'static dyn Language,
-    guest: Guest,
-    /// How saved states of it are opened.
-    options: Options,
-}
 
 /// All sandboxes of a server.
 pub(crate) struct Sandboxes {
@@ -92,45 +82,6 @@ async fn blocking<R: Send + 'static>(
 
 fn internal(error: &(dyn std::error::Error + 'static)) -> Refusal {
     Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, describe(error))
-}
-
-impl Warm {
-    /// Opens the template, keeps it in the store, and opens that: what its sandboxes save is the difference.
-    fn open(config: &SandboxConfig, template: &Template) -> Result<Self, afresh::Cause> {
-        let language = language::named(&template.language)
-            .ok_or_else(|| format!("no guest is known to run `{}`", template.language))?;
-        let cache = config.dir.join("cache");
-        let mut engine = EngineConfig { cache: Some(cache.clone()), ..EngineConfig::default() };
-        let path = Path::new(&template.reference);
-        if path.is_file() {
-            engine = engine.stack_for(&std::fs::read(path)?);
-        }
-        // Of saved states as well, which carry their warm-up with them.
-        let options = Options::new()
-            .cache(cache)
-            .engine(Engine::new(engine.clone())?)
-            .timeout(config.call_timeout)
-            .memory(template.memory);
-        let first = template
-            .open
-            .clone()
-            .engine(Engine::new(engine)?)
-            .timeout(config.call_timeout)
-            .memory(template.memory);
-        let kept: Reference = kept(&config.dir, &format!("template-{}", template.name)).parse()?;
-        afresh::open(&template.reference, &first)?.save(&kept, &SaveOptions::new())?;
-        let guest = afresh::open(kept.to_string(), &options)?;
-        // A guest that has no sessions, or no such function, is found out now.
-        let mut session = guest.session()?;
-        let how = (language, template.call.as_str());
-        super::one::run(&mut session, how, "1", &mut None).map_err(|refusal| refusal.message)?;
-        Ok(Self { config: template.clone(), language, guest, options })
-    }
-}
-
-/// What is kept in the store under a name.
-fn kept(dir: &Path, name: &str) -> String {
-    format!("{}@{name}", dir.join("snapshots").display())
 }
 
 impl Sandboxes {
@@ -345,6 +296,39 @@ impl Sandboxes {
             };
             sandbox.times().used = Instant::now();
             result
+        })
+        .await
+    }
+
+    /// Reads the files of a sandbox.
+    pub(super) async fn tree<R: Send + 'static>(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        read: impl FnOnce(&Tree) -> Result<R, Refusal> + Send + 'static,
+    ) -> Result<R, Refusal> {
+        self.with(sandbox, |session| {
+            let tree = session.files().map_err(|error| refused(&error))?.tree();
+            read(&tree)
+        })
+        .await
+    }
+
+    /// Changes the files of a sandbox; what fails changes nothing.
+    pub(super) async fn files<R: Send + 'static>(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        change: impl FnOnce(&mut Tree) -> Result<R, Refusal> + Send + 'static,
+    ) -> Result<R, Refusal> {
+        self.with(sandbox, |session| {
+            let mut files = session.files().map_err(|error| refused(&error))?;
+            let mut tree = files.tree();
+            let result = change(&mut tree)?;
+            let put = files.change("", |old| {
+                *old = tree;
+                Ok(())
+            });
+            put.map_err(|error| refused(&error))?;
+            Ok(result)
         })
         .await
     }
