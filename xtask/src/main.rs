@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 
 mod command;
 mod demo;
+mod e2b;
 mod fuzz;
 mod guests;
 mod host;

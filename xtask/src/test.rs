@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, find, run, run_watched};
-use crate::{fuzz, guests, host, miri, packages, python, tools};
+use crate::{e2b, fuzz, guests, host, miri, packages, python, tools};
 
 /// The step whose failures are counted by the tests themselves.
 const TESTS: &str = "tests";
@@ -31,6 +31,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     let mut steps = Steps::default();
     let mut tally = Tally::default();
     let tools = tools::install();
+    let client = e2b::install();
 
     steps.run("format", || {
         host::rust_component("rustfmt", "fmt")?;
@@ -72,6 +73,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
             // What passing tests print is shown too: it may be that they skipped something.
             .args(["--", "--show-output"]);
         tools.finish(&mut test, |line| tally.skip(line));
+        client.finish(&mut test, |line| tally.skip(line));
         run_watched(&mut test, SILENCE, |line| tally.note(line))
     });
     steps.run(PYTHON, || {

@@ -117,7 +117,7 @@ impl Installing {
     pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {
         for (tool, installation) in self.tools {
             let result = installation.and_then(|child| match child {
-                Some(child) => wait(child, self.begun + LIMIT),
+                Some(child) => wait(child, self.begun + LIMIT, "go install"),
                 None => Ok(()),
             });
             match result {
@@ -147,8 +147,9 @@ fn line(tool: &Tool, why: &str) -> String {
     format!("SKIPPED: tests with {} {}: {why}", tool.program, tool.version)
 }
 
-/// Waits until `deadline`, and no longer. Fails with the last thing that the program said.
-fn wait(mut child: Child, deadline: Instant) -> Result<()> {
+/// Waits for an installation until `deadline`, and no longer. Fails with the last thing that the program said.
+pub(crate) fn wait(mut child: Child, deadline: Instant, what: &str) -> Result<()> {
+    let begun = Instant::now();
     // What it says is read beside, so that it never waits for a reader.
     let mut stderr = child.stderr.take();
     let reader = std::thread::spawn(move || {
@@ -160,21 +161,21 @@ fn wait(mut child: Child, deadline: Instant) -> Result<()> {
         text
     });
     let status = loop {
-        if let Some(status) = child.try_wait().context("cannot wait for go")? {
+        if let Some(status) = child.try_wait().with_context(|| format!("cannot wait for {what}"))? {
             break status;
         }
         if Instant::now() >= deadline {
             // It may have ended just now. Compilers that it started end with their file.
             let _ = child.kill();
-            child.wait().context("cannot wait for go")?;
-            bail!("not installed within {} minutes", LIMIT.as_secs() / 60);
+            child.wait().with_context(|| format!("cannot wait for {what}"))?;
+            bail!("{what} did not end within {} seconds", begun.elapsed().as_secs());
         }
         std::thread::sleep(Duration::from_millis(50));
     };
     let said = reader.join().unwrap_or_default();
     if !status.success() {
         let last = said.lines().rfind(|line| !line.starts_with("go: downloading"));
-        bail!("go install failed: {status}: {}", last.unwrap_or_default().trim());
+        bail!("{what} failed: {status}: {}", last.unwrap_or_default().trim());
     }
     Ok(())
 }
@@ -192,12 +193,13 @@ mod tests {
     #[test]
     fn an_installation_that_fails_says_why_and_one_that_hangs_is_ended() {
         let soon = || Instant::now() + Duration::from_secs(20);
-        assert!(wait(sh("exit 0"), soon()).is_ok());
+        assert!(wait(sh("exit 0"), soon(), "sh").is_ok());
         let script = "echo 'no such host' >&2; echo 'go: downloading x' >&2; exit 1";
-        let error = wait(sh(script), soon()).expect_err("exit 1").to_string();
+        let error = wait(sh(script), soon(), "sh").expect_err("exit 1").to_string();
         assert!(error.contains("no such host"), "{error}");
         let start = Instant::now();
-        let error = wait(sh("exec sleep 60"), Instant::now()).expect_err("too late").to_string();
+        let error =
+            wait(sh("exec sleep 60"), Instant::now(), "sh").expect_err("too late").to_string();
         assert!(error.contains("within"), "{error}");
         assert!(start.elapsed() < Duration::from_secs(10));
     }

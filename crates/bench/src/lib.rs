@@ -15,6 +15,7 @@ pub mod modules;
 pub mod restore;
 pub mod rivals;
 pub mod row;
+pub mod serve;
 pub mod session;
 mod session_files;
 pub mod start;

@@ -6,6 +6,8 @@ use std::process::ExitCode;
 
 #[cfg(feature = "arena")]
 use afresh_bench::fault;
+#[cfg(feature = "serve")]
+use afresh_bench::serve;
 use afresh_bench::{Options, Row, arena, grow, js, restore, session, start, steady, wasm};
 use anyhow::Context;
 use clap::{Args, Subcommand};
@@ -123,6 +125,24 @@ enum Table {
         /// Where the snapshots of the benchmark are made.
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
+    },
+    #[cfg(feature = "serve")]
+    /// Requests over HTTP, beside `wasmtime serve` on the same component; and sandboxes' operations.
+    Serve {
+        #[command(flatten)]
+        common: Common,
+        /// The command of wasmtime 48; `cargo install wasmtime-cli@48` has it.
+        #[arg(long, default_value = "wasmtime")]
+        wasmtime: PathBuf,
+        /// The HTTP component.
+        #[arg(long, default_value = "target/guests/http.wasm")]
+        http: PathBuf,
+        /// The JavaScript guest.
+        #[arg(long, default_value = "target/guests/js.wasm")]
+        js: PathBuf,
+        /// The interpreter that sandboxes run.
+        #[arg(long, default_value = "target/guests/script.wasm")]
+        script: PathBuf,
     },
     /// Makes N calls of the small module and nothing else, for strace to look at.
     #[command(hide = true)]
@@ -276,6 +296,25 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             afresh_bench::linux::all(scratch.path(), &options, &mut print, &mut |case| {
                 eprintln!("{case}: left out: python3 lacks the modules it needs");
             })?;
+        }
+        #[cfg(feature = "serve")]
+        Table::Serve { common, wasmtime, http, js, script } => {
+            let there = std::process::Command::new(wasmtime).arg("--version").output();
+            let there = there.is_ok_and(|output| output.status.success());
+            if !there {
+                eprintln!(
+                    "wasmtime left out: {} does not run; `cargo install wasmtime-cli@48` has it",
+                    wasmtime.display()
+                );
+            }
+            let files = serve::Files {
+                program: std::env::current_exe().context("finding this program")?,
+                wasmtime: there.then(|| wasmtime.clone()),
+                http: http.clone(),
+                js: js.clone(),
+                script: script.clone(),
+            };
+            serve::all(&files, &common.options(), &mut print)?;
         }
         Table::Steady { calls, function } => {
             steady::run(*calls, function)?;

@@ -23,7 +23,7 @@ pub(crate) struct HttpArguments {
     /// Where requests come in; 127.0.0.1:8080 if not given.
     #[arg(long, value_name = "ADDR:PORT")]
     addr: Option<SocketAddr>,
-    /// Where /metrics, /healthz and /readyz are asked for, if not where requests come in.
+    /// Where /metrics, /status, /healthz and /readyz are asked for, if not where requests come in.
     #[arg(long, value_name = "ADDR:PORT")]
     admin: Option<SocketAddr>,
     /// Guests, routes and budgets from a file; guests of the command line come in addition.

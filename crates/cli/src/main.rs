@@ -22,6 +22,8 @@ mod keys;
 mod linux;
 mod manual;
 mod output;
+#[cfg(feature = "serve")]
+mod repl;
 mod request;
 mod run;
 #[cfg(feature = "wasm")]
@@ -61,6 +63,9 @@ enum Command {
     Run(run::Arguments),
     /// Answer requests over HTTP, each from the warm state; or one a line from standard input.
     Serve(serve::Arguments),
+    /// Call a guest from a prompt, each line from where the last left it; keep states, go back, fork.
+    #[cfg(feature = "serve")]
+    Repl(repl::Arguments),
     /// Warm a guest and keep it as a snapshot.
     Snapshot(snapshot::SnapshotArguments),
     /// Call a guest and keep the state that the call leaves as a snapshot.
@@ -145,6 +150,8 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
     match command {
         Command::Run(arguments) => run::run(arguments, settings),
         Command::Serve(arguments) => serve::run(arguments, settings),
+        #[cfg(feature = "serve")]
+        Command::Repl(arguments) => repl::run(arguments, settings),
         Command::Snapshot(arguments) => snapshot::snapshot(arguments, settings),
         Command::Fork(arguments) => snapshot::fork(arguments, settings),
         Command::Verify(arguments) => verify::run(arguments, settings),

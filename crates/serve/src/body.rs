@@ -78,6 +78,18 @@ pub(crate) enum Cut<E> {
     Broken(E),
 }
 
+impl<E: std::fmt::Display> std::fmt::Display for Cut<E> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::TooLarge(most) => write!(f, "the body is larger than {most} bytes"),
+            Self::TooSlow => f.write_str("the body took too long to arrive"),
+            Self::Broken(error) => write!(f, "the body broke off: {error}"),
+        }
+    }
+}
+
+impl<E: std::fmt::Debug + std::fmt::Display> std::error::Error for Cut<E> {}
+
 /// A body on its way to a guest that reads it while it arrives.
 pub(crate) struct Limited<B> {
     body: B,

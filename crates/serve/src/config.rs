@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use afresh::wasm::GuestOptions;
 
+use crate::sandbox::SandboxConfig;
+
 /// A server.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
@@ -31,6 +33,8 @@ pub struct Config {
     pub grace: Duration,
     /// The guests.
     pub guests: Vec<GuestConfig>,
+    /// Sandboxes, if there are any.
+    pub sandboxes: Option<SandboxConfig>,
 }
 
 impl Default for Config {
@@ -46,6 +50,7 @@ impl Default for Config {
             drain: Duration::from_millis(200),
             grace: Duration::from_secs(30),
             guests: Vec::new(),
+            sandboxes: None,
         }
     }
 }

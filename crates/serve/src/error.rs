@@ -16,6 +16,14 @@ pub enum ManifestError {
         /// What the operating system said.
         source: io::Error,
     },
+    /// A line of the file of keys has no tenant and key.
+    #[error("{}, line {line}: a line is a tenant and a key, with a space between", path.display())]
+    Key {
+        /// The file.
+        path: PathBuf,
+        /// The line, from 1.
+        line: usize,
+    },
     /// It says something that is not known, or lacks something.
     #[error("{}", path.display())]
     Parse {
@@ -54,6 +62,12 @@ pub enum ServeError {
     Guest {
         /// What it is called.
         name: String,
+        /// Why not.
+        source: afresh::Cause,
+    },
+    /// There can be no sandboxes.
+    #[error("sandboxes cannot be served")]
+    Sandboxes {
         /// Why not.
         source: afresh::Cause,
     },

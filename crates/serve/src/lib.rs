@@ -36,12 +36,17 @@ mod metrics;
 mod proxy;
 mod refusal;
 mod runner;
+mod sandbox;
 mod server;
 mod service;
 mod shelf;
 mod site;
+mod status;
 mod table;
 
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
+pub use sandbox::{
+    Keys, Language, Outcome, SandboxConfig, Shown, Stream, Template, Thrown, language,
+};
 pub use server::{Handle, Server};

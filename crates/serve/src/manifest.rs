@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use afresh::wasm::{GuestOptions, Mode};
@@ -14,6 +14,7 @@ use serde::{Deserialize, Deserializer};
 
 use crate::config::{Config, GuestConfig, parse_duration};
 use crate::error::ManifestError;
+use crate::sandbox::{Keys, SandboxConfig, Template as SandboxTemplate};
 
 /// A length of time, as text.
 #[derive(Clone, Copy, Debug)]
@@ -59,6 +60,7 @@ struct File {
     grace: Option<Time>,
     #[serde(default)]
     guest: Vec<Guest>,
+    sandboxes: Option<Sandboxes>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -82,6 +84,33 @@ struct Guest {
     max_waiting_requests: Option<usize>,
     max_instance_reuse_count: Option<usize>,
     idle_instance_timeout: Option<Time>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Sandboxes {
+    keys: PathBuf,
+    store: PathBuf,
+    max_sandboxes: Option<usize>,
+    max_running_calls: Option<usize>,
+    idle_timeout: Option<Time>,
+    timeout: Option<Time>,
+    call_timeout: Option<Time>,
+    #[serde(default)]
+    template: Vec<Template>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Template {
+    name: String,
+    guest: String,
+    #[serde(default)]
+    warm: Vec<String>,
+    call: Option<String>,
+    language: Option<String>,
+    memory_mib: Option<u64>,
+    files_mib: Option<u64>,
 }
 
 /// Sets `place` to what was given, if anything was.
@@ -131,6 +160,30 @@ impl Guest {
     }
 }
 
+impl Sandboxes {
+    fn config(self, dir: &Path, open: &Options) -> Result<SandboxConfig, ManifestError> {
+        let mut config = SandboxConfig::new(dir.join(&self.store));
+        config.keys = Keys::read(&dir.join(&self.keys))?;
+        set(&mut config.max_sandboxes, self.max_sandboxes);
+        set(&mut config.max_running_calls, self.max_running_calls);
+        set(&mut config.idle_timeout, self.idle_timeout.map(|time| time.0));
+        set(&mut config.timeout, self.timeout.map(|time| time.0));
+        set(&mut config.call_timeout, self.call_timeout.map(|time| time.0));
+        for template in self.template {
+            let open =
+                template.warm.iter().fold(open.clone(), |open, call| open.warm(warm_call(call)));
+            let mut own =
+                SandboxTemplate::new(template.name, seen_from(dir, &template.guest), open);
+            set(&mut own.call, template.call);
+            set(&mut own.language, template.language);
+            set(&mut own.files, template.files_mib.map(|mib| mib.saturating_mul(1 << 20)));
+            set(&mut own.memory, template.memory_mib.map(|mib| mib.saturating_mul(1 << 20)));
+            config.templates.push(own);
+        }
+        Ok(config)
+    }
+}
+
 impl Config {
     /// Reads the file at `path`. Guests are opened with `open`: the cache, and what is demanded of snapshots.
     ///
@@ -158,6 +211,10 @@ impl Config {
         set(&mut config.drain, file.drain.map(|time| time.0));
         set(&mut config.grace, file.grace.map(|time| time.0));
         config.guests = file.guest.into_iter().map(|guest| guest.config(dir, open)).collect();
+        config.sandboxes = match file.sandboxes {
+            Some(sandboxes) => Some(sandboxes.config(dir, open)?),
+            None => None,
+        };
         Ok(config)
     }
 }

@@ -3,6 +3,7 @@
 //! What it promises: counting a request takes no lock that other guests' requests want.
 
 use std::sync::atomic::AtomicU64;
+use std::sync::{Mutex, PoisonError};
 
 use afresh::pool::PoolStats;
 use prometheus_client::encoding::text::encode;
@@ -42,6 +43,7 @@ pub(crate) struct Metrics {
     running: Family<Labels, Gauge>,
     waiting: Family<Labels, Gauge>,
     pools: Pools,
+    sandboxes: Family<Labels, Gauge>,
     pub(crate) connections: Gauge,
     pub(crate) buffered: Gauge,
     pub(crate) reloads: Counter,
@@ -59,9 +61,30 @@ struct Pools {
     dropped: Family<Labels, Counter<u64, AtomicU64>>,
 }
 
+/// Requests whose times are remembered, of each guest.
+const RECENT: usize = 512;
+
+/// The times of the last requests.
+#[derive(Debug)]
+struct Times {
+    requests: u64,
+    microseconds: Vec<f32>,
+}
+
+/// What the last requests took.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Recent {
+    /// How many there ever were.
+    pub(crate) requests: u64,
+    /// Of the last ones, in microseconds; none when there were none.
+    pub(crate) median: Option<f32>,
+    pub(crate) p99: Option<f32>,
+}
+
 /// What is counted for one guest.
 #[derive(Debug)]
 pub(crate) struct GuestMetrics {
+    times: Mutex<Times>,
     usual: [Counter; USUAL.len()],
     other: Family<Labels, Counter>,
     pub(crate) seconds: Histogram,
@@ -120,6 +143,8 @@ impl Metrics {
             "Instances put out of use, by reason",
             pools.dropped.clone(),
         );
+        let sandboxes = Family::<Labels, Gauge>::default();
+        registry.register("sandboxes", "Sandboxes, by where they live", sandboxes.clone());
         let connections = Gauge::default();
         registry.register("connections", "Open connections", connections.clone());
         let buffered = Gauge::default();
@@ -145,6 +170,7 @@ impl Metrics {
             running,
             waiting,
             pools,
+            sandboxes,
             connections,
             buffered,
             reloads,
@@ -156,6 +182,7 @@ impl Metrics {
     pub(crate) fn guest(&self, name: &str) -> GuestMetrics {
         let requests = |code| self.requests.get_or_create_owned(&two(name, "code", code));
         GuestMetrics {
+            times: Mutex::new(Times { requests: 0, microseconds: Vec::with_capacity(RECENT) }),
             usual: USUAL.map(requests),
             other: self.requests.clone(),
             seconds: self.seconds.get_or_create_owned(&labels(name)),
@@ -187,6 +214,14 @@ impl Metrics {
         }
     }
 
+    /// How many sandboxes live in this process, and how many in the store.
+    pub(crate) fn set_sandboxes(&self, live: usize, saved: usize) {
+        for (place, count) in [("live", live), ("saved", saved)] {
+            let labels = vec![("place", place.to_owned())];
+            self.sandboxes.get_or_create(&labels).set(gauge(count));
+        }
+    }
+
     /// Everything, as Prometheus reads it.
     pub(crate) fn text(&self) -> String {
         let mut text = String::new();
@@ -204,6 +239,24 @@ impl GuestMetrics {
             None => self.other.get_or_create(&two(&self.guest, "code", status)).inc(),
         };
         self.seconds.observe(seconds);
+        let mut times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let place = usize::try_from(times.requests % RECENT as u64).unwrap_or(0);
+        let microseconds = (seconds * 1e6) as f32;
+        match times.microseconds.get_mut(place) {
+            Some(old) => *old = microseconds,
+            None => times.microseconds.push(microseconds),
+        }
+        times.requests += 1;
+    }
+
+    /// What the last requests took.
+    pub(crate) fn recent(&self) -> Recent {
+        let times = self.times.lock().unwrap_or_else(PoisonError::into_inner);
+        let (requests, mut sorted) = (times.requests, times.microseconds.clone());
+        drop(times);
+        sorted.sort_by(f32::total_cmp);
+        let of = |share: usize| sorted.get(sorted.len().saturating_sub(1) * share / 100).copied();
+        Recent { requests, median: of(50), p99: of(99) }
     }
 
     /// A call failed.
@@ -215,6 +268,20 @@ impl GuestMetrics {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_last_requests_are_remembered_and_no_more() {
+        let guest = Metrics::new().guest("g");
+        assert_eq!(guest.recent(), Recent { requests: 0, median: None, p99: None });
+        for request in 0..1000 {
+            guest.ended(200, f64::from(request) * 1e-6);
+        }
+        let recent = guest.recent();
+        assert_eq!(recent.requests, 1000);
+        let median = recent.median.unwrap();
+        assert!((700.0..800.0).contains(&median), "{median}");
+        assert!(recent.p99.unwrap() > 990.0);
+    }
 
     #[test]
     fn what_was_counted_is_read_as_prometheus_does() {

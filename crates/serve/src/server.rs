@@ -92,7 +92,7 @@ impl Server {
     /// # Errors
     /// [`ServeError`], with the guest or the address.
     pub async fn bind(config: Config) -> Result<Self, ServeError> {
-        if config.guests.is_empty() {
+        if config.guests.is_empty() && config.sandboxes.is_none() {
             return Err(ServeError::Nothing);
         }
         let shared = Arc::new(Shared::open(&config).await?);
@@ -131,8 +131,11 @@ impl Server {
             let config = Config { max_concurrent_connections: 64, ..config.clone() };
             tokio::spawn(accept_all(shared.clone(), admin, Door::Operations, config))
         });
-        accept_all(shared, listener, Door::Requests { operations }, config).await;
+        accept_all(shared.clone(), listener, Door::Requests { operations }, config).await;
         sweeping.abort();
+        if let Some(routes) = &shared.sandboxes {
+            routes.sandboxes.save_all().await;
+        }
         if let Some(admin) = admin {
             // It has the same phases, and was waited for.
             let _ = admin.await;
@@ -140,12 +143,15 @@ impl Server {
     }
 }
 
-/// Looks after idle instances.
+/// Looks after idle instances and sandboxes.
 async fn sweep(shared: Arc<Shared>) {
     loop {
         tokio::time::sleep(SWEEP).await;
         for site in &shared.table().sites {
             site.sweep();
+        }
+        if let Some(routes) = &shared.sandboxes {
+            routes.sandboxes.sweep().await;
         }
     }
 }

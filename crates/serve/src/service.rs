@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
@@ -12,11 +13,13 @@ use hyper::{Method, Request, StatusCode};
 use tokio::sync::watch;
 use tracing::Instrument;
 
+use crate::body::{BodyLimits, Limited};
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::ServeError;
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
+use crate::sandbox::{Routes, Sandboxes};
 use crate::table::Table;
 
 /// The header that a request's number comes and goes in.
@@ -48,6 +51,9 @@ pub(crate) struct Shared {
     pub(crate) budget: Budget,
     pub(crate) metrics: Metrics,
     pub(crate) phase: watch::Sender<Phase>,
+    /// What answers requests that are about sandboxes.
+    pub(crate) sandboxes: Option<Routes>,
+    body_time: Duration,
     ids: Ids,
 }
 
@@ -84,11 +90,17 @@ impl Shared {
     pub(crate) async fn open(config: &Config) -> Result<Self, ServeError> {
         let (budget, metrics) = (Budget::new(config.max_buffered_bytes), Metrics::new());
         let table = Table::open(config, &budget, &metrics).await?;
+        let sandboxes = match &config.sandboxes {
+            Some(sandboxes) => Some(Routes::new(Sandboxes::open(sandboxes).await?)),
+            None => None,
+        };
         Ok(Self {
+            sandboxes,
             table: RwLock::new(Arc::new(table)),
             budget,
             metrics,
             phase: watch::Sender::new(Phase::Running),
+            body_time: config.body_timeout,
             ids: Ids::new(),
         })
     }
@@ -119,7 +131,7 @@ impl Shared {
     pub(crate) async fn answer<B>(&self, door: Door, request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: std::fmt::Display,
+        B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
         let id = self.ids.of(&request);
         let span = tracing::debug_span!(
@@ -146,7 +158,7 @@ impl Shared {
     async fn find_and_answer<B>(&self, door: Door, request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
-        B::Error: std::fmt::Display,
+        B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
         if door != (Door::Requests { operations: false })
             && let Some(response) = self.operate(request.method(), request.uri().path())
@@ -155,6 +167,19 @@ impl Shared {
         }
         if door == Door::Operations {
             return Refusal::no_route().into_response();
+        }
+        if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
+            let limits = BodyLimits { bytes: sandboxes.most(), time: self.body_time };
+            // Handlers take bodies whole; one that does not say how large it is may be as large as may be.
+            let size = request.body().size_hint().exact().unwrap_or(limits.bytes as u64);
+            let mut held = self.budget.hold();
+            if size > limits.bytes as u64 {
+                return Refusal::too_large(limits.bytes).into_response();
+            }
+            if !held.add(usize::try_from(size).unwrap_or(usize::MAX)) {
+                return Refusal::no_memory().into_response();
+            }
+            return sandboxes.answer(request.map(|b| Body::new(Limited::new(b, limits)))).await;
         }
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
@@ -179,6 +204,8 @@ impl Shared {
                     Refusal::busy(StatusCode::SERVICE_UNAVAILABLE, why).into_response()
                 }
             }),
+            "/status" => Some(crate::status::page()),
+            "/status.json" => Some(axum::Json(crate::status::data(self)).into_response()),
             "/metrics" => {
                 let mut response = Response::new(Body::from(self.read_metrics()));
                 let text = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -194,6 +221,10 @@ impl Shared {
         for site in &table.sites {
             let counts = table.common.gate.count(site.line);
             self.metrics.set(&site.config.name, counts, &site.guest.pool_stats());
+        }
+        if let Some(routes) = &self.sandboxes {
+            let (live, saved) = routes.sandboxes.count();
+            self.metrics.set_sandboxes(live, saved);
         }
         self.metrics.buffered.set(i64::try_from(self.budget.used()).unwrap_or(i64::MAX));
         self.metrics.text()

@@ -29,7 +29,7 @@ pub(crate) struct Site {
     pub(crate) guest: Guest,
     runner: Runner,
     content_type: HeaderValue,
-    metrics: GuestMetrics,
+    pub(crate) metrics: GuestMetrics,
     limits: BodyLimits,
     /// Its line at the gate.
     pub(crate) line: usize,
@@ -65,6 +65,16 @@ impl Site {
         Share {
             running: config.max_concurrent_requests.max(1),
             waiting: config.max_waiting_requests,
+        }
+    }
+
+    /// What kind of guest answers, for people.
+    pub(crate) fn kind(&self) -> &'static str {
+        match &self.runner {
+            Runner::Module { .. } => "module",
+            Runner::Component { .. } => "component",
+            Runner::Proxy(_) => "HTTP component",
+            Runner::Machine { .. } => "micro-VM",
         }
     }
 

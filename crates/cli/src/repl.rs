@@ -1,0 +1,254 @@
+//! `afresh repl`: a live session at a prompt. Lines are calls that go on from one another; `:checkpoint`, `:fork`, `:back` and
+//! `:tree` move on the tree of its states.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use afresh::snapshot::SnapshotInfo;
+use afresh::{Checkpoint, Session};
+use afresh_serve::{Language, Stream, language};
+use anyhow::Context;
+use clap::Args;
+use rustyline::completion::Completer;
+use rustyline::error::ReadlineError;
+use rustyline::history::DefaultHistory;
+use rustyline::{Config, Editor, Helper, Highlighter, Hinter, Validator};
+
+use crate::guest::{Command, GuestArguments};
+use crate::output::say;
+use crate::{Settings, reason};
+
+#[derive(Debug, Args)]
+pub(crate) struct Arguments {
+    #[command(flatten)]
+    guest: GuestArguments,
+    /// The exported function that handles bytes.
+    #[arg(long, value_name = "F", default_value = "handle")]
+    call: String,
+    /// The guest runs code in this language, as `target/guests/script.wasm` does with `javascript`; if not given, lines
+    /// are handed to it as they are.
+    #[arg(long, value_name = "LANGUAGE")]
+    language: Option<String>,
+    /// Where lines are kept for the next time.
+    #[arg(long, value_name = "FILE")]
+    history: Option<PathBuf>,
+}
+
+const HELP: &str = "\
+:checkpoint NAME   keep the present state under a name
+:back [NAME|ID]    go to a state: the last checkpoint if none is named; what was not kept is lost
+:fork              go on in a fork of the present state
+:to NUMBER         go on in another of the sessions that were forked
+:tree              every state, and which sessions stand where
+:diff ONE TWO      in what two states differ
+:help, :quit";
+
+const COMMANDS: [&str; 8] =
+    [":back", ":checkpoint", ":diff", ":fork", ":help", ":quit", ":to", ":tree"];
+
+/// Completes commands, and names of states after them.
+#[derive(Default, Helper, Highlighter, Hinter, Validator)]
+struct Completing {
+    names: Vec<String>,
+}
+
+impl Completer for Completing {
+    type Candidate = String;
+
+    fn complete(
+        &self,
+        line: &str,
+        at: usize,
+        _: &rustyline::Context<'_>,
+    ) -> rustyline::Result<(usize, Vec<String>)> {
+        let before = &line[..at];
+        if !before.starts_with(':') {
+            return Ok((at, Vec::new()));
+        }
+        let begin = before.rfind(' ').map_or(0, |space| space + 1);
+        let known: Vec<&str> = match begin {
+            0 => COMMANDS.to_vec(),
+            _ => self.names.iter().map(String::as_str).collect(),
+        };
+        let fitting = known.into_iter().filter(|known| known.starts_with(&before[begin..]));
+        Ok((begin, fitting.map(str::to_owned).collect()))
+    }
+}
+
+/// The sessions that were forked from one another, and the one that lines go to.
+struct Sessions<'a> {
+    all: Vec<Session>,
+    at: usize,
+    call: &'a str,
+    language: Option<&'static dyn Language>,
+}
+
+/// The state that is meant: an id as the tree shows it, or a name.
+fn find<'t>(session: &Session, text: &'t str) -> Checkpoint<'t> {
+    let by_id = session.tree().into_iter().find(|state| state.id.to_string() == text);
+    by_id.map_or(Checkpoint::Name(text), |state| Checkpoint::Id(state.id))
+}
+
+impl Sessions<'_> {
+    fn own(&mut self) -> &mut Session {
+        &mut self.all[self.at]
+    }
+
+    fn names(&self) -> Vec<String> {
+        let states = self.all[self.at].tree();
+        states.iter().flat_map(|s| s.name.clone().into_iter().chain([s.id.to_string()])).collect()
+    }
+
+    /// Hands a line to the guest, and says what came of it.
+    fn ask(&mut self, line: &str) -> anyhow::Result<()> {
+        let Some(language) = self.language else {
+            let call = self.call;
+            let answer = self.own().call(call, line.as_bytes())?;
+            let mut out = std::io::stdout().lock();
+            out.write_all(&answer)?;
+            return Ok(writeln!(out)?);
+        };
+        let call = self.call;
+        let answer = self.own().call(call, &language.request(line))?;
+        let outcome = language.outcome(&answer).map_err(anyhow::Error::msg)?;
+        for (stream, text) in outcome.printed {
+            match stream {
+                Stream::Stdout => write!(std::io::stdout(), "{text}")?,
+                Stream::Stderr => write!(std::io::stderr(), "{text}")?,
+            }
+        }
+        if let Some(value) = outcome.value {
+            say!("{}", value.text)?;
+        }
+        if let Some(error) = outcome.error {
+            eprintln!("{}", error.traceback.trim_end());
+        }
+        Ok(())
+    }
+
+    /// Does what a line that begins with a colon says; `false` where that is to end.
+    fn command(&mut self, line: &str) -> anyhow::Result<bool> {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        match words[..] {
+            [":checkpoint", name] => {
+                let id = self.own().checkpoint(name)?;
+                say!("{name} is {id}")?;
+            }
+            [":back"] => {
+                let at = self.own().at();
+                self.own().rollback(at)?;
+            }
+            [":back", to] => {
+                let session = self.own();
+                let to = find(session, to);
+                session.rollback(to)?;
+            }
+            [":fork"] => {
+                let forks = self.own().fork(1)?;
+                self.all.extend(forks);
+                self.at = self.all.len() - 1;
+                say!("session {}", self.at)?;
+            }
+            [":to", number] => {
+                let number: usize = number.parse().context("a session has a number")?;
+                anyhow::ensure!(number < self.all.len(), "there are {} sessions", self.all.len());
+                self.at = number;
+            }
+            [":tree"] => self.tree()?,
+            [":diff", one, two] => {
+                let session = self.own();
+                let found = session.diff(find(session, one), find(session, two))?;
+                let besides = if found.state { ", and state besides memory" } else { "" };
+                say!("{} bytes in {} pages differ{besides}", found.bytes, found.pages)?;
+            }
+            [":help"] => say!("{HELP}")?,
+            [":quit"] => return Ok(false),
+            _ => anyhow::bail!("`{line}` is no command; :help lists them"),
+        }
+        Ok(true)
+    }
+
+    fn tree(&self) -> anyhow::Result<()> {
+        let states = self.all[self.at].tree();
+        let roots = states.iter().filter(|state| state.parent.is_none());
+        roots.map(|root| self.branch(&states, root, 0)).collect()
+    }
+
+    fn branch(
+        &self,
+        states: &[SnapshotInfo],
+        state: &SnapshotInfo,
+        depth: usize,
+    ) -> anyhow::Result<()> {
+        let here = (0..self.all.len()).filter(|number| self.all[*number].at() == state.id);
+        let here: String = here
+            .map(|number| {
+                format!(" <- session {number}{}", if number == self.at { "*" } else { "" })
+            })
+            .collect();
+        let name = state.name.as_deref().unwrap_or_default();
+        say!(
+            "{:indent$}{} {name} {} bytes{here}",
+            "",
+            state.id,
+            state.own_bytes,
+            indent = depth * 2
+        )?;
+        let below = states.iter().filter(|child| child.parent == Some(state.id));
+        below.map(|child| self.branch(states, child, depth + 1)).collect()
+    }
+}
+
+pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
+    let language = match &arguments.language {
+        Some(name) => {
+            Some(language(name).with_context(|| format!("no guest is known to run `{name}`"))?)
+        }
+        None => None,
+    };
+    let options = arguments.guest.options(settings, Command::default())?;
+    let first = arguments.guest.open(&options)?.session()?;
+    let mut sessions = Sessions { all: vec![first], at: 0, call: &arguments.call, language };
+    let config = Config::builder().auto_add_history(true).build();
+    let mut editor: Editor<Completing, DefaultHistory> = Editor::with_config(config)?;
+    editor.set_helper(Some(Completing::default()));
+    if let Some(path) = &arguments.history {
+        // The first time there is none.
+        let _ = editor.load_history(path);
+    }
+    let mut all_good = true;
+    loop {
+        if let Some(completing) = editor.helper_mut() {
+            completing.names = sessions.names();
+        }
+        let prompt = match sessions.at {
+            0 => "> ".to_owned(),
+            number => format!("{number}> "),
+        };
+        let line = match editor.readline(&prompt) {
+            Ok(line) => line,
+            Err(ReadlineError::Interrupted) => continue,
+            Err(ReadlineError::Eof) => break,
+            Err(error) => return Err(error.into()),
+        };
+        let line = line.trim();
+        let done = match line {
+            "" => Ok(true),
+            command if command.starts_with(':') => sessions.command(command),
+            line => sessions.ask(line).map(|()| true),
+        };
+        match done {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(error) => {
+                all_good = false;
+                eprintln!("error: {}", reason(error));
+            }
+        }
+    }
+    if let Some(path) = &arguments.history {
+        editor.save_history(path).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(if all_good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}

@@ -1,0 +1,54 @@
+//! `afresh repl` as a program: lines go on from one another, and states are kept, gone back to and forked.
+
+#![cfg(feature = "serve")]
+
+use std::io::Write;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+fn repl(arguments: &[&str], lines: &str) -> Output {
+    let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .arg("repl")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    child.stdin.take().unwrap().write_all(lines.as_bytes()).unwrap();
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn a_session_at_a_prompt_keeps_goes_back_and_forks() {
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/script.wasm");
+    if !script.is_file() {
+        println!("SKIPPED: {} is not built; `cargo xtask guests` builds it", script.display());
+        return;
+    }
+    let script = script.to_str().unwrap();
+    let arguments = [script, "--warm", "warm", "--language", "javascript"];
+    let output = repl(
+        &arguments,
+        "let x = 1\nx += 1\n:checkpoint two\nx += 10\n:back two\nx\n:fork\nx = 'fork'\n:to 0\nx\n\
+         console.log('said')\n:tree\n:diff two two\n:quit\nx\n",
+    );
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    assert!(output.status.success(), "{said}{}", String::from_utf8_lossy(&output.stderr));
+    let lines: Vec<&str> =
+        said.lines().map(|line| line.trim_start_matches(['>', '1', ' '])).collect();
+    let expected = ["2", "two is s1", "12", "2", "session 1", "\"fork\"", "2", "said"];
+    let mut rest = said.as_str();
+    for wanted in expected {
+        let at = rest.find(wanted).unwrap_or_else(|| panic!("{wanted} is not next in {lines:?}"));
+        rest = &rest[at + wanted.len()..];
+    }
+    assert!(rest.contains("<- session 0*") && rest.contains("<- session 1"), "{rest}");
+    assert!(rest.contains("0 bytes in 0 pages differ"), "{rest}");
+    let output = repl(&arguments, "throw new Error('no')\n:back nowhere\n:nothing\n");
+    assert_eq!(output.status.code(), Some(1));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    for wanted in ["Error: no", "nowhere", ":help"] {
+        assert!(error.contains(wanted), "{wanted} is not in {error}");
+    }
+}

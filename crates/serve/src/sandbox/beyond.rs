@@ -1,0 +1,162 @@
+//! What goes beyond E2B: named checkpoints, rolling back to them, the tree of states, and what differs.
+//!
+//! `openapi.json` describes it, and a test holds it against the routes.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use afresh::snapshot::SnapshotInfo;
+use afresh::{Checkpoint, Session};
+use axum::extract::{Path, Query, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use hyper::StatusCode;
+use hyper::header::{CONTENT_TYPE, HeaderValue};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::one::{MARK, refused};
+use super::registry::Sandboxes;
+use super::routes::{Answer, Tenant, answer, json};
+use crate::refusal::Refusal;
+
+type All = State<Arc<Sandboxes>>;
+
+/// What the operations are, for people and programs.
+const OPENAPI: &str = include_str!("openapi.json");
+
+/// Most ranges of pages that a difference lists.
+const RANGES: usize = 1000;
+
+#[derive(Deserialize)]
+pub(super) struct Named {
+    name: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct To {
+    to: String,
+}
+
+#[derive(Deserialize)]
+pub(super) struct Two {
+    from: String,
+    to: String,
+}
+
+/// The state that a client means: a name, or an id as the tree lists it.
+fn find<'a>(session: &Session, text: &'a str) -> Checkpoint<'a> {
+    let by_id = session.tree().into_iter().find(|state| state.id.to_string() == text);
+    by_id.map_or(Checkpoint::Name(text), |state| Checkpoint::Id(state.id))
+}
+
+pub(super) async fn checkpoint(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Answer {
+    let Named { name } = json(&body)?;
+    if name == MARK {
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, "a checkpoint has a name"));
+    }
+    let sandbox = all.of(&tenant, &id)?;
+    let own = sandbox.clone();
+    let made = all
+        .with(&sandbox, move |session| {
+            own.branched.store(true, Ordering::Relaxed);
+            let id = session.checkpoint(&name).map_err(|error| refused(&error))?;
+            Ok(json!({"checkpointID": id.to_string(), "name": name}))
+        })
+        .await?;
+    Ok(answer(StatusCode::CREATED, &made))
+}
+
+pub(super) async fn drop_checkpoint(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path((id, checkpoint)): Path<(String, String)>,
+) -> Answer {
+    let sandbox = all.of(&tenant, &id)?;
+    all.with(&sandbox, move |session| {
+        let state = find(session, &checkpoint);
+        session.drop_checkpoint(state).map_err(|error| refused(&error))
+    })
+    .await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+pub(super) async fn rollback(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Answer {
+    let To { to } = json(&body)?;
+    let sandbox = all.of(&tenant, &id)?;
+    let at = all
+        .with(&sandbox, move |session| {
+            let state = find(session, &to);
+            session.rollback(state).map_err(|error| refused(&error))
+        })
+        .await?;
+    Ok(answer(StatusCode::OK, &json!({"checkpointID": at.to_string()})))
+}
+
+/// A state of the tree. Those that pieces of code began in have no name.
+fn state(info: &SnapshotInfo) -> Value {
+    json!({
+        "checkpointID": info.id.to_string(),
+        "parentID": info.parent.map(|parent| parent.to_string()),
+        "name": info.name.as_deref().filter(|name| *name != MARK),
+        "storedPages": info.stored_pages,
+        "ownPages": info.own_pages,
+        "ownBytes": info.own_bytes,
+    })
+}
+
+pub(super) async fn tree(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+) -> Answer {
+    let sandbox = all.of(&tenant, &id)?;
+    let tree = all
+        .with(&sandbox, |session| {
+            let states: Vec<Value> = session.tree().iter().map(state).collect();
+            Ok(json!({"at": session.at().to_string(), "states": states}))
+        })
+        .await?;
+    Ok(answer(StatusCode::OK, &tree))
+}
+
+pub(super) async fn diff(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+    Query(Two { from, to }): Query<Two>,
+) -> Answer {
+    let sandbox = all.of(&tenant, &id)?;
+    let differs = all
+        .with(&sandbox, move |session| {
+            let (from, to) = (find(session, &from), find(session, &to));
+            let found = session.diff(from, to).map_err(|error| refused(&error))?;
+            let ranges = found.ranges.iter().take(RANGES).map(|(memory, range)| {
+                json!({"memory": memory, "start": range.start, "end": range.end()})
+            });
+            let ranges: Vec<Value> = ranges.collect();
+            Ok(json!({
+                "pages": found.pages,
+                "bytes": found.bytes,
+                "state": found.state,
+                "ranges": ranges,
+            }))
+        })
+        .await?;
+    Ok(answer(StatusCode::OK, &differs))
+}
+
+pub(super) async fn openapi() -> Response {
+    let kind = HeaderValue::from_static("application/json");
+    ([(CONTENT_TYPE, kind)], OPENAPI).into_response()
+}

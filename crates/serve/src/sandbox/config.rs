@@ -1,0 +1,87 @@
+//! How sandboxes are set up.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use super::Keys;
+
+/// Sandboxes of a server.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct SandboxConfig {
+    /// The directory that paused sandboxes and snapshots are kept in. It is the server's alone.
+    pub dir: PathBuf,
+    /// Who may ask.
+    pub keys: Keys,
+    /// What sandboxes are made from. The first is the one for a name that is not known.
+    pub templates: Vec<Template>,
+    /// Most sandboxes of one tenant, paused ones included.
+    pub max_sandboxes: usize,
+    /// Most calls that run at the same time, of all tenants.
+    pub max_running_calls: usize,
+    /// After so long without a call a sandbox is saved, and comes back with the next.
+    pub idle_timeout: Duration,
+    /// The longest life that a client may ask for at once.
+    pub timeout: Duration,
+    /// Most time for one piece of code.
+    pub call_timeout: Duration,
+    /// Most bytes of one request.
+    pub max_body: usize,
+}
+
+impl SandboxConfig {
+    /// Sandboxes kept in `dir`, with the usual limits, no keys and no templates yet.
+    #[must_use]
+    pub fn new(dir: impl Into<PathBuf>) -> Self {
+        Self {
+            dir: dir.into(),
+            keys: Keys::default(),
+            templates: Vec::new(),
+            max_sandboxes: 1000,
+            max_running_calls: 64,
+            idle_timeout: Duration::from_secs(60),
+            timeout: Duration::from_secs(24 * 60 * 60),
+            call_timeout: Duration::from_secs(60),
+            max_body: 64 << 20,
+        }
+    }
+}
+
+/// What sandboxes are made from: a warm guest that runs code.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Template {
+    /// What clients call it.
+    pub name: String,
+    /// What [`afresh::open`] opens: a guest's file, or a snapshot.
+    pub reference: String,
+    /// How it is opened. The server sets its engine and limits.
+    pub open: afresh::Options,
+    /// The function that takes and gives bytes.
+    pub call: String,
+    /// The language that it runs, which says how it is asked: `javascript`.
+    pub language: String,
+    /// Most bytes that a memory of one sandbox may grow to.
+    pub memory: u64,
+    /// Most bytes of one sandbox's files.
+    pub files: u64,
+}
+
+impl Template {
+    /// A template of the guest that `reference` names.
+    pub fn new(
+        name: impl Into<String>,
+        reference: impl Into<String>,
+        open: afresh::Options,
+    ) -> Self {
+        Self {
+            name: name.into(),
+            reference: reference.into(),
+            open,
+            call: "handle".to_owned(),
+            language: "javascript".to_owned(),
+            memory: 512 << 20,
+            files: 64 << 20,
+        }
+    }
+}

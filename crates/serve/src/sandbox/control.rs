@@ -1,0 +1,314 @@
+//! The control plane in E2B's shape: making, listing, pausing, forking and ending sandboxes.
+
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use axum::extract::{Path, Query, State};
+use axum::response::IntoResponse;
+use bytes::Bytes;
+use hyper::StatusCode;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::one::{Sandbox, milliseconds};
+use super::registry::{Sandboxes, Wanted};
+use super::routes::{Answer, Metadata, Tenant, answer, json};
+use crate::refusal::Refusal;
+
+type All = State<Arc<Sandboxes>>;
+
+/// The version of E2B's agent whose interface this is; its clients choose by it what they ask.
+const AGENT: &str = "0.6.5";
+/// Seconds that a sandbox lives if its client does not say.
+const USUAL: u64 = 300;
+/// Most forks of one request.
+const FORKS: usize = 1000;
+/// Most sandboxes or snapshots of one page.
+const PAGE: usize = 100;
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct New {
+    #[serde(rename = "templateID", default)]
+    template: String,
+    timeout: Option<u64>,
+    #[serde(default)]
+    auto_pause: bool,
+    #[serde(default)]
+    metadata: Option<Metadata>,
+}
+
+#[derive(Deserialize, Default)]
+pub(super) struct Time {
+    timeout: Option<u64>,
+    duration: Option<u64>,
+    count: Option<usize>,
+    name: Option<String>,
+}
+
+impl Time {
+    fn or_usual(&self) -> Duration {
+        Duration::from_secs(self.timeout.unwrap_or(USUAL))
+    }
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(super) struct Listing {
+    limit: Option<usize>,
+    next_token: Option<String>,
+    #[serde(default)]
+    state: Option<String>,
+    #[serde(rename = "sandboxID")]
+    sandbox: Option<String>,
+    name: Option<String>,
+}
+
+/// What a client needs to reach a sandbox.
+fn reach(sandbox: &Sandbox) -> Value {
+    json!({
+        "sandboxID": sandbox.id,
+        "templateID": sandbox.template,
+        "clientID": "afresh",
+        "envdVersion": AGENT,
+        "envdAccessToken": sandbox.token,
+        "trafficAccessToken": sandbox.token,
+    })
+}
+
+/// Milliseconds since 1970, as RFC 3339 writes them.
+fn rfc3339(time: SystemTime) -> String {
+    humantime::format_rfc3339_millis(time).to_string()
+}
+
+fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
+    let times = *sandbox.times();
+    let template = all.template(&sandbox.template);
+    json!({
+        "sandboxID": sandbox.id,
+        "templateID": sandbox.template,
+        "alias": sandbox.template,
+        "clientID": "afresh",
+        "envdVersion": AGENT,
+        "envdAccessToken": sandbox.token,
+        "startedAt": rfc3339(sandbox.started),
+        "endAt": rfc3339(times.ends),
+        "state": if times.paused { "paused" } else { "running" },
+        "metadata": sandbox.metadata,
+        "cpuCount": 1,
+        "memoryMB": template.config.memory >> 20,
+        "diskSizeMB": 0,
+        "lifecycle": {
+            "autoResume": false,
+            "onTimeout": if times.pause_at_end { "pause" } else { "kill" },
+        },
+    })
+}
+
+pub(super) async fn create(State(all): All, Tenant(tenant): Tenant, body: Bytes) -> Answer {
+    let new: New = json(&body)?;
+    let wanted = Wanted {
+        template: new.template,
+        time: Duration::from_secs(new.timeout.unwrap_or(USUAL)),
+        pause_at_end: new.auto_pause,
+        metadata: new.metadata.unwrap_or_default(),
+    };
+    let sandbox = all.create(&tenant, wanted).await?;
+    Ok(answer(StatusCode::CREATED, &reach(&sandbox)))
+}
+
+/// One page of what there is, and where the next begins.
+fn page<T>(items: Vec<T>, listing: &Listing, id: impl Fn(&T) -> &str) -> (Vec<T>, Option<String>) {
+    let after = listing.next_token.as_deref();
+    let begin = after.and_then(|after| items.iter().position(|item| id(item) == after));
+    let most = listing.limit.unwrap_or(PAGE).clamp(1, PAGE);
+    let mut rest: Vec<T> = items.into_iter().skip(begin.map_or(0, |place| place + 1)).collect();
+    let more = rest.len() > most;
+    rest.truncate(most);
+    let next = rest.last().filter(|_| more).map(|last| id(last).to_owned());
+    (rest, next)
+}
+
+fn paged(items: Vec<Value>, next: Option<String>) -> Answer {
+    let mut response = answer(StatusCode::OK, &Value::Array(items));
+    if let Some(next) = next.and_then(|next| next.parse().ok()) {
+        response.headers_mut().insert("x-next-token", next);
+    }
+    Ok(response)
+}
+
+pub(super) async fn list(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Query(listing): Query<Listing>,
+) -> Answer {
+    let mut own = all.list(&tenant);
+    if let Some(states) = &listing.state {
+        own.retain(|sandbox| {
+            let state = if sandbox.times().paused { "paused" } else { "running" };
+            states.split(',').any(|wanted| wanted == state)
+        });
+    }
+    let (own, next) = page(own, &listing, |sandbox| &sandbox.id);
+    paged(own.iter().map(|sandbox| detailed(&all, sandbox)).collect(), next)
+}
+
+pub(super) async fn detail(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+) -> Answer {
+    let sandbox = all.of(&tenant, &id)?;
+    Ok(answer(StatusCode::OK, &detailed(&all, &sandbox)))
+}
+
+pub(super) async fn kill(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+) -> Answer {
+    all.kill(&all.of(&tenant, &id)?).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+pub(super) async fn timeout(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Answer {
+    let time: Time = json(&body)?;
+    let sandbox = all.of(&tenant, &id)?;
+    let ends = all.times(time.or_usual(), false).ends;
+    sandbox.times().ends = ends;
+    all.note(&sandbox).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+pub(super) async fn refresh(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Answer {
+    let time: Time = json(&body)?;
+    let sandbox = all.of(&tenant, &id)?;
+    let ends = all.times(Duration::from_secs(time.duration.unwrap_or(USUAL)), false).ends;
+    let later = sandbox.times().ends.max(ends);
+    sandbox.times().ends = later;
+    all.note(&sandbox).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+pub(super) async fn pause(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+) -> Answer {
+    let sandbox = all.of(&tenant, &id)?;
+    if sandbox.times().paused {
+        let message = format!("the sandbox {id} is paused already");
+        return Err(Refusal::new(StatusCode::CONFLICT, message));
+    }
+    all.save(&sandbox, true).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+pub(super) async fn connect(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Answer {
+    let time: Time = json(&body)?;
+    let sandbox = all.of(&tenant, &id)?;
+    let status = if sandbox.times().paused { StatusCode::CREATED } else { StatusCode::OK };
+    all.resume(&sandbox, Some(time.or_usual())).await?;
+    Ok(answer(status, &reach(&sandbox)))
+}
+
+pub(super) async fn resume(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Answer {
+    let time: Time = json(&body)?;
+    let sandbox = all.of(&tenant, &id)?;
+    if !sandbox.times().paused {
+        let message = format!("the sandbox {id} is running");
+        return Err(Refusal::new(StatusCode::CONFLICT, message));
+    }
+    all.resume(&sandbox, Some(time.or_usual())).await?;
+    Ok(answer(StatusCode::CREATED, &reach(&sandbox)))
+}
+
+pub(super) async fn fork(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Answer {
+    let wanted: Time = json(&body)?;
+    let count = wanted.count.unwrap_or(1);
+    if !(1..=FORKS).contains(&count) {
+        let message = format!("`count` is from 1 to {FORKS}");
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+    }
+    let sandbox = all.of(&tenant, &id)?;
+    let forks = all.fork(&sandbox, count, wanted.or_usual()).await?;
+    let forks: Vec<Value> = forks.iter().map(|fork| json!({"sandbox": reach(fork)})).collect();
+    Ok(answer(StatusCode::CREATED, &Value::Array(forks)))
+}
+
+pub(super) async fn snapshot(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+    body: Bytes,
+) -> Answer {
+    let wanted: Time = json(&body)?;
+    let sandbox = all.of(&tenant, &id)?;
+    let record = all.keep(&sandbox, wanted.name.into_iter().collect()).await?;
+    let said = json!({"snapshotID": record.id, "names": record.names});
+    Ok(answer(StatusCode::CREATED, &said))
+}
+
+pub(super) async fn snapshots(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Query(listing): Query<Listing>,
+) -> Answer {
+    let mut own = all.snapshots(&tenant);
+    own.retain(|record| {
+        let named = |name: &String| record.id == *name || record.names.contains(name);
+        listing.sandbox.as_ref().is_none_or(|id| record.sandbox == *id)
+            && listing.name.as_ref().is_none_or(named)
+    });
+    let (own, next) = page(own, &listing, |record| &record.id);
+    let said = |record: &super::record::SnapshotRecord| json!({"snapshotID": record.id, "names": record.names});
+    paged(own.iter().map(said).collect(), next)
+}
+
+pub(super) async fn forget(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+) -> Answer {
+    let record = all.snapshot(&tenant, &id).ok_or_else(|| {
+        Refusal::new(StatusCode::NOT_FOUND, format!("the snapshot {id} was not found"))
+    })?;
+    all.forget(record).await?;
+    Ok(StatusCode::NO_CONTENT.into_response())
+}
+
+/// What E2B measures within a machine: here there is none to measure, so there are no samples.
+pub(super) async fn metrics(
+    State(all): All,
+    Tenant(tenant): Tenant,
+    Path(id): Path<String>,
+) -> Answer {
+    let sandbox = all.of(&tenant, &id)?;
+    tracing::trace!(id = sandbox.id, since = milliseconds(sandbox.started), "no samples");
+    Ok(answer(StatusCode::OK, &json!([])))
+}

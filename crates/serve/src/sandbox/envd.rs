@@ -1,0 +1,378 @@
+//! Files of a sandbox in the shape of E2B's agent: whole files by plain HTTP, everything else by Connect with JSON.
+//!
+//! What it promises: a path that is not absolute lies in the home directory; nothing leads out of the sandbox's own
+//! tree; a file that does not fit leaves the tree as it was.
+
+use std::sync::Arc;
+
+use afresh::files::{Kind, Refused, Rename, Stat, Time, Tree, Walk};
+use axum::body::Body;
+use axum::extract::{FromRequest, Multipart, Path, Query, Request, State};
+use axum::response::{IntoResponse, Response};
+use bytes::Bytes;
+use hyper::StatusCode;
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::one::Sandbox;
+use super::registry::Sandboxes;
+use super::routes::{Answer, Inside, answer, json};
+use crate::refusal::Refusal;
+
+type All = State<Arc<Sandboxes>>;
+
+/// Where paths that are not absolute begin.
+const HOME: &str = "/home/user";
+/// Most bytes of a file that is read at once.
+const READ: u64 = 1 << 30;
+/// Most levels of directories that are listed at once.
+const DEPTH: u32 = 32;
+/// Most entries of one listing.
+const ENTRIES: usize = 10_000;
+
+#[derive(Deserialize)]
+pub(super) struct At {
+    path: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Asked {
+    #[serde(default)]
+    path: String,
+    #[serde(default)]
+    depth: u32,
+    #[serde(default)]
+    source: String,
+    #[serde(default)]
+    destination: String,
+}
+
+/// The sandbox is there.
+pub(super) async fn health(_: Inside) -> StatusCode {
+    StatusCode::NO_CONTENT
+}
+
+/// An operation of Connect that these sandboxes have not.
+pub(super) async fn not_there(_: Inside, Path(method): Path<String>) -> Response {
+    let message =
+        format!("{method} is not there in this sandbox: it runs code, and has no processes");
+    connect(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message)
+}
+
+/// A path as the sandbox has it.
+fn absolute(path: &str) -> String {
+    let path = path.strip_prefix("~/").unwrap_or(path);
+    if path.starts_with('/') { path.to_owned() } else { format!("{HOME}/{path}") }
+}
+
+/// What a refusal means in HTTP, and in Connect.
+fn meaning(refused: &Refused) -> (StatusCode, &'static str) {
+    match refused {
+        Refused::Missing => (StatusCode::NOT_FOUND, "not_found"),
+        Refused::Exists => (StatusCode::CONFLICT, "already_exists"),
+        Refused::Full | Refused::TooLarge => {
+            (StatusCode::INSUFFICIENT_STORAGE, "resource_exhausted")
+        }
+        Refused::NotPermitted | Refused::Busy => (StatusCode::FORBIDDEN, "permission_denied"),
+        Refused::Layer(_) => (StatusCode::INTERNAL_SERVER_ERROR, "internal"),
+        _ => (StatusCode::BAD_REQUEST, "invalid_argument"),
+    }
+}
+
+fn refused(path: &str, refused: &Refused) -> Refusal {
+    Refusal::new(meaning(refused).0, format!("{path}: {refused}"))
+}
+
+fn connect(status: StatusCode, code: &str, message: &str) -> Response {
+    answer(status, &json!({"code": code, "message": message}))
+}
+
+/// The name at the end of a path.
+fn name(path: &str) -> &str {
+    path.rsplit('/').find(|name| !name.is_empty()).unwrap_or("/")
+}
+
+/// What is at a path, as the agent tells it.
+fn entry(tree: &Tree, path: &str) -> Result<Value, Refused> {
+    // A link is told as such, and what it leads to by its kind.
+    let link = tree.walk(path.as_bytes(), Walk::new(Tree::ROOT).follow(false))?.node()?;
+    let itself = tree.stat(link)?;
+    let target = match itself.kind {
+        Kind::Link => Some(tree.read_link(link)?),
+        _ => None,
+    };
+    let stat = tree.stat_path(path).unwrap_or(itself);
+    let mut told = told(path, &stat);
+    if let Some(target) = target {
+        told["symlinkTarget"] = json!(String::from_utf8_lossy(&target));
+        told["isSymlink"] = json!(true);
+    }
+    Ok(told)
+}
+
+fn told(path: &str, stat: &Stat) -> Value {
+    let kind = match stat.kind {
+        Kind::Directory => "FILE_TYPE_DIRECTORY",
+        Kind::Link => "FILE_TYPE_SYMLINK",
+        _ => "FILE_TYPE_FILE",
+    };
+    let nanos = stat.times.modified.nanos();
+    let modified = std::time::UNIX_EPOCH + std::time::Duration::from_nanos(nanos);
+    json!({
+        "name": name(path),
+        "type": kind,
+        "path": path,
+        // Numbers of 64 bits are text in the JSON of protocol buffers.
+        "size": stat.size.to_string(),
+        "mode": stat.mode,
+        "permissions": permissions(stat),
+        "owner": "user",
+        "group": "user",
+        "modifiedTime": humantime::format_rfc3339_millis(modified).to_string(),
+    })
+}
+
+/// A mode as `ls` writes it.
+fn permissions(stat: &Stat) -> String {
+    let first = match stat.kind {
+        Kind::Directory => 'd',
+        Kind::Link => 'l',
+        _ => '-',
+    };
+    let bits = (0..9).map(|bit| match stat.mode >> (8 - bit) & 1 {
+        1 => ['r', 'w', 'x'][bit % 3],
+        _ => '-',
+    });
+    std::iter::once(first).chain(bits).collect()
+}
+
+/// What is below a directory, so many levels deep.
+fn listing(tree: &Tree, path: &str, depth: u32) -> Result<Vec<Value>, Refused> {
+    let mut found = Vec::new();
+    let mut left = vec![(path.trim_end_matches('/').to_owned(), depth.clamp(1, DEPTH))];
+    while let Some((path, depth)) = left.pop() {
+        for listed in tree.list_path(&path)? {
+            if found.len() >= ENTRIES {
+                return Err(Refused::TooLarge);
+            }
+            let below = format!("{path}/{}", String::from_utf8_lossy(&listed.name));
+            found.push(entry(tree, &below)?);
+            if listed.kind == Kind::Directory && depth > 1 {
+                left.push((below, depth - 1));
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Does one of the agent's operations on files.
+fn operate(tree: &mut Tree, method: &str, asked: &Asked) -> Result<Value, Refused> {
+    let path = absolute(&asked.path);
+    match method {
+        "Stat" => Ok(json!({ "entry": entry(tree, &path)? })),
+        "ListDir" => {
+            if tree.stat_path(&path)?.kind != Kind::Directory {
+                return Err(Refused::NotDirectory);
+            }
+            Ok(json!({ "entries": listing(tree, &path, asked.depth)? }))
+        }
+        "MakeDir" => {
+            if tree.find(&path).is_ok() {
+                return Err(Refused::Exists);
+            }
+            tree.make_directories(&path, Time::now())?;
+            Ok(json!({ "entry": entry(tree, &path)? }))
+        }
+        "Move" => {
+            let (from, to) = (absolute(&asked.source), absolute(&asked.destination));
+            if let Some((above, _)) = to.trim_end_matches('/').rsplit_once('/') {
+                tree.make_directories(above, Time::now())?;
+            }
+            let walk =
+                |tree: &Tree, path: &str| tree.walk(path.as_bytes(), Walk::new(Tree::ROOT).name());
+            let places = (walk(tree, &from)?, walk(tree, &to)?);
+            tree.rename_at(&places.0, &places.1, Rename::default(), Time::now())?;
+            Ok(json!({ "entry": entry(tree, &to)? }))
+        }
+        // `Remove`, the last there is.
+        _ => tree.remove_path(&path, Time::now()).map(|()| json!({})),
+    }
+}
+
+/// The agent's operations on files.
+pub(super) async fn filesystem(
+    State(all): All,
+    Inside(sandbox): Inside,
+    Path(method): Path<String>,
+    body: Bytes,
+) -> Response {
+    if !["Stat", "ListDir", "MakeDir", "Move", "Remove"].contains(&method.as_str()) {
+        let message = format!("{method} is not there in this sandbox");
+        return connect(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message);
+    }
+    let asked: Asked = match json(&body) {
+        Ok(asked) => asked,
+        Err(refusal) => return connect(refusal.status, "invalid_argument", &refusal.message),
+    };
+    let done = all
+        .files(&sandbox, move |tree| {
+            Ok(operate(tree, &method, &asked).map_err(|error| {
+                let path = if asked.path.is_empty() { &asked.source } else { &asked.path };
+                let (status, code) = meaning(&error);
+                (status, code, format!("{path}: {error}"))
+            }))
+        })
+        .await;
+    match done {
+        Ok(Ok(said)) => answer(StatusCode::OK, &said),
+        Ok(Err((status, code, message))) => connect(status, code, &message),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
+/// Gives a whole file.
+pub(super) async fn read(State(all): All, Inside(sandbox): Inside, Query(at): Query<At>) -> Answer {
+    let path = absolute(&at.path.unwrap_or_default());
+    let bytes = all
+        .tree(&sandbox, move |tree| {
+            let refuse = |error| refused(&path, &error);
+            if tree.stat_path(&path).map_err(refuse)?.kind != Kind::File {
+                let error =
+                    if tree.find(&path).is_ok() { Refused::IsDirectory } else { Refused::Missing };
+                return Err(refuse(error));
+            }
+            tree.read_path(&path, READ).map_err(refuse)
+        })
+        .await?;
+    let mut response = Response::new(Body::from(bytes));
+    let kind = HeaderValue::from_static("application/octet-stream");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    Ok(response)
+}
+
+/// Keeps whole files: one that is the body, or those of a form, each with its path as its name.
+pub(super) async fn write(
+    State(all): All,
+    Inside(sandbox): Inside,
+    Query(at): Query<At>,
+    request: Request,
+) -> Answer {
+    if request.headers().contains_key(CONTENT_ENCODING) {
+        let message = "a file comes as it is: send it without content-encoding";
+        return Err(Refusal::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, message));
+    }
+    let kind = request.headers().get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok());
+    let files = if kind.is_some_and(|kind| kind.starts_with("multipart/form-data")) {
+        form(request, at.path).await?
+    } else {
+        let path = at.path.ok_or_else(|| {
+            Refusal::new(StatusCode::BAD_REQUEST, "`path` says where the file is to be kept")
+        })?;
+        let bytes = Bytes::from_request(request, &()).await.map_err(too_large)?;
+        vec![(absolute(&path), bytes)]
+    };
+    keep(&all, &sandbox, files).await
+}
+
+fn too_large(error: impl std::fmt::Display) -> Refusal {
+    Refusal::new(StatusCode::PAYLOAD_TOO_LARGE, error.to_string())
+}
+
+/// The files of a form. The name of the only one may be given beside it.
+async fn form(request: Request, path: Option<String>) -> Result<Vec<(String, Bytes)>, Refusal> {
+    let broken = |error: &dyn std::fmt::Display| {
+        Refusal::new(StatusCode::BAD_REQUEST, format!("the form is broken: {error}"))
+    };
+    let form = Multipart::from_request(request, &()).await;
+    let mut form = form.map_err(|error| broken(&error.body_text()))?;
+    let mut files = Vec::new();
+    while let Some(field) = form.next_field().await.map_err(|error| broken(&error.body_text()))? {
+        let named = path.clone().or_else(|| field.file_name().map(str::to_owned));
+        let named = named.ok_or_else(|| broken(&"a file has no name"))?;
+        let bytes = field.bytes().await.map_err(|error| too_large(error.body_text()))?;
+        files.push((absolute(&named), bytes));
+    }
+    Ok(files)
+}
+
+async fn keep(all: &Arc<Sandboxes>, sandbox: &Arc<Sandbox>, files: Vec<(String, Bytes)>) -> Answer {
+    let written = all
+        .files(sandbox, move |tree| {
+            let mut written = Vec::new();
+            // All of them or none.
+            let mut changed = tree.clone();
+            for (path, bytes) in &files {
+                let put = changed.write_path(path, bytes, Time::now());
+                put.map_err(|error| refused(path, &error))?;
+                written.push(json!({"path": path, "name": name(path), "type": "file"}));
+            }
+            *tree = changed;
+            Ok(written)
+        })
+        .await?;
+    Ok(answer(StatusCode::OK, &Value::Array(written)))
+}
+
+#[cfg(test)]
+mod tests {
+    use afresh::files::Budget;
+
+    use super::*;
+
+    fn ask(tree: &mut Tree, method: &str, asked: Value) -> Result<Value, Refused> {
+        operate(tree, method, &serde_json::from_value(asked).unwrap())
+    }
+
+    #[test]
+    fn the_agents_operations_do_what_its_clients_expect() {
+        let mut tree = Tree::new(Budget::default());
+        let made = ask(&mut tree, "MakeDir", json!({"path": "dir/deep"})).unwrap();
+        assert_eq!(made["entry"]["path"], "/home/user/dir/deep");
+        assert_eq!(made["entry"]["permissions"], "drwxr-xr-x");
+        assert_eq!(ask(&mut tree, "MakeDir", json!({"path": "dir"})), Err(Refused::Exists));
+        tree.write_path("/home/user/dir/a.txt", b"12345", Time::now()).unwrap();
+        let stat = ask(&mut tree, "Stat", json!({"path": "~/dir/a.txt"})).unwrap();
+        assert_eq!(
+            (&stat["entry"]["size"], &stat["entry"]["name"]),
+            (&json!("5"), &json!("a.txt"))
+        );
+        assert_eq!(stat["entry"]["type"], "FILE_TYPE_FILE");
+        let names = |listed: Value| -> Vec<String> {
+            let entries = listed["entries"].as_array().unwrap().clone();
+            entries.iter().map(|entry| entry["name"].as_str().unwrap().to_owned()).collect()
+        };
+        let one = ask(&mut tree, "ListDir", json!({"path": "/home/user", "depth": 1})).unwrap();
+        assert_eq!(names(one), ["dir"]);
+        let two = ask(&mut tree, "ListDir", json!({"path": "/home/user", "depth": 2})).unwrap();
+        assert_eq!(names(two), ["dir", "a.txt", "deep"]);
+        let moved = json!({"source": "dir/a.txt", "destination": "/new/b.txt"});
+        assert_eq!(ask(&mut tree, "Move", moved).unwrap()["entry"]["path"], "/new/b.txt");
+        assert_eq!(tree.read_path("/new/b.txt", 10).unwrap(), b"12345");
+        for (method, asked) in [
+            ("Stat", json!({"path": "dir/a.txt"})),
+            ("Remove", json!({"path": "dir/a.txt"})),
+            ("Move", json!({"source": "nothing", "destination": "x"})),
+            ("ListDir", json!({"path": "nothing"})),
+        ] {
+            assert_eq!(ask(&mut tree, method, asked), Err(Refused::Missing), "{method}");
+        }
+        assert_eq!(
+            ask(&mut tree, "ListDir", json!({"path": "/new/b.txt"})),
+            Err(Refused::NotDirectory)
+        );
+        ask(&mut tree, "Remove", json!({"path": "dir"})).unwrap();
+        assert_eq!(names(ask(&mut tree, "ListDir", json!({"path": "."})).unwrap()), [""; 0]);
+    }
+
+    #[test]
+    fn nothing_leads_out_of_the_tree() {
+        let mut tree = Tree::new(Budget::default());
+        let path = absolute("../../../../etc/passwd");
+        assert_eq!(tree.read_path(&path, 10), Err(Refused::Missing));
+        tree.write_path("/a", b"", Time::now()).unwrap();
+        for path in ["", "/", "//", "/.."] {
+            assert!(ask(&mut tree, "Remove", json!({ "path": path })).is_err(), "{path}");
+        }
+    }
+}

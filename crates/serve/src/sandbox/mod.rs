@@ -1,0 +1,26 @@
+//! Sandboxes over HTTP: live sessions that clients create, run code in, save, fork and roll back.
+//!
+//! What it promises: the shape is E2B's, so its clients work as they are; what goes beyond is in `openapi.json`.
+//! A call that is cut short (a trap, a time limit) is undone: the sandbox is as it was before it. A sandbox that was
+//! acknowledged as paused, and each snapshot, outlives the process. A client sees the sandboxes of its own key's
+//! tenant, and nobody else's. What may break it: a store that is changed from outside while the server runs.
+
+mod beyond;
+mod config;
+mod control;
+mod envd;
+mod execute;
+mod keys;
+mod language;
+mod one;
+mod record;
+mod registry;
+mod template;
+
+pub use config::{SandboxConfig, Template};
+pub use keys::Keys;
+pub use language::{Language, Outcome, Shown, Stream, Thrown, named as language};
+pub(crate) use registry::Sandboxes;
+pub(crate) use routes::Routes;
+
+mod routes;

@@ -1,0 +1,206 @@
+//! One sandbox: a session that is live or saved, and what is known of it besides.
+//!
+//! What it promises: calls of one sandbox run one after another. Each piece of code begins on a checkpoint of its
+//! own; one that is cut short is undone by going back there. A sandbox that is saved comes back with the next
+//! call, lazily.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use afresh::snapshot::SnapshotId;
+use afresh::{Session, SessionError};
+use hyper::StatusCode;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use super::language::{Language, Outcome, Thrown};
+use super::record::SandboxRecord;
+use crate::failure::describe;
+use crate::refusal::Refusal;
+
+/// The name of the states that pieces of code began in, which nobody is shown.
+pub(super) const MARK: &str = "";
+
+/// Most calls that wait for one sandbox.
+const WAITING: usize = 64;
+
+/// Whether the guest lives in this process.
+pub(super) enum Life {
+    Live(Box<Session>),
+    /// In the store.
+    Saved,
+    Gone,
+}
+
+/// When a sandbox ends, and how.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Times {
+    pub(super) ends: SystemTime,
+    pub(super) used: Instant,
+    pub(super) paused: bool,
+    pub(super) pause_at_end: bool,
+}
+
+/// A sandbox.
+pub(super) struct Sandbox {
+    pub(super) id: String,
+    pub(super) tenant: Arc<str>,
+    pub(super) template: String,
+    /// What its clients show besides its id.
+    pub(super) token: String,
+    pub(super) metadata: BTreeMap<String, String>,
+    pub(super) started: SystemTime,
+    pub(super) life: Arc<tokio::sync::Mutex<Life>>,
+    times: Mutex<Times>,
+    /// It has checkpoints or relatives, so more than its present state is to be kept.
+    pub(super) branched: AtomicBool,
+    /// Pieces of code that were run.
+    pub(super) runs: AtomicU64,
+    /// There is something of it in the store.
+    pub(super) saved: AtomicBool,
+    /// Calls that wait for those before them.
+    waiting: Arc<Semaphore>,
+    /// The state that the last of them began in.
+    pub(super) mark: Mutex<Option<SnapshotId>>,
+}
+
+/// Milliseconds since 1970.
+pub(super) fn milliseconds(time: SystemTime) -> u64 {
+    let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
+fn time(milliseconds: u64) -> SystemTime {
+    UNIX_EPOCH.checked_add(Duration::from_millis(milliseconds)).unwrap_or(UNIX_EPOCH)
+}
+
+impl Sandbox {
+    pub(super) fn new(
+        id: String,
+        token: String,
+        (tenant, template): (Arc<str>, String),
+        metadata: BTreeMap<String, String>,
+        life: Life,
+        times: Times,
+    ) -> Self {
+        Self {
+            id,
+            tenant,
+            template,
+            token,
+            metadata,
+            started: SystemTime::now(),
+            life: Arc::new(tokio::sync::Mutex::new(life)),
+            times: Mutex::new(times),
+            branched: AtomicBool::new(false),
+            runs: AtomicU64::new(0),
+            saved: AtomicBool::new(false),
+            waiting: Arc::new(Semaphore::new(WAITING)),
+            mark: Mutex::new(None),
+        }
+    }
+
+    /// One that an earlier process has saved.
+    pub(super) fn recorded(record: SandboxRecord) -> Self {
+        let times = Times {
+            ends: time(record.ends),
+            used: Instant::now(),
+            paused: record.paused,
+            pause_at_end: record.pause_at_end,
+        };
+        let of = (record.tenant.into(), record.template);
+        let mut this = Self::new(record.id, record.token, of, record.metadata, Life::Saved, times);
+        this.started = time(record.started);
+        this.runs = AtomicU64::new(record.runs);
+        this.saved = AtomicBool::new(true);
+        this
+    }
+
+    /// What is to be kept of it beside its pages.
+    pub(super) fn record(&self) -> SandboxRecord {
+        let times = *self.times();
+        SandboxRecord {
+            id: self.id.clone(),
+            tenant: self.tenant.to_string(),
+            template: self.template.clone(),
+            token: self.token.clone(),
+            metadata: self.metadata.clone(),
+            started: milliseconds(self.started),
+            ends: milliseconds(times.ends),
+            paused: times.paused,
+            pause_at_end: times.pause_at_end,
+            runs: self.runs.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Room in the line of those that wait for this sandbox.
+    pub(super) fn wait(&self) -> Result<OwnedSemaphorePermit, Refusal> {
+        self.waiting.clone().try_acquire_owned().map_err(|_| {
+            let message = format!("{WAITING} calls wait for this sandbox already; try again");
+            Refusal::busy(StatusCode::TOO_MANY_REQUESTS, message)
+        })
+    }
+
+    pub(super) fn times(&self) -> MutexGuard<'_, Times> {
+        self.times.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn not_found(id: &str) -> Refusal {
+        Refusal::new(StatusCode::NOT_FOUND, format!("the sandbox {id} was not found"))
+    }
+}
+
+/// What it means to a client that a session refused.
+pub(super) fn refused(error: &SessionError) -> Refusal {
+    let (status, later) = match error {
+        SessionError::Tree(_) => (StatusCode::NOT_FOUND, false),
+        SessionError::Guest(_) => (StatusCode::BAD_REQUEST, false),
+        SessionError::NoFiles(_) => (StatusCode::NOT_IMPLEMENTED, false),
+        SessionError::Failed { .. } => (StatusCode::CONFLICT, false),
+        SessionError::Call(afresh::CallError::Request { .. }) => (StatusCode::BAD_REQUEST, false),
+        SessionError::Call(afresh::CallError::Lease(_)) => (StatusCode::SERVICE_UNAVAILABLE, true),
+        _ => (StatusCode::INTERNAL_SERVER_ERROR, false),
+    };
+    Refusal { status, message: describe(error), later }
+}
+
+/// Runs code in a session. A call that is cut short is undone, and told as an error of the code. `mark` is the state
+/// that the last piece of code began in, which is not needed any more.
+pub(super) fn run(
+    session: &mut Session,
+    (language, function): (&dyn Language, &str),
+    code: &str,
+    mark: &mut Option<SnapshotId>,
+) -> Result<Outcome, Refusal> {
+    let before = session.checkpoint(MARK).map_err(|error| refused(&error))?;
+    if let Some(old) = mark.replace(before) {
+        // Whoever went elsewhere may have dropped it.
+        let _ = session.drop_checkpoint(old);
+    }
+    match session.call(function, &language.request(code)) {
+        Ok(answer) => language.outcome(&answer).map_err(|why| {
+            let message = format!("the guest gave no answer that its language has: {why}");
+            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+        }),
+        Err(error) if session.failed().is_some() => {
+            session.rollback(before).map_err(|error| refused(&error))?;
+            Ok(cut_short(&error))
+        }
+        Err(error) => Err(refused(&error)),
+    }
+}
+
+/// A call that was cut short, as an error of the code.
+fn cut_short(error: &SessionError) -> Outcome {
+    let name = match error {
+        SessionError::Call(afresh::CallError::Timeout { .. }) => "TimeoutError",
+        _ => "GuestError",
+    };
+    let value = format!("{}; what the code did was undone", describe(error));
+    let traceback = format!("{name}: {value}");
+    Outcome {
+        error: Some(Thrown { name: name.to_owned(), value, traceback }),
+        ..Outcome::default()
+    }
+}

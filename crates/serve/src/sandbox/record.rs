@@ -1,0 +1,120 @@
+//! What is kept of sandboxes and snapshots beside their pages: one small file each.
+//!
+//! What it promises: a file is whole or not there, and on disk before anybody is told so.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+/// A sandbox that was saved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct SandboxRecord {
+    pub(super) id: String,
+    pub(super) tenant: String,
+    pub(super) template: String,
+    pub(super) token: String,
+    pub(super) metadata: BTreeMap<String, String>,
+    /// Milliseconds since 1970.
+    pub(super) started: u64,
+    pub(super) ends: u64,
+    pub(super) paused: bool,
+    pub(super) pause_at_end: bool,
+    pub(super) runs: u64,
+}
+
+/// A snapshot that sandboxes can be made from.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub(super) struct SnapshotRecord {
+    pub(super) id: String,
+    pub(super) tenant: String,
+    pub(super) template: String,
+    pub(super) sandbox: String,
+    pub(super) names: Vec<String>,
+}
+
+/// A directory of such files.
+#[derive(Clone, Debug)]
+pub(super) struct Records {
+    dir: PathBuf,
+}
+
+impl Records {
+    /// The directory, made if it is missing.
+    pub(super) fn open(dir: PathBuf) -> io::Result<Self> {
+        fs::create_dir_all(&dir)?;
+        Ok(Self { dir })
+    }
+
+    fn path(&self, id: &str) -> PathBuf {
+        self.dir.join(id).with_extension("json")
+    }
+
+    /// Keeps a record, in place of the one before.
+    pub(super) fn put(&self, id: &str, record: &impl Serialize) -> io::Result<()> {
+        let path = self.path(id);
+        let part = path.with_extension("part");
+        let mut file = File::create(&part)?;
+        file.write_all(&serde_json::to_vec(record)?)?;
+        file.sync_all()?;
+        fs::rename(&part, &path)?;
+        sync(&self.dir)
+    }
+
+    /// Forgets a record, if there is one.
+    pub(super) fn remove(&self, id: &str) -> io::Result<()> {
+        match fs::remove_file(self.path(id)) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => sync(&self.dir),
+        }
+    }
+
+    /// Every record. One that cannot be read is named in the log and left where it is.
+    pub(super) fn all<T: DeserializeOwned>(&self) -> io::Result<Vec<T>> {
+        let mut all = Vec::new();
+        for entry in fs::read_dir(&self.dir)? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            match serde_json::from_slice(&fs::read(&path)?) {
+                Ok(record) => all.push(record),
+                Err(error) => tracing::error!(path = %path.display(), %error, "not a record"),
+            }
+        }
+        Ok(all)
+    }
+}
+
+fn sync(dir: &Path) -> io::Result<()> {
+    File::open(dir)?.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_put_is_there_and_what_is_damaged_hides_nothing_else() {
+        let dir = tempfile::tempdir().unwrap();
+        let records = Records::open(dir.path().join("snapshots")).unwrap();
+        let record = SnapshotRecord {
+            id: "a".to_owned(),
+            tenant: "t".to_owned(),
+            template: "x".to_owned(),
+            sandbox: "s".to_owned(),
+            names: vec!["n".to_owned()],
+        };
+        records.put("a", &record).unwrap();
+        records.put("b", &record).unwrap();
+        fs::write(dir.path().join("snapshots/c.json"), "{").unwrap();
+        fs::write(dir.path().join("snapshots/d.part"), "{").unwrap();
+        assert_eq!(records.all::<SnapshotRecord>().unwrap().len(), 2);
+        records.remove("a").unwrap();
+        records.remove("a").unwrap();
+        assert_eq!(records.all::<SnapshotRecord>().unwrap().len(), 1);
+    }
+}

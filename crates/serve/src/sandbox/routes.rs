@@ -1,0 +1,195 @@
+//! Which requests are about sandboxes, and who answers them.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body;
+use axum::extract::{DefaultBodyLimit, FromRequestParts};
+use axum::response::{IntoResponse, Response};
+use axum::routing::{any, delete, get, post};
+use hyper::header::HOST;
+use hyper::http::request::Parts;
+use hyper::service::Service;
+use hyper::{HeaderMap, Request, StatusCode};
+use hyper_util::service::TowerToHyperService;
+use serde::de::DeserializeOwned;
+
+use super::keys::same;
+use super::one::Sandbox;
+use super::registry::Sandboxes;
+use super::{beyond, control, envd, execute};
+use crate::refusal::Refusal;
+
+/// The header by which E2B's clients name a sandbox where its host does not.
+const SANDBOX: &str = "e2b-sandbox-id";
+
+/// The requests that are about sandboxes.
+pub(crate) struct Routes {
+    pub(crate) sandboxes: Arc<Sandboxes>,
+    control: TowerToHyperService<Router>,
+    inside: TowerToHyperService<Router>,
+}
+
+/// Who sends a request to the control plane.
+pub(super) struct Tenant(pub(super) Arc<str>);
+
+impl FromRequestParts<Arc<Sandboxes>> for Tenant {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, all: &Arc<Sandboxes>) -> Result<Self, Refusal> {
+        let tenant = all.config.keys.tenant(&parts.headers);
+        tenant.map(Self).ok_or_else(|| {
+            Refusal::new(StatusCode::UNAUTHORIZED, "the request has no API key that is known here")
+        })
+    }
+}
+
+/// The sandbox that a request is sent into, by one who shows its token.
+pub(super) struct Inside(pub(super) Arc<Sandbox>);
+
+impl FromRequestParts<Arc<Sandboxes>> for Inside {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, all: &Arc<Sandboxes>) -> Result<Self, Refusal> {
+        let id = sandbox_id(&parts.headers).unwrap_or_default();
+        let sandbox = all.any(&id).filter(|sandbox| !sandbox.times().paused);
+        let sandbox = sandbox.ok_or_else(|| {
+            // What E2B's edge says, by which its clients know.
+            Refusal::new(StatusCode::BAD_GATEWAY, format!("The sandbox {id} was not found"))
+        })?;
+        let shown = ["x-access-token", "e2b-traffic-access-token"];
+        let shown = shown.iter().filter_map(|name| parts.headers.get(*name));
+        let token = sandbox.token.as_bytes();
+        if shown.into_iter().any(|shown| same(shown.as_bytes(), token)) {
+            return Ok(Self(sandbox));
+        }
+        Err(Refusal::new(StatusCode::UNAUTHORIZED, "the request does not show the sandbox's token"))
+    }
+}
+
+/// The sandbox that a request names: in a header, or in its host (`49999-ID.domain`).
+fn sandbox_id(headers: &HeaderMap) -> Option<String> {
+    if let Some(id) = headers.get(SANDBOX) {
+        return id.to_str().ok().map(str::to_owned);
+    }
+    let host = headers.get(HOST)?.to_str().ok()?;
+    let (port, rest) = host.split_once('-')?;
+    let (id, _) = rest.split_once('.')?;
+    port.bytes().all(|byte| byte.is_ascii_digit()).then(|| id.to_owned())
+}
+
+/// A body as JSON; nothing is an empty object.
+pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
+    let body = if body.is_empty() { b"{}" } else { body };
+    serde_json::from_slice(body).map_err(|error| {
+        Refusal::new(StatusCode::BAD_REQUEST, format!("the body is not what it should be: {error}"))
+    })
+}
+
+/// Labels that a client gave to a sandbox.
+pub(super) type Metadata = BTreeMap<String, String>;
+
+async fn unknown() -> Refusal {
+    Refusal::new(StatusCode::NOT_FOUND, "no such operation; /openapi.json lists what there is")
+}
+
+impl Routes {
+    pub(crate) fn new(sandboxes: Arc<Sandboxes>) -> Self {
+        let most = DefaultBodyLimit::max(sandboxes.config.max_body);
+        let control = Router::new()
+            .route("/sandboxes", post(control::create).get(control::list))
+            .route("/v2/sandboxes", post(control::create).get(control::list))
+            .route("/sandboxes/{id}", get(control::detail).delete(control::kill))
+            .route("/sandboxes/{id}/timeout", post(control::timeout))
+            .route("/sandboxes/{id}/refreshes", post(control::refresh))
+            .route("/sandboxes/{id}/pause", post(control::pause))
+            .route("/sandboxes/{id}/connect", post(control::connect))
+            .route("/v2/sandboxes/{id}/connect", post(control::connect))
+            .route("/sandboxes/{id}/resume", post(control::resume))
+            .route("/sandboxes/{id}/fork", post(control::fork))
+            .route("/sandboxes/{id}/snapshots", post(control::snapshot))
+            .route("/sandboxes/{id}/metrics", get(control::metrics))
+            .route("/snapshots", get(control::snapshots))
+            .route("/templates/{id}", delete(control::forget))
+            .route("/sandboxes/{id}/checkpoints", post(beyond::checkpoint))
+            .route("/sandboxes/{id}/checkpoints/{checkpoint}", delete(beyond::drop_checkpoint))
+            .route("/sandboxes/{id}/rollback", post(beyond::rollback))
+            .route("/sandboxes/{id}/tree", get(beyond::tree))
+            .route("/sandboxes/{id}/diff", get(beyond::diff))
+            .route("/openapi.json", get(beyond::openapi))
+            .fallback(unknown)
+            .layer(most)
+            .with_state(sandboxes.clone());
+        let inside = Router::new()
+            .route("/health", get(envd::health))
+            .route("/execute", post(execute::execute))
+            .route("/contexts", get(execute::contexts).post(execute::no_context))
+            .route("/contexts/{id}", delete(execute::no_context))
+            .route("/contexts/{id}/restart", post(execute::restart))
+            .route("/files", get(envd::read).post(envd::write))
+            .route("/filesystem.Filesystem/{method}", post(envd::filesystem))
+            .route("/process.Process/{method}", any(envd::not_there))
+            .fallback(unknown)
+            .layer(most)
+            .with_state(sandboxes.clone());
+        Self {
+            sandboxes,
+            control: TowerToHyperService::new(control),
+            inside: TowerToHyperService::new(inside),
+        }
+    }
+
+    /// Most bytes of one request.
+    pub(crate) fn most(&self) -> usize {
+        self.sandboxes.config.max_body
+    }
+
+    /// Whether a request is about sandboxes.
+    pub(crate) fn own<B>(&self, request: &Request<B>) -> bool {
+        sandbox_id(request.headers()).is_some() || {
+            let path = request.uri().path();
+            let path = path.strip_prefix("/v2").unwrap_or(path);
+            let first = path.split('/').nth(1).unwrap_or_default();
+            ["sandboxes", "snapshots", "templates", "openapi.json"].contains(&first)
+        }
+    }
+
+    pub(crate) async fn answer(&self, request: Request<Body>) -> Response {
+        let path = request.uri().path();
+        let control = path.starts_with("/sandboxes") || path.starts_with("/v2/") || {
+            ["/snapshots", "/templates", "/openapi.json"].iter().any(|own| path.starts_with(own))
+        };
+        let router = if control { &self.control } else { &self.inside };
+        match router.call(request).await {
+            Ok(response) => response,
+            Err(never) => match never {},
+        }
+    }
+}
+
+/// Lets handlers give `Result<_, Refusal>`.
+pub(super) type Answer = Result<Response, Refusal>;
+
+/// An answer in JSON.
+pub(super) fn answer(status: StatusCode, value: &serde_json::Value) -> Response {
+    (status, axum::Json(value)).into_response()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sandbox_is_named_by_a_header_or_by_its_host() {
+        let of = |name: &'static str, value: &str| {
+            let mut headers = HeaderMap::new();
+            headers.insert(name, value.parse().unwrap());
+            sandbox_id(&headers)
+        };
+        assert_eq!(of("e2b-sandbox-id", "abc").as_deref(), Some("abc"));
+        assert_eq!(of("host", "49999-abc.example").as_deref(), Some("abc"));
+        assert_eq!(of("host", "localhost:8080"), None);
+        assert_eq!(of("host", "my-host.example"), None);
+    }
+}

@@ -1,0 +1,70 @@
+//! The status page: what a server is doing now, for people, and the same as JSON.
+//!
+//! What it promises: the page loads nothing from anywhere else and runs nothing but its own script; what it shows
+//! was true a moment ago. Nothing of a sandbox's content is on it, nor enough of its id to reach it.
+
+use axum::body::Body;
+use axum::response::Response;
+use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue};
+use serde_json::{Value, json};
+
+use crate::service::{Phase, Shared};
+
+const PAGE: &str = include_str!("status.html");
+/// Only what is in the page itself: its script and style, and asking its own server.
+const POLICY: &str = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; \
+                      connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// The page.
+pub(crate) fn page() -> Response {
+    let mut response = Response::new(Body::from(PAGE));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/html; charset=utf-8"));
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(POLICY));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    response
+}
+
+/// What the page shows.
+pub(crate) fn data(shared: &Shared) -> Value {
+    let table = shared.table();
+    let guests = table.sites.iter().map(|site| {
+        let (running, waiting) = table.common.gate.count(site.line);
+        let pool = site.guest.pool_stats();
+        let recent = site.metrics.recent();
+        json!({
+            "name": site.config.name,
+            "route": site.config.route,
+            "host": site.config.host,
+            "kind": site.kind(),
+            "mode": site.config.wasm.mode.name(),
+            "running": running,
+            "waiting": waiting,
+            "places": site.config.max_concurrent_requests,
+            "pool": {
+                "alive": pool.alive,
+                "idle": pool.idle,
+                "returned": pool.returned,
+                "quarantined": pool.quarantined,
+                "residentBytes": pool.resident_bytes,
+            },
+            "recent": {
+                "requests": recent.requests,
+                "medianMicroseconds": recent.median,
+                "p99Microseconds": recent.p99,
+            },
+        })
+    });
+    let phase = match *shared.phase.borrow() {
+        Phase::Running => "running",
+        _ => "ending",
+    };
+    json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "phase": phase,
+        "connections": shared.metrics.connections.get(),
+        "bufferedBytes": shared.budget.used(),
+        "guests": guests.collect::<Vec<_>>(),
+        "sandboxes": shared.sandboxes.as_ref().map(|routes| routes.sandboxes.overview()),
+    })
+}
