@@ -220,7 +220,8 @@ mod tests {
             format!("{:#}", main(&words).expect_err("must be refused"))
         };
         assert!(
-            error(&["--only", "cobol"]).contains("sieve, component, http, js, script, python, vm")
+            error(&["--only", "cobol"])
+                .contains("sieve, component, files, http, js, script, python, vm")
         );
         assert!(error(&["--only"]).contains("needs a guest's name"));
         assert!(error(&["--fast"]).contains("--fast"));
