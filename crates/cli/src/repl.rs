@@ -171,8 +171,8 @@ impl Sessions<'_> {
 
     fn tree(&self) -> anyhow::Result<()> {
         let states = self.all[self.at].tree();
-        let roots = states.iter().filter(|state| state.parent.is_none());
-        roots.map(|root| self.branch(&states, root, 0)).collect()
+        let mut roots = states.iter().filter(|state| state.parent.is_none());
+        roots.try_for_each(|root| self.branch(&states, root, 0))
     }
 
     fn branch(
@@ -195,8 +195,8 @@ impl Sessions<'_> {
             state.own_bytes,
             indent = depth * 2
         )?;
-        let below = states.iter().filter(|child| child.parent == Some(state.id));
-        below.map(|child| self.branch(states, child, depth + 1)).collect()
+        let mut below = states.iter().filter(|child| child.parent == Some(state.id));
+        below.try_for_each(|child| self.branch(states, child, depth + 1))
     }
 }
 
