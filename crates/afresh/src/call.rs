@@ -106,6 +106,7 @@ impl<'a> From<&'a Function> for Callee<'a> {
 /// Whose matter a failed call is.
 enum Matter {
     Timeout,
+    #[cfg(feature = "wasm")]
     Stopped,
     Request,
     Guest,
@@ -117,6 +118,7 @@ impl CallError {
         let function = function.to_owned();
         match matter {
             Matter::Timeout => Self::Timeout { function, source },
+            #[cfg(feature = "wasm")]
             Matter::Stopped => Self::Stopped { function, source },
             Matter::Request => Self::Request { function, source },
             Matter::Guest => Self::Guest { function, source },

@@ -26,7 +26,7 @@ const NUMBER: [&str; 5] = ["--linux", "sed", "--", "-u", "/quit/q7;="];
 
 /// Whether this host runs guests, and has sed.
 fn can_run() -> bool {
-    let output = afresh(&[&["serve"], &NUMBER[..]].concat(), "1\n");
+    let output = afresh(&[&["serve", "--stdio"], &NUMBER[..]].concat(), "1\n");
     let why = text(&output.stderr);
     // What the host lacks is named; anything else is for the tests to find.
     let lacks = ["no program", "seccomp", "userfaultfd", "denied", "not permitted"];
@@ -42,7 +42,8 @@ fn each_line_is_answered_from_the_state_in_which_the_program_first_waited() {
     if !can_run() {
         return;
     }
-    let output = afresh(&[&["serve", "--warm", "first"], &NUMBER[..]].concat(), "a\nb\na\n");
+    let output =
+        afresh(&[&["serve", "--stdio", "--warm", "first"], &NUMBER[..]].concat(), "a\nb\na\n");
     let (out, err) = (text(&output.stdout), text(&output.stderr));
     assert_eq!((&*out, output.status.code()), ("2\na\n2\nb\n2\na\n", Some(0)), "{err}");
     let arguments = ["run", "--report", "-n", "3", "--input", "x", "--warm", "first"];
@@ -56,7 +57,8 @@ fn each_line_is_answered_from_the_state_in_which_the_program_first_waited() {
     let script = folder.path().join("number.sed");
     std::fs::write(&script, "=\n").unwrap();
     let script = script.to_str().unwrap();
-    let arguments = ["serve", "--linux", "--dir", script, "sed", "--", "-u", "-f", script];
+    let arguments =
+        ["serve", "--stdio", "--linux", "--dir", script, "sed", "--", "-u", "-f", script];
     let output = afresh(&arguments, "a\nb\n");
     assert_eq!(text(&output.stdout), "1\na\n1\nb\n", "{}", text(&output.stderr));
     let output = afresh(&[&["verify", "-n", "10", "--input", "x"], &NUMBER[..]].concat(), "");
@@ -70,7 +72,7 @@ fn a_program_that_ends_fails_its_request_and_not_the_next() {
     if !can_run() {
         return;
     }
-    let output = afresh(&[&["serve"], &NUMBER[..]].concat(), "a\nquit\nb\n");
+    let output = afresh(&[&["serve", "--stdio"], &NUMBER[..]].concat(), "a\nquit\nb\n");
     let out = text(&output.stdout);
     let lines: Vec<&str> = out.lines().collect();
     assert_eq!(lines.len(), 5, "{out}");
@@ -95,7 +97,7 @@ fn a_program_is_kept_as_a_snapshot_and_forked() {
     assert_eq!(text(&output.stdout).lines().take(2).collect::<Vec<_>>(), ["1", "one"]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
     for (from, number) in [(&warm, "1"), (&forked, "2"), (&warm, "1")] {
-        let output = afresh(&["serve", from], "a\nb\n");
+        let output = afresh(&["serve", "--stdio", from], "a\nb\n");
         let expected = format!("{number}\na\n{number}\nb\n");
         assert_eq!(text(&output.stdout), expected, "{}", text(&output.stderr));
     }

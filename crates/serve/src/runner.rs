@@ -24,8 +24,8 @@ pub(crate) enum Runner {
     Component { warm: WarmComponent, function: String },
     /// A component that answers HTTP itself.
     Proxy(Box<Proxy>),
-    /// A micro-VM.
-    Machine { guest: Guest, function: Arc<str> },
+    /// A micro-VM or a Linux program, which block a thread.
+    Other { guest: Guest, function: Arc<str> },
 }
 
 impl Runner {
@@ -62,8 +62,8 @@ impl Runner {
             });
         }
         match guest.kind() {
-            Kind::Machine => {
-                Ok(Self::Machine { guest: guest.clone(), function: config.call.as_str().into() })
+            Kind::Machine | Kind::Program => {
+                Ok(Self::Other { guest: guest.clone(), function: config.call.as_str().into() })
             }
             other => {
                 Err(Failure::Request(format!("a guest of kind {other:?} answers no requests")))
@@ -95,7 +95,7 @@ impl Runner {
                 let answer = in_time(time, lease.call_text_async(function, &arguments)).await?;
                 Ok(answer.into_bytes())
             }
-            Self::Machine { guest, function } => {
+            Self::Other { guest, function } => {
                 let (guest, function) = (guest.clone(), function.clone());
                 let call = move || guest.call(&*function, &input);
                 match tokio::task::spawn_blocking(call).await {
@@ -112,7 +112,7 @@ impl Runner {
         match self {
             Self::Module { shelf, .. } => shelf.sweep(),
             Self::Proxy(proxy) => proxy.sweep(),
-            Self::Component { .. } | Self::Machine { .. } => {}
+            Self::Component { .. } | Self::Other { .. } => {}
         }
     }
 }

@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use afresh::Guest;
+use afresh::{Guest, Kind};
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -74,7 +74,8 @@ impl Site {
             Runner::Module { .. } => "module",
             Runner::Component { .. } => "component",
             Runner::Proxy(_) => "HTTP component",
-            Runner::Machine { .. } => "micro-VM",
+            Runner::Other { guest, .. } if guest.kind() == Kind::Machine => "micro-VM",
+            Runner::Other { .. } => "Linux program",
         }
     }
 

@@ -172,3 +172,35 @@ fn a_table_that_a_host_function_wrote_or_grew_comes_back() {
     }
     assert_eq!(warm.growth_stats().0, 1);
 }
+
+#[test]
+fn an_export_of_a_component_outside_the_roots_is_refused_by_name() {
+    let wasm = wat::parse_str(
+        r#"(component
+            (core module $m
+                (global $n (mut i32) (i32.const 6))
+                (func (export "step") (global.set $n (i32.add (global.get $n) (i32.const 2))))
+                (func (export "sum") (result i32) (global.get $n)))
+            (core instance $i (instantiate $m))
+            (func (export "step") (canon lift (core func $i "step")))
+            (func (export "sum") (result u32) (canon lift (core func $i "sum"))))"#,
+    )
+    .unwrap();
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    let warm_for = |roots: &[&str]| {
+        let roots = Roots::Named(roots.iter().map(|&name| name.to_owned()).collect());
+        let options = GuestOptions { roots, ..GuestOptions::default() };
+        let up = WarmUp::new().call_component("step", &[]);
+        Guest::with_options(&engine, &wasm, options).unwrap().warm_component_with(&up)
+    };
+    let warm = warm_for(&["sum"]).unwrap();
+    let mut lease = warm.lease().unwrap();
+    let error = lease.call("step", &[]).unwrap_err();
+    assert!(matches!(&error, CallError::NotARoot { name, .. } if name == "step"), "{error}");
+    assert!(error.to_string().contains("sum"), "{error}");
+    let error = lease.call_text("setp", &[]).unwrap_err();
+    assert!(matches!(error, CallError::NoSuchExport { .. }), "{error}");
+    assert_eq!(lease.call_text("sum", &[]).unwrap(), "8");
+    let error = warm_for(&["smu"]).unwrap_err().to_string();
+    assert!(error.contains("\"smu\"") && error.contains("sum"), "{error}");
+}
