@@ -84,7 +84,8 @@ pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
 }
 
 fn install(python: &Path, folder: &Path) -> Result<()> {
-    let all = ["build", "--workspace", "--all-features", "--locked", "--lib"];
+    // With a test among what is built, features are those that tests have, and nothing is compiled a second time.
+    let all = ["build", "--workspace", "--all-features", "--locked", "--lib", "--test", "suites"];
     run(cargo().current_dir(host::repository()).args(all))?;
     let guest = guests::named("quickjs")?;
     guests::build(guest)?;
