@@ -115,3 +115,30 @@ fn guests_of_the_command_line_have_routes_and_wrong_usage_is_told() {
         assert!(error.contains(said), "{arguments:?}: {error}");
     }
 }
+
+#[test]
+#[cfg(feature = "linux")]
+fn a_linux_program_answers_each_request_from_the_state_in_which_it_first_waited() {
+    let sed = ["--linux", "sed", "--", "-u", "="];
+    // What this host lacks for Linux programs is said by the tests that are about them.
+    let run = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["run", "--input", "x"])
+        .args(sed)
+        .output()
+        .unwrap();
+    if !run.status.success() {
+        println!("SKIPPED: {}", String::from_utf8_lossy(&run.stderr).trim());
+        return;
+    }
+    let serving = Serving::begin(&sed);
+    for line in ["one", "two", "three"] {
+        let mut stream = TcpStream::connect(&serving.addr).unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        let length = line.len() + 1;
+        let head = "POST / HTTP/1.1\r\nHost: h\r\nConnection: close\r\nContent-Length";
+        write!(stream, "{head}: {length}\r\n\r\n{line}\n").unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        assert!(answer.ends_with(&format!("\r\n\r\n1\n{line}\n")), "{answer}");
+    }
+}
