@@ -39,20 +39,21 @@ pub(crate) fn install() -> Result<()> {
     if find("rustup").is_none() {
         bail!("Miri needs rustup, which brings the nightly toolchain; install rustup first");
     }
-    if succeeds(nightly().args(["miri", "--version"])) {
-        return Ok(());
+    if !succeeds(nightly().args(["miri", "--version"])) {
+        run(Command::new("rustup").args([
+            "toolchain",
+            "install",
+            "nightly",
+            "--profile",
+            "minimal",
+            "--component",
+            "miri",
+            "--component",
+            "rust-src",
+        ]))?;
     }
-    run(Command::new("rustup").args([
-        "toolchain",
-        "install",
-        "nightly",
-        "--profile",
-        "minimal",
-        "--component",
-        "miri",
-        "--component",
-        "rust-src",
-    ]))
+    // The standard library as Miri needs it; with `CI` set it asks nobody whether it may install what it lacks.
+    run(nightly().args(["miri", "setup"]).env("CI", "1"))
 }
 
 /// Runs the tests. Miri is there.
