@@ -68,11 +68,13 @@ pub fn install_kick_handler() -> io::Result<KickSignal> {
             if libc::sigaction(number, std::ptr::null(), &mut old) != 0 {
                 return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL));
             }
-            if old.sa_sigaction != libc::SIG_DFL {
+            // Another thread may be here at the same time, and have installed it already.
+            let ours = nothing as extern "C" fn(libc::c_int) as usize;
+            if old.sa_sigaction != libc::SIG_DFL && old.sa_sigaction != ours {
                 return Err(libc::EEXIST);
             }
             let mut new: libc::sigaction = std::mem::zeroed();
-            new.sa_sigaction = nothing as extern "C" fn(libc::c_int) as usize;
+            new.sa_sigaction = ours;
             new.sa_flags = libc::SA_RESTART;
             if libc::sigaction(number, &new, std::ptr::null_mut()) != 0 {
                 return Err(io::Error::last_os_error().raw_os_error().unwrap_or(libc::EINVAL));
@@ -88,5 +90,41 @@ impl KickSignal {
     pub fn send(self, tid: i32) {
         // SAFETY: tgkill only delivers a signal whose handler does nothing, inside this process.
         unsafe { libc::syscall(libc::SYS_tgkill, libc::getpid(), tid, self.0) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Command;
+    use std::sync::Barrier;
+
+    use super::*;
+
+    /// Set in the processes that the test starts.
+    const CHILD: &str = "AFRESH_TEST_KICK";
+
+    #[test]
+    fn threads_that_install_the_handler_at_the_same_time_all_have_it() {
+        if std::env::var_os(CHILD).is_some() {
+            let barrier = Barrier::new(8);
+            std::thread::scope(|scope| {
+                for _ in 0..8 {
+                    scope.spawn(|| {
+                        barrier.wait();
+                        install_kick_handler().unwrap();
+                    });
+                }
+            });
+            return;
+        }
+        // Only the first time in a process can two meet.
+        let name =
+            "kvm::watch::tests::threads_that_install_the_handler_at_the_same_time_all_have_it";
+        for round in 0..200 {
+            let mut child = Command::new(std::env::current_exe().unwrap());
+            let output = child.args([name, "--exact"]).env(CHILD, "1").output().unwrap();
+            let said = String::from_utf8_lossy(&output.stdout);
+            assert!(said.contains("1 passed"), "round {round}: {said}");
+        }
     }
 }
