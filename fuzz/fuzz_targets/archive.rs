@@ -1,5 +1,5 @@
 //! Any bytes as an archive: members that make the reader allocate, read outside, or panic must not
-//! exist. Checksums of headers and names of blobs, which a fuzzer can not guess, are made right.
+//! exist. Checksums of headers and names of blobs, which a fuzzer cannot guess, are made right.
 //!
 //! The input is a sequence of blocks of 512 bytes. A byte 0xfe where a block begins stands, with the next
 //! byte, for as many blocks of zeros: most of an archive is pages, which say nothing.

@@ -44,7 +44,7 @@ fuzz_target!(|data: &[u8]| {
         }
     }
     let (config, manifest, index) = (part(), part(), part());
-    // Digests and lengths that the input can not know are filled in.
+    // Digests and lengths that the input cannot know are filled in.
     let named = |text: &[u8], mark: char, of: (Sha256, usize)| {
         let text = String::from_utf8_lossy(text).replace(&format!("${mark}"), &of.0.to_string());
         text.replace(&format!("${}", mark.to_ascii_lowercase()), &of.1.to_string()).into_bytes()

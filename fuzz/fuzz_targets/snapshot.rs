@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_fuzz::accepted;
-use afresh_pager::{LazyImage, Options, PageSource, Restore, SnapshotSource, Strategy};
+use afresh_pager::{FillStrategy, LazyImage, Options, PageSource, Restore, SnapshotSource};
 use afresh_store::{Access, Limits, Store};
 use afresh_sys::{PageRange, Protection, Reservation};
 use forge::{BASE, DELTA, Layer, PAGE, Snapshot, WORKING_SET, ZERO};
@@ -95,11 +95,11 @@ fuzz_target!(|input: Input| {
     }
     assert!(snapshot.working_set().iter().all(|run| run.end() <= pages));
     let source: Arc<dyn PageSource> = Arc::new(SnapshotSource::new(snapshot.clone()));
-    for strategy in [Strategy::Read, Strategy::WorkingSet, Strategy::UffdCopy] {
+    for strategy in [FillStrategy::Read, FillStrategy::WorkingSet, FillStrategy::Stream] {
         restore(&source, strategy, &whole);
     }
     if let Ok(source) = SnapshotSource::checked(snapshot) {
-        restore(&(Arc::new(source) as Arc<dyn PageSource>), Strategy::MapDetach, &whole);
+        restore(&(Arc::new(source) as Arc<dyn PageSource>), FillStrategy::MapDetach, &whole);
     }
     for window in [None, Some(1)] {
         let options = Options { window, ..Options::default() };
@@ -113,7 +113,7 @@ fuzz_target!(|input: Input| {
 });
 
 /// Restores into the middle of a memory whose ends belong to somebody else.
-fn restore(source: &Arc<dyn PageSource>, strategy: Strategy, whole: &[u8]) {
+fn restore(source: &Arc<dyn PageSource>, strategy: FillStrategy, whole: &[u8]) {
     let own = PageRange::new(BESIDE, whole.len() / PAGE);
     let Ok(memory) = Reservation::new(own.end() + BESIDE) else { return };
     let memory = Arc::new(memory);

@@ -23,7 +23,7 @@ const USAGE: &str = "usage: cargo xtask fuzz [--seconds N] [TARGET…]";
 pub(crate) const SECONDS: u32 = 20;
 
 /// Every target, which is a binary in `fuzz/fuzz_targets`.
-const TARGETS: [&str; 5] = ["page_layer", "layout", "archive", "snapshot", "vmm_handshake"];
+const TARGETS: [&str; 6] = ["page_layer", "layout", "archive", "snapshot", "turn", "vmm_handshake"];
 
 /// What the compiler adds to code for the fuzzer to see: which edges ran, and what was compared.
 const FLAGS: &str = "--cfg fuzzing -Ccodegen-units=1 -Cpasses=sancov-module \
@@ -270,8 +270,26 @@ fn seeds(folder: &Path) -> Result<BTreeMap<&'static str, Vec<Vec<u8>>>> {
     all.insert("layout", layout_seeds(&blobs, &String::from_utf8_lossy(&index)));
     all.insert("archive", vec![archive_seed(&read(&folder.join("v1.afresh"))?)]);
     all.insert("snapshot", SNAPSHOTS.map(<[u8]>::to_vec).to_vec());
+    all.insert("turn", vec![turn_seed()]);
     all.insert("vmm_handshake", HANDSHAKES.map(|text| text.as_bytes().to_vec()).to_vec());
     Ok(all)
+}
+
+/// A turn of three pages and five bytes of state, with a step of every kind.
+fn turn_seed() -> Vec<u8> {
+    let mut program = vec![1 << 2, 2, 1 << 2 | 1, 2 << 2 | 2, 0, 3, 1, 9, 0, 2, 8, 7, 1 << 2 | 3];
+    program.extend_from_slice(&[5; 4096]);
+    program.extend_from_slice(&[3 << 1, 1, 2 << 1 | 1, 6, 6]);
+    let mut seed = b"AFRESHTN".to_vec();
+    seed.extend_from_slice(&1_u32.to_le_bytes());
+    seed.extend_from_slice(&0_u32.to_le_bytes());
+    let len = program.len() as u64;
+    for length in [3, 4, 4, 5, len, len] {
+        seed.extend_from_slice(&length.to_le_bytes());
+    }
+    seed.extend_from_slice(&[0; 64]);
+    seed.extend_from_slice(&program);
+    seed
 }
 
 /// A page layer as the target takes it: the number of its pages, and what follows them.

@@ -70,6 +70,13 @@ pub(crate) const ALL: &[Guest] = &[
         needs_c: false,
     },
     Guest {
+        name: "turns",
+        target: "wasm32-wasip1",
+        kind: Kind::Module,
+        exports: &["memory", "_initialize", "turn", "host_alloc"],
+        needs_c: false,
+    },
+    Guest {
         name: "js",
         target: "wasm32-wasip1",
         kind: Kind::Module,
@@ -232,7 +239,7 @@ mod tests {
         };
         assert!(
             error(&["--only", "cobol"])
-                .contains("sieve, component, files, http, js, script, quickjs, python, vm")
+                .contains("sieve, component, files, http, turns, js, script, quickjs, python, vm")
         );
         assert!(error(&["--only"]).contains("needs a guest's name"));
         assert!(error(&["--fast"]).contains("--fast"));

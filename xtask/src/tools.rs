@@ -1,5 +1,5 @@
 //! Servers that tests talk to, and clients of others that carry our snapshots: an S3 gateway, an OCI registry,
-//! crane and oras from the Go module proxy; skopeo and umoci from the distribution.
+//! nats-server, crane and oras from the Go module proxy; skopeo and umoci from the distribution.
 //!
 //! What comes from the proxy is built once into `target/tools`, under names that carry versions. Building all from
 //! nothing takes four to five minutes on two cores, beside the other steps and within a limit of time,
@@ -28,7 +28,7 @@ struct Tool {
     variable: &'static str,
 }
 
-const TOOLS: [Tool; 4] = [
+const TOOLS: [Tool; 5] = [
     Tool {
         program: "versitygw",
         package: "github.com/versity/versitygw/cmd/versitygw",
@@ -52,6 +52,12 @@ const TOOLS: [Tool; 4] = [
         package: "oras.land/oras/cmd/oras",
         version: "v1.2.3",
         variable: "AFRESH_TEST_ORAS",
+    },
+    Tool {
+        program: "nats-server",
+        package: "github.com/nats-io/nats-server/v2",
+        version: "v2.15.1",
+        variable: "AFRESH_TEST_NATS_SERVER",
     },
 ];
 
@@ -210,7 +216,9 @@ mod tests {
             let file = tool.file();
             assert!(file.starts_with(host::target_folder()), "{}", file.display());
             assert!(file.to_string_lossy().contains(tool.version), "{}", file.display());
-            let name: Option<&str> = Path::new(tool.package).file_name().and_then(|n| n.to_str());
+            // The last part of a path may be a version.
+            let package = tool.package.trim_end_matches("/v2");
+            let name: Option<&str> = Path::new(package).file_name().and_then(|n| n.to_str());
             assert_eq!(name, Some(tool.program));
         }
     }

@@ -214,6 +214,9 @@ pub enum SessionError {
     /// No such checkpoint.
     #[error(transparent)]
     Tree(#[from] TreeError),
+    /// A delta is damaged, or was made since another state.
+    #[error("the delta cannot be applied")]
+    Delta(#[from] afresh_store::TurnError),
     /// The present state cannot be kept, or another not be reached.
     #[error("the session's state cannot be kept or changed")]
     State(#[source] Cause),

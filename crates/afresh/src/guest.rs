@@ -5,7 +5,7 @@
 
 use std::io::Read;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use afresh_pager::SnapshotMemory;
@@ -13,6 +13,7 @@ use afresh_pool::PoolStats;
 use afresh_store::Snapshot;
 
 use crate::call::{Callee, Function};
+use crate::delta::Anchor;
 #[cfg(feature = "vm")]
 use crate::machine::{Machines, machines};
 #[cfg(feature = "linux")]
@@ -81,6 +82,8 @@ pub(crate) struct Inner {
     pub(crate) options: Options,
     origin: Option<Origin>,
     reference: String,
+    /// What digests of its sessions' states begin with.
+    pub(crate) anchor: OnceLock<Anchor>,
 }
 
 pub(crate) enum Ready {
@@ -219,7 +222,8 @@ impl Guest {
         origin: Option<Origin>,
         reference: String,
     ) -> Self {
-        let inner = Inner { ready, options: options.clone(), origin, reference };
+        let (options, anchor) = (options.clone(), OnceLock::new());
+        let inner = Inner { ready, options, origin, reference, anchor };
         Self { inner: Arc::new(inner) }
     }
 
@@ -229,7 +233,7 @@ impl Guest {
         if !options.warm_up.is_empty() {
             return Err(refused(
                 &said,
-                "it is a snapshot of a warm guest; a warm-up is for guests that are not",
+                "it is a snapshot of a warm guest; only a guest that is not warm yet takes a warm-up",
             ));
         }
         let started = Instant::now();
@@ -390,6 +394,18 @@ impl Guest {
         }
     }
 
+    /// Whether it is a Linux program that reads no input but listens on a port: a call's input goes into a connection of its own then,
+    /// and the answer is what comes out of it. For a server of HTTP both are the bytes of a message.
+    #[must_use]
+    pub fn listens(&self) -> bool {
+        match &self.inner.ready {
+            #[cfg(feature = "linux")]
+            Ready::Program(programs) => programs.pristine.listens(),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => false,
+        }
+    }
+
     /// The component, if it is one.
     #[cfg(feature = "wasm")]
     #[must_use]
@@ -431,7 +447,7 @@ fn lazily() -> afresh_pager::Options {
 /// A warm Wasm guest out of a frozen one.
 #[cfg(feature = "wasm")]
 pub(crate) fn thaw_wasm(frozen: &afresh_wasm::Frozen, options: &Options) -> Result<Ready, Cause> {
-    let (engine, wasm) = (options.make_engine(None)?, options.for_wasm());
+    let (engine, wasm) = (options.make_engine(None, frozen.stack())?, options.for_wasm());
     Ok(if frozen.is_component() {
         Ready::Component(afresh_wasm::WarmComponent::thaw(&engine, &wasm, frozen)?)
     } else {
@@ -456,7 +472,7 @@ fn warm_up(options: &Options) -> afresh_wasm::WarmUp {
 #[cfg(feature = "wasm")]
 fn module(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError> {
     let load = |e| failed(name, e);
-    let engine = options.make_engine(Some(wasm)).map_err(load)?;
+    let engine = options.make_engine(Some(wasm), None).map_err(load)?;
     let guest =
         afresh_wasm::Guest::with_options(&engine, wasm, options.for_wasm()).map_err(load)?;
     let warm = guest.warm(warm_up(options)).map_err(|e| failed(name, e))?;
@@ -466,7 +482,7 @@ fn module(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError
 #[cfg(feature = "wasm")]
 fn component(name: &str, wasm: &[u8], options: &Options) -> Result<Ready, OpenError> {
     let load = |e| failed(name, e);
-    let engine = options.make_engine(Some(wasm)).map_err(load)?;
+    let engine = options.make_engine(Some(wasm), None).map_err(load)?;
     let guest =
         afresh_wasm::Guest::with_options(&engine, wasm, options.for_wasm()).map_err(load)?;
     let warm = guest.warm_component_with(&warm_up(options));

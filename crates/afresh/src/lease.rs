@@ -99,7 +99,7 @@ impl<'a> Lease<'a> {
                 let text = std::str::from_utf8(input).map_err(|e| CallError::Request {
                     function: name.to_owned(),
                     source: format!(
-                        "a component's function takes text, and the input is none: {e}"
+                        "a component's function takes text, and the input is not text: {e}"
                     )
                     .into(),
                 })?;

@@ -93,6 +93,8 @@
 mod access;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod call;
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
+mod delta;
 #[cfg(feature = "snapshots")]
 mod error;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
@@ -115,6 +117,8 @@ mod scratch;
 mod session;
 #[cfg(feature = "wasm")]
 mod session_files;
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
+mod session_turns;
 #[cfg(any(feature = "vm", feature = "linux"))]
 mod supply;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
@@ -166,5 +170,7 @@ pub use save::{SaveOptions, Saved};
 pub use session::{Checkpoint, Session};
 #[cfg(feature = "wasm")]
 pub use session_files::SessionFiles;
+#[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
+pub use session_turns::SavedTurn;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use verify::{Clones, Verification};

@@ -27,5 +27,5 @@ pub(crate) fn machines(first: Sandbox, options: &Options) -> Result<Machines, Le
 
 /// A sandbox in the pristine state.
 pub(crate) fn lease(machines: &Machines) -> Result<Loan<'_, Sandbox>, LeaseError> {
-    machines.lease(Snapshot::spawn)
+    machines.lease(Snapshot::fork)
 }

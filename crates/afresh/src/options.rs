@@ -100,6 +100,12 @@ impl Options {
         self
     }
 
+    /// The calls of the warm-up.
+    #[must_use]
+    pub fn warm_up(&self) -> &[Call] {
+        &self.warm_up
+    }
+
     /// Most time one call may take.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);
@@ -159,10 +165,19 @@ impl Options {
         self
     }
 
-    /// The engine that was given, or a new one for a guest whose file may be at hand.
+    /// What lies below the files of snapshots that do not hold it ([`afresh_files::Layer::known_as`]): a tree over the
+    /// same layers. Snapshots that hold their files whole, or have none, need none of it.
+    pub fn files_below(mut self, files: afresh_files::Tree) -> Self {
+        self.wasm.files_below = Some(files);
+        self
+    }
+
+    /// The engine that was given, or a new one for a guest whose file may be at hand, or who had so much native stack
+    /// when it was frozen.
     pub(crate) fn make_engine(
         &self,
         wasm: Option<&[u8]>,
+        had: Option<usize>,
     ) -> Result<afresh_wasm::Engine, afresh_wasm::LoadError> {
         if let Some(engine) = &self.engine {
             return Ok(engine.clone());
@@ -172,7 +187,7 @@ impl Options {
             timeouts: self.timeout.or(self.wasm.timeout).is_some() || self.wasm.watch.is_some(),
             fuel: self.wasm.fuel.is_some(),
             cache: self.cache.clone(),
-            stack: self.stack.unwrap_or(usual.stack),
+            stack: self.stack.or(had).unwrap_or(usual.stack),
             ..usual
         };
         afresh_wasm::Engine::new(match (self.stack, wasm) {

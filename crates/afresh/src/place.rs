@@ -109,10 +109,10 @@ impl Place {
     /// remote's.
     #[cfg(feature = "remote")]
     pub fn remote(&self) -> Result<afresh_store::remote::Remote, OpenError> {
-        use afresh_store::remote::{Patience, Remote};
+        use afresh_store::remote::{Remote, RetryPolicy};
         match self {
             Self::Remote(url) => {
-                Remote::open(url, Patience::default()).map_err(|error| self.failed(error))
+                Remote::open(url, RetryPolicy::default()).map_err(|error| self.failed(error))
             }
             Self::Directory(_) | Self::File(_) => Err(OpenError::Place {
                 place: self.clone(),

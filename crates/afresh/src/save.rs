@@ -1,8 +1,8 @@
 //! A warm guest, or what calls made of it, becomes a snapshot: in a directory, an archive or a remote.
 
-use afresh_memory::{Feature, Features, PageRange};
-use afresh_pager::{Recorder, SaveWith};
-use afresh_store::{Encoding, Sha256, Snapshot, Store, archive};
+use afresh_memory::{Feature, Features, Image, PageRange};
+use afresh_pager::{Recorder, SnapshotOptions};
+use afresh_store::{Encoding, FoldOptions, Journal, Sha256, Snapshot, Store, Turn, archive};
 
 use crate::guest::Ready;
 use crate::lease::Instance;
@@ -69,10 +69,11 @@ impl SaveOptions {
         self
     }
 
-    fn with(&self, parent: Option<Snapshot>) -> SaveWith {
-        SaveWith {
+    fn with(&self, parent: Option<Snapshot>) -> SnapshotOptions {
+        SnapshotOptions {
             encoding: self.encoding,
             parent,
+            changed: None,
             working_set: Vec::new(),
             #[cfg(feature = "seal")]
             seal: self.seal.clone(),
@@ -81,10 +82,51 @@ impl SaveOptions {
         }
     }
 
+    /// Whether they bring a key to seal with.
+    pub(crate) fn seals(&self) -> bool {
+        #[cfg(feature = "seal")]
+        let seals = self.seal.is_some();
+        #[cfg(not(feature = "seal"))]
+        let seals = false;
+        seals
+    }
+
+    /// Whether they say how a snapshot is written, so that one that is there will not do.
+    pub(crate) fn shapes(&self) -> bool {
+        #[cfg(feature = "seal")]
+        if self.sign.is_some() || self.seal.is_some() {
+            return true;
+        }
+        self.encoding != Encoding::Raw || !self.record.is_empty()
+    }
+
+    /// Appends a turn, signed if it is to be.
+    pub(crate) fn append(
+        &self,
+        journal: &mut Journal,
+        turn: &Turn,
+    ) -> Result<u64, afresh_store::SaveError> {
+        #[cfg(feature = "seal")]
+        if let Some(key) = &self.sign {
+            return journal.append(turn, Some(&|root| key.sign_turn(root)));
+        }
+        journal.append(turn, None)
+    }
+
+    /// How turns are folded.
+    pub(crate) fn fold(&self) -> FoldOptions {
+        FoldOptions {
+            encoding: self.encoding,
+            #[cfg(feature = "seal")]
+            sign: self.sign.clone(),
+            ..FoldOptions::default()
+        }
+    }
+
     /// What the new snapshot demands of whoever opens it. A delta is sealed like its parent, with the key
     /// that opened that.
     #[cfg(feature = "seal")]
-    fn own_access(&self, options: &Options) -> access::Access {
+    pub(crate) fn own_access(&self, options: &Options) -> access::Access {
         match &self.seal {
             Some(key) => access::Access::new().with_key(key.clone()),
             None => options.access.clone(),
@@ -92,7 +134,7 @@ impl SaveOptions {
     }
 
     #[cfg(not(feature = "seal"))]
-    fn own_access(&self, options: &Options) -> access::Access {
+    pub(crate) fn own_access(&self, options: &Options) -> access::Access {
         options.access.clone()
     }
 }
@@ -110,7 +152,7 @@ pub struct Saved {
 }
 
 /// A frozen guest of any kind.
-enum Frozen {
+pub(crate) enum Frozen {
     #[cfg(feature = "wasm")]
     Module(afresh_wasm::Frozen),
     #[cfg(feature = "vm")]
@@ -120,18 +162,45 @@ enum Frozen {
 }
 
 impl Frozen {
-    fn pages(&self) -> usize {
+    /// Its pages.
+    pub(crate) fn image(&self) -> &Image {
         match self {
             #[cfg(feature = "wasm")]
-            Self::Module(frozen) => frozen.memory().pages().pages(),
+            Self::Module(frozen) => frozen.memory().pages(),
             #[cfg(feature = "vm")]
-            Self::Machine(frozen) => frozen.memory().pages().pages(),
+            Self::Machine(frozen) => frozen.memory().pages(),
             #[cfg(feature = "linux")]
-            Self::Program(frozen) => frozen.memory().pages().pages(),
+            Self::Program(frozen) => frozen.memory().pages(),
         }
     }
 
-    fn save(&self, store: &Store, name: &str, with: &SaveWith) -> Result<Sha256, Cause> {
+    /// Everything else, as snapshots have it.
+    pub(crate) fn bytes(&self) -> Result<Vec<u8>, Cause> {
+        Ok(match self {
+            #[cfg(feature = "wasm")]
+            Self::Module(frozen) => frozen.bytes()?,
+            #[cfg(feature = "vm")]
+            Self::Machine(frozen) => frozen.bytes()?,
+            #[cfg(feature = "linux")]
+            Self::Program(frozen) => frozen.bytes().to_vec(),
+        })
+    }
+
+    /// The same but for what time has passed: equal states have equal ones.
+    pub(crate) fn timeless_bytes(&self) -> Result<Vec<u8>, Cause> {
+        match self {
+            #[cfg(feature = "wasm")]
+            Self::Module(frozen) => Ok(frozen.timeless_bytes()?),
+            #[allow(unreachable_patterns, reason = "without the others there is none")]
+            _ => self.bytes(),
+        }
+    }
+
+    fn pages(&self) -> usize {
+        self.image().pages()
+    }
+
+    fn save(&self, store: &Store, name: &str, with: &SnapshotOptions) -> Result<Sha256, Cause> {
         Ok(match self {
             #[cfg(feature = "wasm")]
             Self::Module(frozen) => frozen.save(store, name, with)?,
@@ -209,7 +278,7 @@ impl Frozen {
         };
         let scratch = Scratch::new()?;
         let store = Store::create(scratch.path()).map_err(|e| write(e.into()))?;
-        let id = self.save(&store, "recorded", &SaveWith::default()).map_err(write)?;
+        let id = self.save(&store, "recorded", &SnapshotOptions::default()).map_err(write)?;
         let snapshot = store.load_id(id).map_err(|e| write(e.into()))?;
         let mut recorder = Recorder::new();
         for call in calls {
@@ -228,7 +297,7 @@ impl Frozen {
     }
 
     /// Saves it where `to` says.
-    fn write(
+    pub(crate) fn write(
         &self,
         to: &Reference,
         parent: Option<Snapshot>,
@@ -323,7 +392,7 @@ const NO_RECORD: &str = "the memory of a Linux program is read at once, so no wo
 
 #[cfg(feature = "wasm")]
 const NO_COMPONENT: SaveError = SaveError::Guest(
-    "a component cannot be saved after a call, only as it is warm; a core module can",
+    "a component can be saved in its warm state only, not after a call; a core module can",
 );
 
 impl Guest {

@@ -21,6 +21,7 @@ use crate::guest::Ready;
 use crate::lease::Instance;
 #[cfg(feature = "wasm")]
 use crate::session_files::SessionFiles;
+use crate::session_turns::Saving;
 #[cfg(any(feature = "vm", feature = "linux"))]
 use crate::supply::Loan;
 use crate::{
@@ -51,7 +52,7 @@ impl<'a> From<&'a str> for Checkpoint<'a> {
 }
 
 /// The live guest, and where it stands.
-enum Line {
+pub(crate) enum Line {
     #[cfg(feature = "wasm")]
     Module(Box<Branch<afresh_wasm::Session>>),
     #[cfg(feature = "vm")]
@@ -75,7 +76,7 @@ macro_rules! each {
 }
 
 /// Whether calls may be made.
-enum State {
+pub(crate) enum State {
     Ready,
     /// A call is under way; when nobody is making one, the last was ended by a panic.
     Calling,
@@ -101,9 +102,13 @@ enum State {
 /// host's and sockets are not. WASI's streams are the live session's: they start anew in each state that is gone to,
 /// and a guest that has files of a host directory open cannot be checkpointed.
 pub struct Session {
-    guest: Guest,
-    line: Line,
-    state: State,
+    pub(crate) guest: Guest,
+    pub(crate) line: Line,
+    pub(crate) state: State,
+    /// Where it is saved turn by turn.
+    pub(crate) saving: Option<Box<Saving>>,
+    /// The state that was kept for the last turn, or for a delta.
+    pub(crate) passing: Option<SnapshotId>,
 }
 
 impl std::fmt::Debug for Session {
@@ -125,7 +130,9 @@ impl Drop for Session {
 }
 
 /// What it means that a branch could not move.
-fn unmoved<E: std::error::Error + Send + Sync + 'static>(error: BranchError<E>) -> SessionError {
+pub(crate) fn unmoved<E: std::error::Error + Send + Sync + 'static>(
+    error: BranchError<E>,
+) -> SessionError {
     match error {
         BranchError::Tree(error) => SessionError::Tree(error),
         other => SessionError::State(other.into()),
@@ -179,10 +186,10 @@ impl Session {
                 Line::Program(Box::new(Branch::sow(&Tree::new(), home, root)))
             }
         };
-        Ok(Self { guest: guest.clone(), line, state: State::Ready })
+        Ok(Self { guest: guest.clone(), line, state: State::Ready, saving: None, passing: None })
     }
 
-    fn check(&self) -> Result<(), SessionError> {
+    pub(crate) fn check(&self) -> Result<(), SessionError> {
         let why = match &self.state {
             State::Ready => return Ok(()),
             State::Calling => "a call of it was ended by a panic".to_owned(),
@@ -295,7 +302,13 @@ impl Session {
     /// As [`Session::checkpoint`].
     pub fn fork(&mut self, count: usize) -> Result<Vec<Session>, SessionError> {
         self.check()?;
-        let fork = |line| Session { guest: self.guest.clone(), line, state: State::Ready };
+        let guest = self.guest.clone();
+        let fork = |line| {
+            let (guest, state) = (guest.clone(), State::Ready);
+            Session { guest, line, state, saving: None, passing: None }
+        };
+        // It is theirs, too.
+        self.passing = None;
         match &mut self.line {
             #[cfg(feature = "wasm")]
             Line::Module(branch) => {
@@ -411,7 +424,7 @@ impl Session {
         &self.guest
     }
 
-    fn find(&self, checkpoint: Checkpoint<'_>) -> Result<SnapshotId, SessionError> {
+    pub(crate) fn find(&self, checkpoint: Checkpoint<'_>) -> Result<SnapshotId, SessionError> {
         match checkpoint {
             Checkpoint::Id(id) => Ok(id),
             Checkpoint::Name(name) => {

@@ -97,7 +97,11 @@ fn an_answer_after_a_failed_call_is_that_of_the_warm_state() {
     assert!(matches!(error, CallError::Timeout { .. }), "{error}");
     let error = guest.ask(&Call::text("next", ["two"])).unwrap_err();
     assert!(matches!(error, CallError::Request { .. }), "{error}");
-    assert!(chain(&error)[1].contains("argument 1: `two` is no i32"), "{:?}", chain(&error));
+    assert!(
+        chain(&error)[1].contains("argument 1: `two` is not of type i32"),
+        "{:?}",
+        chain(&error)
+    );
     assert_eq!(next(&guest), "42");
 }
 

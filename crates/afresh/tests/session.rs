@@ -1,5 +1,7 @@
 //! Sessions: every state is what a plain copy of everything says, and a failure is never the end.
 
+mod common;
+
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
@@ -9,6 +11,7 @@ use afresh::memory::Strategy;
 use afresh::snapshot::SnapshotId;
 use afresh::wasm::{GuestOptions, Imports, Mode, Val};
 use afresh::{Call, CallError, Guest, Options, Session, SessionError};
+use common::{Random, WASM_PAGE, ints, val};
 
 /// Everything that a state of a module can hold.
 const EVERYTHING: &str = r#"(module
@@ -49,7 +52,6 @@ const EVERYTHING: &str = r#"(module
 
 /// Wasm pages at the beginning.
 const FIRST: usize = 2;
-const WASM_PAGE: usize = 65_536;
 
 /// A plain copy of everything.
 #[derive(Clone, PartialEq, Debug)]
@@ -71,24 +73,6 @@ struct Live {
     now: Model,
 }
 
-fn val(session: &mut Session, name: &str, arguments: &[Val]) -> Result<i64, SessionError> {
-    let results = session.with(|lease| {
-        let module = lease.as_module().expect("it is a module");
-        module
-            .call(name, arguments)
-            .map_err(|e| CallError::Guest { function: name.to_owned(), source: e.into() })
-    })?;
-    Ok(match results.first() {
-        Some(Val::I32(value)) => i64::from(*value),
-        Some(Val::I64(value)) => *value,
-        _ => 0,
-    })
-}
-
-fn ints<const N: usize>(values: [usize; N]) -> [Val; N] {
-    values.map(|value| Val::I32(value as i32))
-}
-
 /// What the session holds, read through the guest and past it.
 fn look(session: &mut Session) -> Model {
     let size = val(session, "size", &[]).unwrap() as usize;
@@ -104,17 +88,6 @@ fn look(session: &mut Session) -> Model {
     let table = (0..entries).map(|at| val(session, "at", &ints([at])).unwrap() as i32).collect();
     // Whether the segment is still there shows only when it is used, so the model is asked elsewhere.
     Model { bytes, global, table, dropped: false }
-}
-
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % bound
-    }
 }
 
 fn everything(strategy: Strategy) -> Guest {

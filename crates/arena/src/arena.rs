@@ -3,7 +3,7 @@
 //!
 //! ```text
 //!   base                                   size                       max
-//!    |  chunk 0  |  chunk 1  |  chunk 2  | ..|                          |
+//!    |  huge page 0  |  huge page 1  |  huge page 2  | ..|                          |
 //!    |  frame    |  frame    |  kernel   |   |      inaccessible        |
 //! ```
 //!
@@ -42,11 +42,11 @@ pub struct ArenaOptions {
     pub max: usize,
     /// When memory is taken.
     pub commit: Commit,
-    /// Whether the arena learns from its last cycles: chunks that prove sparse get the kernel's 4 KiB
+    /// Whether the arena learns from its last cycles: huge pages that prove sparse get the kernel's 4 KiB
     /// pages instead of 2 MiB frames (overcommitted, as all anonymous memory is), and with
     /// [`Commit::OnTouch`] what was touched in the last cycle is mapped beforehand.
     pub adapt: bool,
-    /// Largest window mapped by one fault, in chunks of 2 MiB.
+    /// Largest window mapped by one fault, in huge pages.
     pub window: usize,
 }
 
@@ -71,10 +71,10 @@ impl ArenaOptions {
 pub struct Holding {
     /// 2 MiB frames of the pool.
     pub frames: usize,
-    /// 2 MiB chunks on the kernel's own pages.
-    pub kernel_chunks: usize,
-    /// Chunks that have proved sparse, mapped or not.
-    pub sparse_chunks: usize,
+    /// Huge pages on the kernel's own pages.
+    pub kernel_huge_pages: usize,
+    /// Huge pages that have proved sparse, mapped or not.
+    pub sparse_huge_pages: usize,
 }
 
 /// Memory that is zero at every start.

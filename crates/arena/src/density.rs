@@ -1,9 +1,9 @@
-//! Whether a chunk deserves a 2 MiB frame: how many of its pages a cycle wrote.
+//! Whether a huge page deserves a 2 MiB frame: how many of its pages a cycle wrote.
 //!
 //! A frame mapped by one huge entry does not tell which of its pages were touched; its content does,
 //! because it began as zero. A sample of the pages is read now and then, after the view is gone and
-//! before the frame goes back. A chunk with fewer than one page in eight written is *sparse*: from
-//! then on it gets the kernel's 4 KiB pages, so that it holds no more than it touches. A sparse chunk
+//! before the frame goes back. A huge page with fewer than one page in eight written is *sparse*: from
+//! then on it gets the kernel's 4 KiB pages, so that it holds no more than it touches. A sparse huge page
 //! is looked at in the same rhythm, and gets frames again once a quarter of it is resident.
 //!
 //! So an arena holds at most 2 MiB for each 2 MiB touched until the second look (two cycles), and
@@ -11,8 +11,7 @@
 //! untouched.
 
 use afresh_frames::{DirtyFrame, Pool};
-
-use crate::chunk::CHUNK;
+use afresh_sys::HUGE_PAGES;
 
 /// One page in so many is sampled.
 const STRIDE: usize = 16;
@@ -29,14 +28,14 @@ pub(crate) fn is_time(cycle: usize) -> bool {
 /// Whether a frame that is not mapped any more was written sparsely. `cycle` varies the sample.
 pub(crate) fn frame_is_sparse(pool: &Pool, frame: &DirtyFrame, cycle: usize) -> bool {
     let first = cycle * 7 % STRIDE;
-    let sampled = (first..CHUNK).step_by(STRIDE);
+    let sampled = (first..HUGE_PAGES).step_by(STRIDE);
     let written = sampled.filter(|page| !pool.page_is_zero(frame, *page)).count();
-    written * 8 < CHUNK / STRIDE
+    written * 8 < HUGE_PAGES / STRIDE
 }
 
-/// Whether so many resident pages make a sparse chunk dense again.
+/// Whether so many resident pages make a sparse huge page dense again.
 pub(crate) fn is_dense(resident: usize) -> bool {
-    resident * 4 >= CHUNK
+    resident * 4 >= HUGE_PAGES
 }
 
 #[cfg(test)]

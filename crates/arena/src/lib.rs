@@ -24,10 +24,10 @@ mod alloc;
 #[cfg(feature = "allocator-api2")]
 mod allocator;
 mod arena;
-mod chunk;
 mod density;
 mod error;
 mod frozen;
+mod hugepage;
 mod map;
 mod region;
 mod window;

@@ -1,6 +1,6 @@
 //! How much to map at a fault: windows that grow while touches run on, and shrink when they jump.
 //!
-//! Counted in chunks of 2 MiB. A fault where the last window ended doubles the window; any other
+//! Counted in huge pages. A fault where the last window ended doubles the window; any other
 //! halves it. After a reset the first window is as large as the run of the previous cycle, so that
 //! a workload that repeats itself takes one fault. All state is a few atomics with relaxed order:
 //! a race between two faulting threads costs a poorer guess, nothing else.
@@ -10,13 +10,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// The state of the guess.
 #[derive(Debug)]
 pub(crate) struct Window {
-    /// Largest window, in chunks.
+    /// Largest window, in huge pages.
     most: usize,
     /// The next window's size.
     size: AtomicUsize,
     /// Where the last window ended.
     end: AtomicUsize,
-    /// Chunks mapped in a row since the last jump.
+    /// Huge pages mapped in a row since the last jump.
     run: AtomicUsize,
     /// The longest run of this cycle.
     longest: AtomicUsize,
@@ -27,10 +27,10 @@ impl Window {
         Self { most: most.max(1), size: 1.into(), end: 0.into(), run: 0.into(), longest: 0.into() }
     }
 
-    /// How many chunks to map for a fault in `chunk`, at least one.
-    pub(crate) fn at(&self, chunk: usize) -> usize {
+    /// How many huge pages to map for a fault in `hugepage`, at least one.
+    pub(crate) fn at(&self, hugepage: usize) -> usize {
         let size = self.size.load(Ordering::Relaxed);
-        if chunk == self.end.load(Ordering::Relaxed) {
+        if hugepage == self.end.load(Ordering::Relaxed) {
             return size;
         }
         let smaller = (size / 2).max(1);
@@ -39,12 +39,12 @@ impl Window {
         smaller
     }
 
-    /// `len` chunks from `chunk` on were mapped.
-    pub(crate) fn mapped(&self, chunk: usize, len: usize) {
+    /// `len` huge pages from `hugepage` on were mapped.
+    pub(crate) fn mapped(&self, hugepage: usize, len: usize) {
         let run = self.run.load(Ordering::Relaxed) + len;
         self.run.store(run, Ordering::Relaxed);
         self.longest.fetch_max(run, Ordering::Relaxed);
-        self.end.store(chunk + len, Ordering::Relaxed);
+        self.end.store(hugepage + len, Ordering::Relaxed);
         let size = self.size.load(Ordering::Relaxed);
         self.size.store((size * 2).min(self.most), Ordering::Relaxed);
     }
@@ -62,9 +62,9 @@ impl Window {
 mod tests {
     use super::*;
 
-    fn fault(window: &Window, chunk: usize) -> usize {
-        let size = window.at(chunk);
-        window.mapped(chunk, size);
+    fn fault(window: &Window, hugepage: usize) -> usize {
+        let size = window.at(hugepage);
+        window.mapped(hugepage, size);
         size
     }
 
@@ -88,7 +88,7 @@ mod tests {
         for at in [0, 1, 3, 7] {
             fault(&window, at);
         }
-        let sizes: Vec<_> = [40, 20, 33, 2, 50].map(|chunk| fault(&window, chunk)).into();
+        let sizes: Vec<_> = [40, 20, 33, 2, 50].map(|hugepage| fault(&window, hugepage)).into();
         assert!(sizes.iter().all(|size| *size <= 8), "{sizes:?}");
         assert_eq!(window.at(9), 1.max(sizes[4]));
     }

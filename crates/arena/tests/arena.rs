@@ -146,8 +146,8 @@ proptest! {
             prop_assert_eq!(read(&arena, page), *value, "page {}", page);
         }
         drop(arena);
-        let books = pool.books();
-        prop_assert!(books.balance() && books.lent == 0, "{:?}", books);
+        let usage = pool.usage();
+        prop_assert!(usage.adds_up() && usage.lent == 0, "{usage:?}");
     }
 }
 
@@ -171,7 +171,7 @@ fn a_secret_of_one_arena_is_never_read_by_another() {
             second.reset().unwrap();
             assert_zero(&second);
         }
-        assert_eq!(pool.books().lent, 0);
+        assert_eq!(pool.usage().lent, 0);
     }
 }
 
@@ -187,7 +187,7 @@ fn growth_beyond_the_pools_limit_is_an_error_and_leaves_the_arena_as_it_was() {
     assert!((0..600).all(|page| read(&arena, page) == SECRET));
     assert!(matches!(arena.grow(5000), Err(ArenaError::Full { wanted: 5600, max: 4096 })));
     arena.clear().unwrap();
-    assert_eq!(pool.books().lent, 0);
+    assert_eq!(pool.usage().lent, 0);
 }
 
 #[test]
@@ -197,13 +197,13 @@ fn touching_more_than_the_pool_has_falls_back_to_the_kernel() {
     arena.grow(4096).unwrap();
     assert_zero(&arena);
     poison(&arena);
-    assert!(arena.holding().kernel_chunks >= 6, "{:?}", arena.holding());
+    assert!(arena.holding().kernel_huge_pages >= 6, "{:?}", arena.holding());
     arena.reset().unwrap();
     assert_zero(&arena);
 }
 
 #[test]
-fn threads_that_touch_the_same_chunks_at_once_see_each_others_writes() {
+fn threads_that_touch_the_same_huge_pages_at_once_see_each_others_writes() {
     let pool = pool(8192);
     for _ in 0..20 {
         let mut arena =
@@ -248,8 +248,8 @@ fn a_region_that_proves_sparse_stops_getting_frames_and_one_that_fills_up_gets_t
         };
         sparse(&arena);
         let holding = arena.holding();
-        assert_eq!((holding.frames, holding.sparse_chunks), (0, 8), "{holding:?}");
-        assert_eq!(pool.books().lent, 0);
+        assert_eq!((holding.frames, holding.sparse_huge_pages), (0, 8), "{holding:?}");
+        assert_eq!(pool.usage().lent, 0);
         // On a busy host a chunk may find no frame in one round; it gets one in a later.
         for round in 0..160 {
             poison(&arena);
@@ -311,9 +311,9 @@ fn a_refusal_of_the_kernel_at_any_step_leaks_no_secret_and_loses_no_page_silentl
                     assert_zero(&arena);
                 }
                 drop(arena);
-                let books = pool.books();
-                assert!(books.balance(), "{books:?}");
-                assert_eq!(books.lent, pool.work().quarantined, "{call:?} after {after}");
+                let usage = pool.usage();
+                assert!(usage.adds_up(), "{usage:?}");
+                assert_eq!(usage.lent, pool.work().quarantined, "{call:?} after {after}");
                 let mut other = Arena::new(pool.clone(), options).unwrap();
                 other.grow(1000).unwrap();
                 assert_zero(&other);
@@ -397,18 +397,18 @@ fn a_global_allocator_serves_large_blocks_from_the_pool_and_small_ones_from_the_
         let before = alloc.alloc_zeroed(large);
         alloc.install(pool.clone()).unwrap();
         let block = alloc.alloc_zeroed(large);
-        assert_eq!(pool.books().lent, 1024);
+        assert_eq!(pool.usage().lent, 1024);
         assert!((0..3 << 20).all(|at| block.add(at).read() == 0));
         block.write_bytes(SECRET, 3 << 20);
         let little = alloc.alloc(small);
         let overflow = alloc.alloc_zeroed(Layout::from_size_align(8 << 20, 8).unwrap());
-        assert_eq!(pool.books().lent, 1024);
+        assert_eq!(pool.usage().lent, 1024);
         assert!(!little.is_null() && !overflow.is_null());
         alloc.dealloc(little, small);
         alloc.dealloc(overflow, Layout::from_size_align(8 << 20, 8).unwrap());
         alloc.dealloc(before, large);
         alloc.dealloc(block, large);
-        assert_eq!(pool.books().lent, 0);
+        assert_eq!(pool.usage().lent, 0);
         let again = alloc.alloc_zeroed(large);
         assert!((0..3 << 20).all(|at| again.add(at).read() == 0));
         alloc.dealloc(again, large);
@@ -445,5 +445,5 @@ fn an_arena_on_reserved_huge_pages_takes_whole_huge_sizes_only() {
         arena.clear().unwrap();
     }
     drop(arena);
-    assert!(pool.books().balance() && pool.books().lent == 0);
+    assert!(pool.usage().adds_up() && pool.usage().lent == 0);
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use afresh_arena::{Arena, ArenaOptions, ThawError};
 use afresh_frames::{Pool, PoolOptions};
 use afresh_memory::{Image, PAGE_SIZE, Slot, SlotConfig};
-use afresh_pager::{Options, SaveWith, SnapshotMemory};
+use afresh_pager::{Options, SnapshotMemory, SnapshotOptions};
 use afresh_store::{GuestBuild, Store};
 
 const PAGES: usize = 1700;
@@ -64,7 +64,7 @@ fn an_arena_out_of_a_snapshot_holds_what_was_frozen() {
         assert_eq!((image.pages(), image.stored_pages()), (PAGES, USED.len()));
         let dir = tempfile::tempdir().unwrap();
         let store = Store::create(dir.path()).unwrap();
-        let with = SaveWith::default();
+        let with = SnapshotOptions::default();
         SnapshotMemory::from(image).save(&store, "a", build(), b"mine".to_vec(), &with).unwrap();
 
         let snapshot = store.load("a").unwrap();
@@ -93,7 +93,7 @@ fn a_slot_starts_every_run_from_what_an_arena_held() {
     let dir = tempfile::tempdir().unwrap();
     let store = Store::create(dir.path()).unwrap();
     SnapshotMemory::from(image)
-        .save(&store, "a", build(), Vec::new(), &SaveWith::default())
+        .save(&store, "a", build(), Vec::new(), &SnapshotOptions::default())
         .unwrap();
     let memory = SnapshotMemory::load(store.load("a").unwrap(), &Options::default()).unwrap();
     let mut slot = Slot::new(memory.pages(), SlotConfig::default()).unwrap();

@@ -6,6 +6,8 @@
 pub mod arena;
 #[cfg(feature = "arena")]
 pub mod fault;
+#[cfg(feature = "fleet")]
+pub mod fleet;
 pub mod grow;
 pub mod js;
 #[cfg(feature = "linux")]
@@ -18,6 +20,7 @@ pub mod row;
 pub mod serve;
 pub mod session;
 mod session_files;
+mod session_saved;
 pub mod start;
 pub mod steady;
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]

@@ -1,15 +1,17 @@
-//! `linux`: CPython as it is, answering a line of JSON or multiplying matrices: a pristine call, a clone, a thaw and a start, beside
+//! `linux`: CPython as it is, answering a line of JSON or multiplying matrices, and Node as a server of HTTP: a pristine call, a clone, a thaw and a start, beside
 //! what is done without afresh: no reset at all, a server that forks for each request, and a new process for each.
 //!
 //! All of it takes turns on one processor, for a guest and who serves its system calls do, too.
 
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{TcpListener, TcpStream};
 use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use afresh_linux::{Frozen, Program, Warm};
 use afresh_memory::Strategy;
-use afresh_pager::SaveWith;
+use afresh_pager::SnapshotOptions;
 use afresh_store::Store;
 use anyhow::{Context, bail, ensure};
 
@@ -28,11 +30,14 @@ struct Case {
     body: &'static str,
     request: &'static str,
     answer: &'static str,
+    /// Threads that OpenBLAS may use.
+    threads: &'static str,
 }
 
-const CASES: [Case; 2] = [
+const CASES: [Case; 3] = [
     Case {
         name: "json",
+        threads: "1",
         imports: "import json",
         body: "d = json.loads(line); answer = json.dumps({'n': len(d), 's': sum(d)})",
         request: "[1, 2, 3, 4, 5]\n",
@@ -40,12 +45,32 @@ const CASES: [Case; 2] = [
     },
     Case {
         name: "numpy",
+        threads: "1",
         imports: "import json, numpy\nm = numpy.arange(10000.0).reshape(100, 100) % 7",
         body: "v = numpy.array(json.loads(line)); answer = json.dumps(float((m @ numpy.resize(v, 100)).sum()))",
         request: "[1, 2, 3, 4, 5]\n",
         answer: "89983.0\n",
     },
+    // Larger, so that the work is shared out: four threads take turns on one processor.
+    Case {
+        name: "numpy-threads",
+        threads: "4",
+        imports: "import json, numpy\nm = numpy.arange(40000.0).reshape(200, 200) % 7",
+        body: "v = numpy.array(json.loads(line)); answer = json.dumps(float((m @ m).trace() + v.sum()))",
+        request: "[1, 2, 3, 4, 5]\n",
+        answer: "359188.0\n",
+    },
 ];
+
+/// A server of HTTP in JavaScript, and what it is asked.
+const NODE: &str = "/usr/bin/node";
+const SERVER: &str = "require('http').createServer((request, response) => \
+    response.end('hello ' + request.url)).listen(PORT, '127.0.0.1');";
+const GET: &str = "GET /there HTTP/1.1\r\nHost: localhost\r\n\r\n";
+/// Where the guest listens, within itself.
+const PORT: u16 = 3000;
+/// Memory that it may map: it reserves much of which it uses little.
+const NODE_MEMORY: u64 = 64 << 30;
 
 impl Case {
     /// Answers each line, in this process or in a fork of its own.
@@ -82,9 +107,9 @@ impl Python {
         Ok(Self { path, prefixes: lines.filter(|prefix| prefix != "/usr").collect() })
     }
 
-    fn command(&self, script: &str) -> Command {
+    fn command(&self, case: &Case, script: &str) -> Command {
         let mut command = Command::new(&self.path);
-        command.args(["-c", script]).env("OPENBLAS_NUM_THREADS", "1");
+        command.args(["-c", script]).env("OPENBLAS_NUM_THREADS", case.threads);
         command.stdin(Stdio::piped()).stdout(Stdio::piped());
         command
     }
@@ -96,7 +121,7 @@ impl Python {
 
     fn program(&self, case: &Case) -> Program {
         let program = Program::new(&self.path).arg("-c").arg(case.script(false));
-        let program = program.env("OPENBLAS_NUM_THREADS", "1");
+        let program = program.env("OPENBLAS_NUM_THREADS", case.threads);
         let program = self.prefixes.iter().fold(program, |program, prefix| program.grant(prefix));
         (0..WARMING).fold(program, |program, _| program.request(case.request))
     }
@@ -142,7 +167,7 @@ fn check(case: &Case, answer: &[u8]) -> anyhow::Result<()> {
 
 /// Starts the program anew for one request.
 fn new_process(python: &Python, case: &Case) -> anyhow::Result<()> {
-    Server::start(python.command(&case.script(false)))?.ask(case)
+    Server::start(python.command(case, &case.script(false)))?.ask(case)
 }
 
 /// Keeps this thread, and what it starts, on the processor that it is on.
@@ -161,8 +186,8 @@ fn calls(
 ) -> anyhow::Result<()> {
     let mut ours = warm.instance();
     let mut discarding = warm.clone().strategy(Strategy::Discard).instance();
-    let mut plain = Server::start(python.command(&case.script(false)))?;
-    let mut forking = Server::start(python.command(&case.script(true)))?;
+    let mut plain = Server::start(python.command(case, &case.script(false)))?;
+    let mut forking = Server::start(python.command(case, &case.script(true)))?;
     let request = case.request.as_bytes();
     let contestants = vec![
         Contestant::new("afresh", || check(case, &ours.call_pristine(request)?)),
@@ -193,7 +218,7 @@ fn beginnings(
     contest(TABLE, &format!("clone/{}", case.name), options, clone, sink)?;
 
     let store = Store::create(dir.join(case.name))?;
-    warm.freeze()?.save(&store, "warm", &SaveWith::default())?;
+    warm.freeze()?.save(&store, "warm", &SnapshotOptions::default())?;
     let program = python.program(case);
     let thaw = || {
         let frozen = Frozen::load(store.load("warm")?, &afresh_pager::Options::default())?;
@@ -205,6 +230,90 @@ fn beginnings(
     let start = || check(case, &program.warm()?.instance().call(request)?);
     let start = vec![Contestant::new("afresh", start), native()];
     contest(TABLE, &format!("start/{}", case.name), options, start, sink)
+}
+
+/// A server that listens on a port of the host's.
+struct Listening {
+    child: Child,
+    port: u16,
+    kept: Option<TcpStream>,
+}
+
+impl Listening {
+    fn start() -> anyhow::Result<Self> {
+        // A port that is free now; whoever takes it in between makes the case fail.
+        let port = TcpListener::bind("127.0.0.1:0")?.local_addr()?.port();
+        let script = SERVER.replace("PORT", &port.to_string());
+        let child = Command::new(NODE).args(["-e", &script]).spawn()?;
+        let mut server = Self { child, port, kept: None };
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while server.ask().is_err() {
+            ensure!(Instant::now() < deadline, "node does not listen");
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        Ok(server)
+    }
+
+    /// One request, over the connection that is kept.
+    fn ask(&mut self) -> anyhow::Result<()> {
+        let mut stream = match self.kept.take() {
+            Some(stream) => stream,
+            None => TcpStream::connect(("127.0.0.1", self.port))?,
+        };
+        stream.write_all(GET.as_bytes())?;
+        let mut answer = Vec::new();
+        let mut piece = [0; 4096];
+        while !answer.ends_with(b"hello /there") {
+            match stream.read(&mut piece)? {
+                0 => bail!("the connection ended"),
+                read => answer.extend(&piece[..read]),
+            }
+        }
+        self.kept = Some(stream);
+        Ok(())
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn check_http(answer: &[u8]) -> anyhow::Result<()> {
+    ensure!(
+        answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(b"hello /there"),
+        "the answer is {:?}",
+        String::from_utf8_lossy(answer)
+    );
+    Ok(())
+}
+
+fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    let program = Program::new(NODE).arg("-e").arg(SERVER.replace("PORT", &PORT.to_string()));
+    let program = program.memory_limit(NODE_MEMORY);
+    let program = (0..WARMING).fold(program, |program, _| program.request(GET));
+    let warm = program.warm()?;
+    let mut ours = warm.instance();
+    let mut plain = Listening::start()?;
+    let calls = vec![
+        Contestant::new("afresh", || check_http(&ours.call_pristine(GET.as_bytes())?)),
+        Contestant::new("none", || plain.ask()),
+        Contestant::new("new-process", || Listening::start().map(drop)),
+    ];
+    contest(TABLE, "node/http", options, calls, sink)?;
+    ours.verify()?;
+    let native = || Contestant::new("new-process", || Listening::start().map(drop));
+    let clone = || check_http(&warm.instance().call(GET.as_bytes())?);
+    contest(TABLE, "clone/node", options, vec![Contestant::new("afresh", clone), native()], sink)?;
+    let store = Store::create(dir.join("node"))?;
+    warm.freeze()?.save(&store, "warm", &SnapshotOptions::default())?;
+    let thaw = || {
+        let frozen = Frozen::load(store.load("warm")?, &afresh_pager::Options::default())?;
+        check_http(&Warm::thaw(&frozen, &program)?.instance().call(GET.as_bytes())?)
+    };
+    contest(TABLE, "thaw/node", options, vec![Contestant::new("afresh", thaw), native()], sink)
 }
 
 /// All cases whose modules the interpreter has. `dir` is where snapshots are made, `omitted` is told what is left out.
@@ -228,6 +337,13 @@ pub fn all(
         let warm = python.program(case).warm()?;
         calls(&python, case, &warm, options, sink)?;
         beginnings(&python, case, &warm, dir, options, sink)
+    });
+    let result = result.and_then(|()| match Path::new(NODE).exists() {
+        true => node(dir, options, sink),
+        false => {
+            omitted("node");
+            Ok(())
+        }
     });
     rustix::thread::sched_setaffinity(None, &before)?;
     result

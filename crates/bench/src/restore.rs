@@ -1,4 +1,4 @@
-//! The restore benchmark: every strategy beside a plain mmap that does the same touches.
+//! The restore benchmark: every strategy of the pager, and its rivals, beside a plain mmap that does the same touches.
 //!
 //! One word of every page is touched, in random or in sequential order, by reads or by writes; or of a
 //! known twentieth of the pages. The clock runs from the call that starts the restore to the last touch.
@@ -7,15 +7,18 @@
 
 mod corpus;
 mod report;
+mod rivals;
 mod run;
 mod save;
 
 use std::path::PathBuf;
 
-use afresh_pager::Strategy;
+use afresh_pager::FillStrategy;
 use anyhow::Result;
 
 use crate::Sink;
+
+pub use rivals::Way;
 
 /// What to measure.
 #[derive(Clone, Debug)]
@@ -28,8 +31,8 @@ pub struct Options {
     pub dir: PathBuf,
     /// Only rows whose case or strategy contains this; `mmap` runs in every case that is left.
     pub filter: Option<String>,
-    /// Only these strategies, beside `mmap`; all when empty.
-    pub strategies: Vec<Strategy>,
+    /// Only these, beside `mmap`; all when empty.
+    pub ways: Vec<Way>,
     /// Leave the less telling cases out.
     pub quick: bool,
 }
@@ -41,7 +44,7 @@ impl Default for Options {
             rounds: 9,
             dir: std::env::temp_dir(),
             filter: None,
-            strategies: Vec::new(),
+            ways: Vec::new(),
             quick: false,
         }
     }
@@ -54,13 +57,13 @@ impl Options {
         Self {
             rounds: 2,
             quick: true,
-            strategies: vec![
-                Strategy::MapDetach,
-                Strategy::CopyHybrid,
-                Strategy::UffdCopy,
-                Strategy::UffdContinue,
-                Strategy::WorkingSet,
-                Strategy::Held,
+            ways: vec![
+                Way::UffdCopy,
+                Way::UffdContinue,
+                Way::Pager(FillStrategy::MapDetach),
+                Way::Pager(FillStrategy::Stream),
+                Way::Pager(FillStrategy::WorkingSet),
+                Way::Pager(FillStrategy::Held),
             ],
             ..Self::default()
         }

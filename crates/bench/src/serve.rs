@@ -348,6 +348,58 @@ fn operations(
     Ok(())
 }
 
+/// Connections that are held open and say nothing.
+const IDLE: usize = 10_000;
+
+/// Lets this process, and those that it starts, have as many files open as the host allows.
+fn raise_files() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let now = getrlimit(Resource::Nofile);
+    // Where it may not be raised, fewer connections are opened.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
+}
+
+/// KiB of a process's memory that are resident.
+fn resident(pid: u32) -> anyhow::Result<u64> {
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+    let number = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
+    number.context("the server's resident memory")
+}
+
+/// What ten thousand connections cost that say nothing, while one is answered among them.
+fn idle(program: &Path, http: &str, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    raise_files();
+    let server = Server::ours(program, &[http])?;
+    let mut client = Connection::to(server.addr)?;
+    let hello = request("GET", "/hello", "", b"");
+    for _ in 0..100 {
+        client.exchange(&hello)?;
+    }
+    let before = resident(server.child.id())?;
+    let mut held = Vec::with_capacity(IDLE);
+    while held.len() < IDLE {
+        match TcpStream::connect(server.addr) {
+            Ok(stream) => held.push(stream),
+            Err(error) => {
+                ensure!(held.len() >= 100, "no connections can be held: {error}");
+                break;
+            }
+        }
+    }
+    let (status, _) = client.exchange(&hello)?;
+    ensure!(status == 200, "a request among idle connections was answered with {status}");
+    let after = resident(server.child.id())?;
+    let each = after.saturating_sub(before) as f64 / held.len() as f64;
+    let mut row = summarise(TABLE, "idle", "afresh".to_owned(), 1, vec![each]);
+    row.unit = "KiB/connection";
+    row.more.push(("connections", json!(held.len())));
+    row.more.push(("resident_kib_before", json!(before)));
+    row.more.push(("resident_kib_after", json!(after)));
+    sink(&row);
+    Ok(())
+}
+
 /// The whole table.
 ///
 /// # Errors
@@ -370,6 +422,9 @@ pub fn all(files: &Files, options: &Options, sink: &mut Sink<'_>) -> anyhow::Res
         ];
         let query = request("POST", "/", "", crate::js::REQUEST);
         requests("js", field, &query, options, sink)?;
+    }
+    if options.wants("idle", "afresh") {
+        idle(&files.program, &http, sink)?;
     }
     if options.wants("sandbox", "") {
         sandboxes(files, options, sink)?;

@@ -21,7 +21,7 @@ const FORKS: usize = 100;
 const PAGE: usize = 4096;
 
 /// The request of a turn: some products and a customer change.
-fn request(turn: u64) -> Vec<u8> {
+pub(crate) fn request(turn: u64) -> Vec<u8> {
     let ids = [turn * 37 % 1000, 40_000 + turn % 100, 79_000 + turn % 64];
     format!(r#"{{"op":"query","ids":{ids:?},"customer":{}}}"#, turn % 500).into_bytes()
 }
@@ -171,14 +171,21 @@ fn time<R>(run: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<(Duration,
     Ok((started.elapsed(), result))
 }
 
-/// The contests on the byte-handling JavaScript guest in `wasm`.
+/// The contests on the byte-handling JavaScript guest in `wasm`; `small` is a guest that evaluates JavaScript and
+/// has no heap to speak of, where there is one.
 ///
 /// # Errors
 /// The first that any contestant meets.
-pub fn all(wasm: &[u8], options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+pub fn all(
+    wasm: &[u8],
+    small: Option<&[u8]>,
+    options: &Options,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<()> {
     checkpoint(wasm, options, sink)?;
     rollback(wasm, options, sink)?;
     fork(wasm, options, sink)?;
+    crate::session_saved::all(wasm, small, options, sink)?;
     crate::session_files::all(options, sink)
 }
 

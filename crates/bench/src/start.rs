@@ -11,9 +11,11 @@ use afresh_pager::{Options as RestoreOptions, Recorder};
 #[cfg(feature = "remote")]
 use afresh_store::Encoding;
 #[cfg(feature = "remote")]
-use afresh_store::remote::{Patience, Remote};
+use afresh_store::remote::{Remote, RetryPolicy};
 use afresh_store::{Snapshot, Store};
-use afresh_wasm::{Engine, EngineConfig, Frozen, Guest, GuestOptions, SaveWith, Warm, WarmUp};
+use afresh_wasm::{
+    Engine, EngineConfig, Frozen, Guest, GuestOptions, SnapshotOptions, Warm, WarmUp,
+};
 
 use crate::row::{Contestant, Options, Sink, contest};
 
@@ -65,7 +67,7 @@ fn warmed(cache: &Path, wasm: &[u8], input: &[u8]) -> anyhow::Result<Answered> {
 fn prepare(wasm: &[u8], cache: &Path, store: &Store, input: &[u8]) -> anyhow::Result<Vec<u8>> {
     let (expected, warm, _) = warmed(cache, wasm, input)?;
     let frozen = warm.freeze()?;
-    frozen.save(store, PLAIN, &SaveWith::default())?;
+    frozen.save(store, PLAIN, &SnapshotOptions::default())?;
     // Fills the cache, so that recording meets no module pages.
     drop(lazily(cache, store.load(PLAIN)?, input)?);
     let recorded = Frozen::record(store.load(PLAIN)?)?;
@@ -74,7 +76,7 @@ fn prepare(wasm: &[u8], cache: &Path, store: &Store, input: &[u8]) -> anyhow::Re
     let mut recorder = Recorder::new();
     recorder.add(&memory.touched());
     drop(recording);
-    let with = SaveWith { working_set: recorder.pages(1.0), ..SaveWith::default() };
+    let with = SnapshotOptions { working_set: recorder.pages(1.0), ..SnapshotOptions::default() };
     frozen.save(store, NAME, &with)?;
     Ok(expected)
 }
@@ -144,12 +146,12 @@ fn in_remote(
     options: &Options,
     sink: &mut Sink<'_>,
 ) -> anyhow::Result<()> {
-    let there = Remote::open(url, Patience::default())?;
+    let there = Remote::open(url, RetryPolicy::default())?;
     for (name, encoding) in [(NAME, Encoding::Zstd), (RAW, Encoding::Raw)] {
         there.push(store, &store.load(NAME)?, name, encoding, &mut |_| {})?;
     }
     let connect = || {
-        let remote = Remote::open(url, Patience::default())?;
+        let remote = Remote::open(url, RetryPolicy::default())?;
         remote.prepare();
         anyhow::Ok(remote)
     };

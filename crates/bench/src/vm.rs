@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afresh_frames::Stage;
-use afresh_vm::{Sandbox, SandboxBuilder, Strategy};
+use afresh_vm::{ResetMethod, Sandbox, SandboxBuilder};
 use anyhow::Context;
 
 use crate::row::{Options, Row, Sink, summarise};
@@ -57,7 +57,7 @@ struct Bench<'a, 's> {
 
 /// One strategy of a case, with its samples in nanoseconds.
 struct Entrant {
-    name: &'static str,
+    name: String,
     sandbox: Sandbox,
     resets: bool,
     samples: Vec<u64>,
@@ -105,9 +105,10 @@ impl Bench<'_, '_> {
         input: &[u8],
         builder: impl Fn() -> SandboxBuilder,
     ) -> anyhow::Result<()> {
-        let mut entrants = vec![self.entrant("none", Strategy::Auto, false, &builder)?];
-        for strategy in Strategy::ALL {
-            entrants.push(self.entrant(strategy.name(), strategy, true, &builder)?);
+        let mut entrants =
+            vec![self.entrant("none".to_owned(), ResetMethod::default(), false, &builder)?];
+        for method in ResetMethod::ALL {
+            entrants.push(self.entrant(method.to_string(), method, true, &builder)?);
         }
         let mut output = Vec::new();
         for entrant in &mut entrants {
@@ -128,25 +129,25 @@ impl Bench<'_, '_> {
             if !entrant.resets {
                 entrant.sandbox.reset()?;
             }
-            let strategy = entrant.name;
+            let strategy = &entrant.name;
             entrant.sandbox.verify().with_context(|| format!("{case}, {strategy}"))?;
         }
         for entrant in entrants {
-            self.report(table, case, entrant.name, entrant.samples)?;
+            self.report(table, case, &entrant.name, entrant.samples)?;
         }
         Ok(())
     }
 
     fn entrant(
         &self,
-        name: &'static str,
-        strategy: Strategy,
+        name: String,
+        method: ResetMethod,
         resets: bool,
         builder: &impl Fn() -> SandboxBuilder,
     ) -> anyhow::Result<Entrant> {
         Ok(Entrant {
             name,
-            sandbox: builder().strategy(strategy).build(self.guest)?,
+            sandbox: builder().reset_method(method).build(self.guest)?,
             resets,
             samples: Vec::new(),
             spent: Duration::ZERO,
@@ -172,7 +173,7 @@ impl Bench<'_, '_> {
                 Ok(sandbox)
             })?);
             warm_times.push(timed(|| {
-                let mut sandbox = warm.spawn()?;
+                let mut sandbox = warm.fork()?;
                 sandbox.call(&input)?;
                 Ok(sandbox)
             })?);
@@ -205,7 +206,7 @@ impl Bench<'_, '_> {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 let start = Instant::now();
-                let mut sandbox = snapshot.spawn()?;
+                let mut sandbox = snapshot.fork()?;
                 let spawned = start.elapsed();
                 sandbox.call(&input)?;
                 let called = start.elapsed();
@@ -245,7 +246,7 @@ impl Bench<'_, '_> {
             })?);
             for _ in 0..4 {
                 warm_times.push(timed(|| {
-                    let mut sandbox = snapshot.spawn()?;
+                    let mut sandbox = snapshot.fork()?;
                     sandbox.call(&input)?;
                     Ok(sandbox)
                 })?);
@@ -296,7 +297,7 @@ impl Bench<'_, '_> {
         let mut costs = Vec::new();
         for _ in 0..6 {
             let before = proportional_kib()?;
-            let mut fork = snapshot.spawn()?;
+            let mut fork = snapshot.fork()?;
             fork.run(&words(&[2, 0, PAGES, 1]))?;
             let mut page = [0; 4096];
             let heap = fork.heap();

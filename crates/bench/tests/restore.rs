@@ -10,7 +10,7 @@ fn a_small_run_reports_every_case_beside_mmap_and_leaves_no_file() {
     restore(&options, &mut |row| rows.push(row.clone())).unwrap();
     save(&options, &mut |row| rows.push(row.clone())).unwrap();
     for case in ["random/read", "random/write", "seq/read", "ws5/read", "ws5-cold/read"] {
-        for strategy in ["mmap", "map-detach", "copy-hybrid", "uffd-copy"] {
+        for strategy in ["mmap", "map-detach", "stream", "uffd-copy"] {
             let row = rows.iter().find(|row| row.case == case && row.strategy == strategy);
             let row = row.unwrap_or_else(|| panic!("{case} {strategy} is missing"));
             assert_eq!((row.table, row.unit), ("restore", "ms"));

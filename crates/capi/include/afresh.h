@@ -15,12 +15,12 @@
 #define AFRESH_EINVAL -1
 
 /*
- The store or the snapshot can not be opened, or is damaged.
+ The store or the snapshot cannot be opened, or is damaged.
  */
 #define AFRESH_ESNAPSHOT -2
 
 /*
- The strategy can not be used here.
+ The strategy cannot be used here.
  */
 #define AFRESH_EUNSUPPORTED -3
 
@@ -101,7 +101,7 @@ int32_t afresh_state(const afresh_snapshot *snapshot, uint8_t *buffer, size_t le
 /*
  Starts to restore the snapshot's memory at `address`, whatever is mapped there now. The pages come
  when they are touched and, with most strategies, ahead of that. `strategy` is a name such as
- "copy-hybrid", or null to let afresh choose.
+ "stream", or null to let afresh choose.
 
  # Safety
  `address .. address + afresh_bytes(snapshot)` must be mapped memory of the caller, aligned to 4096,

@@ -13,15 +13,15 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_pager::{Options, Restore, RestoreError, SnapshotSource, Strategy};
+use afresh_pager::{FillStrategy, Options, Restore, RestoreError, SnapshotSource};
 use afresh_store::{Snapshot, Store};
 use afresh_sys::{PAGE_SIZE, PageRange, Reservation};
 
 /// An argument is null, misaligned, or no UTF-8.
 pub const AFRESH_EINVAL: i32 = -1;
-/// The store or the snapshot can not be opened, or is damaged.
+/// The store or the snapshot cannot be opened, or is damaged.
 pub const AFRESH_ESNAPSHOT: i32 = -2;
-/// The strategy can not be used here.
+/// The strategy cannot be used here.
 pub const AFRESH_EUNSUPPORTED: i32 = -3;
 /// Pages could not be filled; the memory is closed and raises SIGSEGV.
 pub const AFRESH_EFAILED: i32 = -4;
@@ -184,7 +184,7 @@ pub unsafe extern "C" fn afresh_state(
 
 /// Starts to restore the snapshot's memory at `address`, whatever is mapped there now. The pages come
 /// when they are touched and, with most strategies, ahead of that. `strategy` is a name such as
-/// "copy-hybrid", or null to let afresh choose.
+/// "stream", or null to let afresh choose.
 ///
 /// # Safety
 /// `address .. address + afresh_bytes(snapshot)` must be mapped memory of the caller, aligned to 4096,
@@ -205,7 +205,7 @@ pub unsafe extern "C" fn afresh_map(
         if !strategy.is_null() {
             // SAFETY: not null; the caller promises a string.
             let name = unsafe { string(strategy)? };
-            let parsed = name.parse::<Strategy>();
+            let parsed = name.parse::<FillStrategy>();
             options.strategy = Some(parsed.map_err(|e| Failure::invalid(&e.to_string()))?);
         }
         let base = NonNull::new(address.cast::<u8>())

@@ -81,7 +81,7 @@ fn a_c_program_restores_a_snapshot() {
             .output()
             .unwrap()
     };
-    for strategy in [&[][..], &["copy-hybrid"], &["uffd-move"], &["read"]] {
+    for strategy in [&[][..], &["stream"], &["working-set"], &["read"]] {
         let output = run(&[&["store", "warm"], strategy].concat());
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert_eq!(text, format!("{} {sum} 1\n", 4096 * 700), "{output:?}");

@@ -126,6 +126,12 @@ enum Table {
         #[arg(long, value_name = "DIR")]
         dir: Option<PathBuf>,
     },
+    #[cfg(feature = "fleet")]
+    /// What 10,000 hosts and 10 million sessions would do, simulated with the code that hosts decide with. --quick: a hundredth.
+    Fleet {
+        #[command(flatten)]
+        common: Common,
+    },
     #[cfg(feature = "serve")]
     /// Requests over HTTP, beside `wasmtime serve` on the same component; and sandboxes' operations.
     Serve {
@@ -281,7 +287,13 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             restore::save(&options, &mut print)?;
         }
         Table::Session { common, js } => {
-            session::all(&javascript(js)?, &common.options(), &mut print)?;
+            // Beside it, for the cases of a small heap.
+            let small = std::fs::read(js.with_file_name("quickjs.wasm"));
+            if let Err(error) = &small {
+                eprintln!("js1: left out: quickjs.wasm beside {}: {error}", js.display());
+            }
+            let small = small.as_deref().ok();
+            session::all(&javascript(js)?, small, &common.options(), &mut print)?;
         }
         Table::Start { common, js, dir, remote } => {
             let wasm = javascript(js)?;
@@ -296,6 +308,14 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             afresh_bench::linux::all(scratch.path(), &options, &mut print, &mut |case| {
                 eprintln!("{case}: left out: python3 lacks the modules it needs");
             })?;
+        }
+        #[cfg(feature = "fleet")]
+        Table::Fleet { common } => {
+            let scale = match common.quick {
+                true => afresh_bench::fleet::Scale::quick(),
+                false => afresh_bench::fleet::Scale::full(),
+            };
+            afresh_bench::fleet::all(scale, &common.options(), &mut print)?;
         }
         #[cfg(feature = "serve")]
         Table::Serve { common, wasmtime, http, js, script } => {

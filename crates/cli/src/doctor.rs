@@ -20,14 +20,14 @@ pub(crate) struct Arguments {
 
 /// How micro-VMs are reset here and why, or why there can be none.
 #[cfg(feature = "vm")]
-fn micro_vm() -> Result<(&'static str, String), String> {
+fn micro_vm() -> Result<(String, String), String> {
     let abilities = afresh::vm::Abilities::host().map_err(|error| error.to_string())?;
-    let (strategy, reason) = abilities.choice();
-    Ok((strategy.name(), reason.to_string()))
+    let (method, reason) = abilities.choice();
+    Ok((method.to_string(), reason.to_owned()))
 }
 
 #[cfg(not(feature = "vm"))]
-fn micro_vm() -> Result<(&'static str, String), String> {
+fn micro_vm() -> Result<(String, String), String> {
     Err("this build of afresh leaves them out (feature `vm`)".to_owned())
 }
 

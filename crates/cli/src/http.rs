@@ -48,6 +48,14 @@ pub(crate) struct HttpArguments {
     /// How long an instance that may answer more is kept for that, as `1s` or `100ms`.
     #[arg(long, value_name = "TIME", value_parser = afresh_serve::parse_duration)]
     idle_instance_timeout: Option<Duration>,
+    /// Serve HTTPS with this certificate, a file in PEM with those that lead to a known one behind it.
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "FILE", requires = "tls_key")]
+    tls_cert: Option<PathBuf>,
+    /// The private key of --tls-cert, a file in PEM.
+    #[cfg(feature = "tls")]
+    #[arg(long, value_name = "FILE", requires = "tls_cert")]
+    tls_key: Option<PathBuf>,
     /// What is logged to standard error: error, warn, info, debug (each request) or trace.
     #[arg(long, value_name = "LEVEL", default_value = "warn")]
     log: tracing::Level,
@@ -78,6 +86,15 @@ impl Arguments {
             config.addr = addr;
         }
         config.admin = http.admin.or(config.admin);
+        #[cfg(feature = "fleet")]
+        {
+            config.fleet = self.fleet.config(config.fleet.take())?;
+        }
+        #[cfg(feature = "tls")]
+        if let (Some(certificate), Some(key)) = (&http.tls_cert, &http.tls_key) {
+            let (certificate, key) = (certificate.clone(), key.clone());
+            config.tls = Some(afresh_serve::TlsConfig { certificate, key });
+        }
         if let Some(most) = http.max_concurrent_requests {
             config.max_concurrent_requests = most;
         }
@@ -146,13 +163,14 @@ async fn serve(arguments: &Arguments, settings: &Settings) -> anyhow::Result<Exi
         _ = interrupt.recv() => return Ok(ExitCode::SUCCESS),
     };
     let addr = server.addr();
-    eprintln!("Serving HTTP on http://{addr}/");
+    let scheme = if server.is_https() { "https" } else { "http" };
+    eprintln!("Serving HTTP on {scheme}://{addr}/");
     if settings.output == Format::Json {
         let line = json!({"addr": addr.to_string(), "admin": server.admin().to_string()});
         say!("{line}")?;
     }
     let handle = server.handle();
-    let serving = tokio::spawn(server.run());
+    let mut serving = tokio::spawn(server.run());
     loop {
         tokio::select! {
             _ = renew.recv() => {
@@ -170,6 +188,11 @@ async fn serve(arguments: &Arguments, settings: &Settings) -> anyhow::Result<Exi
             }
             _ = end.recv() => break,
             _ = interrupt.recv() => break,
+            // Another told it to end.
+            done = &mut serving => {
+                done?;
+                return Ok(ExitCode::SUCCESS);
+            }
         }
     }
     handle.shutdown();

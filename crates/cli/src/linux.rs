@@ -17,7 +17,7 @@ pub(crate) fn find(name: &str) -> anyhow::Result<String> {
     let found = files.find(|file| file.is_file());
     let found =
         found.with_context(|| format!("there is no program {name} in PATH; give its path"))?;
-    found.into_os_string().into_string().ok().context("the program's path is no UTF-8")
+    found.into_os_string().into_string().ok().context("the program's path is not UTF-8")
 }
 
 /// What a program gets.

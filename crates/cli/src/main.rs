@@ -13,6 +13,8 @@ mod bench;
 #[cfg(feature = "wasm")]
 mod demo;
 mod doctor;
+#[cfg(feature = "fleet")]
+mod fleet;
 mod guest;
 #[cfg(feature = "serve")]
 mod http;
@@ -62,7 +64,13 @@ enum Command {
     /// Warm a guest, or take a warm one out of a snapshot, and call it.
     Run(run::Arguments),
     /// Answer requests over HTTP, each from the warm state; or one a line from standard input.
-    Serve(serve::Arguments),
+    Serve(Box<serve::Arguments>),
+    /// The hosts of a fleet, how busy they are, and what they hold.
+    #[cfg(feature = "fleet")]
+    Nodes(fleet::NodesArguments),
+    /// Have a host of a fleet save its sandboxes for the others, and end.
+    #[cfg(feature = "fleet")]
+    Drain(fleet::DrainArguments),
     /// Call a guest from a prompt, each line from where the last left it; keep states, go back, fork.
     #[cfg(feature = "serve")]
     Repl(repl::Arguments),
@@ -150,6 +158,10 @@ fn run_command(command: &Command, settings: &Settings) -> anyhow::Result<ExitCod
     match command {
         Command::Run(arguments) => run::run(arguments, settings),
         Command::Serve(arguments) => serve::run(arguments, settings),
+        #[cfg(feature = "fleet")]
+        Command::Nodes(arguments) => fleet::nodes(arguments, settings),
+        #[cfg(feature = "fleet")]
+        Command::Drain(arguments) => fleet::drain(arguments, settings),
         #[cfg(feature = "serve")]
         Command::Repl(arguments) => repl::run(arguments, settings),
         Command::Snapshot(arguments) => snapshot::snapshot(arguments, settings),

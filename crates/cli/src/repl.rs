@@ -164,7 +164,7 @@ impl Sessions<'_> {
             }
             [":help"] => say!("{HELP}")?,
             [":quit"] => return Ok(false),
-            _ => anyhow::bail!("`{line}` is no command; :help lists them"),
+            _ => anyhow::bail!("`{line}` is not a command; :help lists them"),
         }
         Ok(true)
     }

@@ -27,6 +27,10 @@ pub(crate) struct Arguments {
     #[cfg(feature = "serve")]
     #[command(flatten)]
     pub(crate) http: crate::http::HttpArguments,
+    // Beside the arguments of HTTP, not within: a group of arguments that conflict has no groups in it.
+    #[cfg(feature = "fleet")]
+    #[command(flatten)]
+    pub(crate) fleet: crate::fleet::JoinArguments,
     /// Arguments of a Linux program.
     #[arg(last = true)]
     pub(crate) arguments: Vec<String>,

@@ -65,7 +65,7 @@ fn what_goes_wrong_is_named_and_has_an_exit_code() {
             1,
             "exports no function \"nxt\"; it exports next, spin, trap, warm",
         ),
-        (vec!["run", &guest, "--call", "next", "two"], 1, "argument 1: `two` is no i32"),
+        (vec!["run", &guest, "--call", "next", "two"], 1, "argument 1: `two` is not of type i32"),
         (vec!["run", &guest, "--call", "next"], 1, "0 arguments given, 1 wanted"),
         (vec!["run", &guest, "--call", "trap"], 1, "the guest trapped"),
         (
@@ -78,7 +78,7 @@ fn what_goes_wrong_is_named_and_has_an_exit_code() {
             1,
             "used up its 1000 units of fuel",
         ),
-        (vec!["run", &guest, "--warm", "next:x"], 1, "`x` is no i32"),
+        (vec!["run", &guest, "--warm", "next:x"], 1, "`x` is not of type i32"),
         (vec!["run", &guest, "--strategy", "magic"], 2, "unknown strategy `magic`"),
         (vec!["run", &guest, "--mode", "magic"], 2, "unknown mode `magic`"),
         (vec!["frobnicate"], 2, "unrecognized subcommand"),

@@ -142,3 +142,51 @@ fn a_linux_program_answers_each_request_from_the_state_in_which_it_first_waited(
         assert!(answer.ends_with(&format!("\r\n\r\n1\n{line}\n")), "{answer}");
     }
 }
+
+/// A server of HTTP that remembers what it was asked, and says how often that was.
+#[cfg(feature = "linux")]
+const SERVER: &str = "\
+import http.server
+asked = []
+class Answer(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        asked.append(self.path)
+        self.send_response(201); self.send_header('X-Asked', str(len(asked))); self.end_headers()
+        self.wfile.write(self.path.encode())
+    def log_message(self, *a): pass
+http.server.ThreadingHTTPServer(('127.0.0.1', 5000), Answer).serve_forever()
+";
+
+#[test]
+#[cfg(feature = "linux")]
+fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
+    let ask = "import sys; print(sys.executable); print(sys.base_prefix)";
+    let Ok(python) = Command::new("python3").args(["-c", ask]).output() else {
+        println!("SKIPPED: no python3");
+        return;
+    };
+    let said = String::from_utf8_lossy(&python.stdout).into_owned();
+    let Some((python, prefix)) = said.trim().split_once('\n') else {
+        println!("SKIPPED: python3 does not say where it is");
+        return;
+    };
+    let guest = ["--linux", "--dir", prefix, python, "--", "-c", SERVER];
+    let verified = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["verify", "-n", "2", "--input", "GET / HTTP/1.0\r\n\r\n"])
+        .args(guest)
+        .output()
+        .unwrap();
+    if !verified.status.success() {
+        let said = String::from_utf8_lossy(&verified.stderr).into_owned();
+        assert!(said.contains("cannot run Linux guests"), "{said}");
+        println!("SKIPPED: {}", said.trim());
+        return;
+    }
+    let serving = Serving::begin(&guest);
+    for path in ["/one", "/two?x=y", "/three"] {
+        let answer = serving.ask(path);
+        assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
+        assert!(answer.to_ascii_lowercase().contains("\r\nx-asked: 1\r\n"), "{answer}");
+        assert!(answer.ends_with(&format!("\r\n\r\n{path}")), "{answer}");
+    }
+}

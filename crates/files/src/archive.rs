@@ -2,12 +2,15 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::{Arc, OnceLock};
+use std::time::UNIX_EPOCH;
 
 use sha2::{Digest, Sha256};
 
 use crate::error::{LayerError, Refused};
-use crate::layer::{Item, LayerLimits};
+use crate::layer::{Item, LayerLimits, What};
+use crate::node::Time;
 use crate::zip::Packed;
 
 /// Where an archive's file has its bytes.
@@ -28,6 +31,8 @@ pub(crate) struct Archive {
     pub(crate) files: Vec<Stored>,
     pub(crate) data: File,
     pub(crate) packed: Option<Packed>,
+    /// What its owner says that it is.
+    pub(crate) known_as: Option<String>,
     digest: OnceLock<[u8; 32]>,
 }
 
@@ -39,7 +44,25 @@ impl Archive {
         data: File,
         packed: Option<Packed>,
     ) -> Self {
-        Self { name, items, files, data, packed, digest: OnceLock::new() }
+        Self { name, items, files, data, packed, known_as: None, digest: OnceLock::new() }
+    }
+
+    /// A single file, as it is, under a name.
+    pub(crate) fn file(path: &Path, name: &[u8]) -> Result<Self, LayerError> {
+        let said = path.display().to_string();
+        let failed = |source| LayerError::Read { path: said.clone(), source };
+        let data = File::open(path).map_err(failed)?;
+        let about = data.metadata().map_err(failed)?;
+        if !about.is_file() {
+            return Err(LayerError::Bad { path: said, why: "it is no file".to_owned() });
+        }
+        let time = about.modified().ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+        let time = time.map_or_else(Time::default, |since| {
+            Time::from_nanos(u64::try_from(since.as_nanos()).unwrap_or(u64::MAX))
+        });
+        let len = about.len();
+        let item = Item { path: name.to_vec(), what: What::File(0, len), mode: 0o444, time };
+        Ok(Self::new(said, vec![item], vec![Stored::Plain(0, len)], data, None))
     }
 
     /// How long a file is.

@@ -50,7 +50,7 @@ pub enum Refused {
     #[error("the directory is in use")]
     Busy,
     /// EMLINK.
-    #[error("the file has as many names as it can have")]
+    #[error("the file has as many hard links as a file may have")]
     TooManyLinks,
     /// EIO.
     #[error("a file of a layer below could not be read: {0}")]

@@ -217,7 +217,7 @@ impl HostDirectory {
         let file = File::from(self.open_at(&path, flags).map_err(|e| failed(&path, e))?);
         let regular = file.metadata().is_ok_and(|meta| meta.is_file());
         if !regular {
-            return Err(Refused::Layer(format!("{} is no file any more", path.display())));
+            return Err(Refused::Layer(format!("{} is not a file any more", path.display())));
         }
         let file = Arc::new(file);
         if open.len() >= OPEN {

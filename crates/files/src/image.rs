@@ -114,7 +114,7 @@ fn blob(path: &Path, digest: &str) -> Result<PathBuf, LayerError> {
     });
     let hex = hex.ok_or_else(|| LayerError::Bad {
         path: path.display().to_string(),
-        why: format!("{digest:?} is no SHA-256 digest"),
+        why: format!("{digest:?} is not a SHA-256 digest"),
     })?;
     Ok(path.join("blobs/sha256").join(hex))
 }

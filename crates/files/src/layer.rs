@@ -90,6 +90,33 @@ impl Layer {
         Ok(Self { parts: vec![Part::Archive(Arc::new(archive))] })
     }
 
+    /// One file of the host's, as it is, under a name. It is opened once, and read when the guest reads.
+    ///
+    /// # Errors
+    /// [`LayerError`]: `path` is no file that can be read.
+    pub fn file(path: impl AsRef<Path>, name: impl AsRef<[u8]>) -> Result<Self, LayerError> {
+        let archive = Archive::file(path.as_ref(), name.as_ref())?;
+        Ok(Self { parts: vec![Part::Archive(Arc::new(archive))] })
+    }
+
+    /// Says what the layer is, by a name that nothing else has: a package and its version, a digest. Trees are told
+    /// apart by it, so that the layer need not be read for that; and a snapshot of a guest whose files lie over such
+    /// layers alone does not hold their content, but needs the layers again. Whoever says it answers for it: what
+    /// has the name has the same bytes everywhere. Host directories have no content of which that could be said, and
+    /// stay as they are.
+    #[must_use]
+    pub fn known_as(mut self, what: impl Into<String>) -> Self {
+        let what = what.into();
+        for part in &mut self.parts {
+            if let Part::Archive(archive) = part
+                && let Some(archive) = Arc::get_mut(archive)
+            {
+                archive.known_as = Some(what.clone());
+            }
+        }
+        self
+    }
+
     /// An OCI image in a directory of the OCI layout: the layers of its only image, or of the one for this
     /// machine.
     ///

@@ -86,12 +86,12 @@ impl Said {
                 b"linkpath" => self.target = Some(value.to_vec()),
                 b"size" => {
                     let text = std::str::from_utf8(value).ok().and_then(|text| text.parse().ok());
-                    self.size = Some(text.ok_or("a size is no number")?);
+                    self.size = Some(text.ok_or("a size is not a number")?);
                 }
                 b"mtime" => {
                     let text = String::from_utf8_lossy(value);
                     let (whole, part) = text.split_once('.').unwrap_or((&text, ""));
-                    let seconds = whole.parse().map_err(|_| "a time is no number")?;
+                    let seconds = whole.parse().map_err(|_| "a time is not a number")?;
                     let nanos = format!("{part:0<9}").get(..9).and_then(|p| p.parse().ok());
                     self.time = Some(Time { seconds, nanos: nanos.unwrap_or(0) });
                 }

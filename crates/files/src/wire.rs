@@ -117,6 +117,9 @@ impl Part {
         match self {
             Self::Host(_) => Ok("a host directory".to_owned()),
             Self::Archive(archive) => {
+                if let Some(known) = &archive.known_as {
+                    return Ok(format!("known:{known}"));
+                }
                 let digest = archive.digest().map_err(|e| Refused::Layer(e.to_string()))?;
                 let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
                 Ok(format!("sha256:{hex}"))
@@ -297,6 +300,14 @@ impl Tree {
     #[must_use]
     pub fn has_layers(&self) -> bool {
         !self.ground.layers.parts.is_empty()
+    }
+
+    /// Whether it lies over layers of which nobody [says](crate::Layer::known_as) what they are.
+    #[must_use]
+    pub fn has_unknown_layers(&self) -> bool {
+        let known =
+            |part: &Part| matches!(part, Part::Archive(archive) if archive.known_as.is_some());
+        !self.ground.layers.parts.iter().all(known)
     }
 
     /// The layers alone.

@@ -525,3 +525,39 @@ fn a_copy_of_a_large_tree_costs_no_more_than_of_a_small_one() {
     assert_eq!(found.changes.len(), 1);
     assert_eq!(copies[7].diff(&tree).unwrap().changes.len(), 0);
 }
+
+#[test]
+fn a_layer_of_one_file_shows_it_under_its_name_and_is_told_by_what_it_is_known_as() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("library.zip");
+    std::fs::write(&path, [7; 10_000]).unwrap();
+    let layer = |known: Option<&str>| {
+        let layer = Layer::file(&path, "python.zip").unwrap();
+        let layer = match known {
+            Some(known) => layer.known_as(known),
+            None => layer,
+        };
+        empty().over("/usr/lib", &layer).unwrap()
+    };
+    let mut tree = layer(Some("library 1"));
+    assert_eq!(read(&tree, "/usr/lib/python.zip").unwrap(), [7; 10_000]);
+    assert_eq!(tree.list_path("/usr/lib").unwrap().len(), 1);
+    assert_eq!(tree.used().bytes, 0, "what layers hold is not paid for");
+    tree.write_path("/own", b"1", NOW).unwrap();
+
+    // What it is known as decides, and a name that is not said decides by its bytes.
+    assert!(!tree.has_unknown_layers() && layer(None).has_unknown_layers());
+    let saved = tree.saved().unwrap();
+    let again = layer(Some("library 1")).restored(&saved).unwrap();
+    assert_eq!(read(&again, "/own").unwrap(), b"1");
+    for other in [Some("library 2"), None] {
+        let refused = layer(other).restored(&saved).unwrap_err();
+        assert!(refused.to_string().contains("known:library 1"), "{refused}");
+    }
+    // Of a host directory nobody can say it.
+    let host = Layer::directory(directory.path()).unwrap().known_as("library 1");
+    assert!(empty().over("/", &host).unwrap().has_unknown_layers());
+    for missing in [directory.path().join("missing"), directory.path().to_owned()] {
+        assert!(Layer::file(missing, "x").is_err());
+    }
+}

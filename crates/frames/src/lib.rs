@@ -24,12 +24,10 @@
 //! Promises and their limits are written at each file's head; the measurements behind the design are
 //! in `docs/fault-path.md`.
 
-mod books;
 mod buddy;
 mod cache;
 mod error;
 mod frame;
-mod frugal;
 mod handoff;
 #[cfg(test)]
 mod handoff_tests;
@@ -39,6 +37,8 @@ mod pool;
 mod process;
 mod stage;
 mod store;
+mod throttle;
+mod usage;
 mod zero;
 mod zeroer;
 
@@ -47,14 +47,14 @@ mod sync {
     pub(crate) use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 }
 
-pub use books::{Books, Work};
 pub use cache::FrameCache;
 pub use error::{NewPoolError, TakeError};
 pub use frame::{Clean, CleanFrame, Dirty, DirtyFrame, Frame, Order};
-pub use frugal::Frugal;
 pub use lease::{KernelZero, Lease, ZeroSource};
 pub use options::{Background, PoolOptions};
 pub use pool::Pool;
 pub use process::ProcessStage;
 pub use stage::Stage;
 pub use store::PageKind;
+pub use throttle::ThrottledStock;
+pub use usage::{Usage, Work};

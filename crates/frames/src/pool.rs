@@ -9,7 +9,7 @@
 //!
 //! What it promises: a frame is zero when it is handed out, whatever its last holder wrote, and
 //! whether the zeroing thread runs, is starved or has stopped; a page is in one place at a time, and
-//! [`Pool::books`] adds up; running out of memory is an error.
+//! [`Pool::usage`] adds up; running out of memory is an error.
 //!
 //! What may break it: a holder that keeps a mapping of a frame it gave back. [`crate::Lease`] cannot.
 //!
@@ -22,11 +22,11 @@ use std::time::{Duration, Instant};
 
 use afresh_sys::{Call, Memfd, PAGE_SIZE, PageRange, Reservation, SysError};
 
-use crate::books::{Books, Work};
 use crate::buddy::Buddy;
 use crate::frame::{Block, CleanFrame, DirtyFrame, Frame, Order};
 use crate::handoff::{Handoff, Outcome, SLOTS};
 use crate::store::Store;
+use crate::usage::{Usage, Work};
 use crate::zeroer::{Zeroer, ZeroerShared};
 use crate::{Background, NewPoolError, PoolOptions, TakeError};
 
@@ -546,9 +546,9 @@ impl Pool {
 
     /// Where the pages are now.
     #[must_use]
-    pub fn books(&self) -> Books {
+    pub fn usage(&self) -> Usage {
         let lists = self.lists();
-        Books {
+        Usage {
             clean: lists.clean.free_pages(),
             dirty: lists.dirty.free_pages(),
             zeroing: self.shared.handoff.pages(),

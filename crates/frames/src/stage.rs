@@ -16,23 +16,20 @@ use std::thread;
 use std::time::Duration;
 
 use afresh_sys::{
-    Advice, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Worker, ZeroStock,
-    host,
+    Advice, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Worker,
+    ZeroStock, host,
 };
 
-use crate::frame::Order;
 use crate::{Lease, NewPoolError, TakeError, ZeroSource};
 
-/// Pages in a chunk: what is populated and moved at a time.
-const CHUNK: usize = Order::HUGE.pages();
-/// Pages from one chunk to the next. What lies between is not mapped, so that each chunk is a mapping of its
+/// Pages from one huge page to the next. What lies between is not mapped, so that each huge page is a mapping of its
 /// own and nobody who moves one waits for the fault that populates another.
-const STRIDE: usize = 2 * CHUNK;
-/// Chunks populated between two questions to the host.
+const STRIDE: usize = 2 * HUGE_PAGES;
+/// Huge pages populated between two questions to the host.
 const BATCH: usize = 16;
 /// Memory that the stage always leaves free.
 const HEADROOM: u64 = 64 << 20;
-/// Time between two looks for chunks to populate while some are being taken.
+/// Time between two looks for huge pages to populate while some are being taken.
 const NAP: Duration = Duration::from_millis(2);
 /// Looks without work before the thread sleeps until woken.
 const NAPS: u32 = 8;
@@ -54,7 +51,7 @@ pub struct Stage {
 #[derive(Debug)]
 struct Shared {
     memory: Reservation,
-    chunks: Box<[AtomicU8]>,
+    hugepages: Box<[AtomicU8]>,
     stop: AtomicBool,
     asleep: AtomicBool,
     cpu_ns: AtomicU64,
@@ -67,17 +64,17 @@ impl Stage {
     /// # Errors
     /// When address space or a thread is not to be had.
     pub fn new(pages: usize) -> Result<Self, NewPoolError> {
-        let pages = pages.max(1).next_multiple_of(CHUNK);
-        let memory = Reservation::aligned(pages / CHUNK * STRIDE, HUGE_SIZE)?;
-        for chunk in 0..pages / CHUNK {
-            let place = place_of(chunk);
+        let pages = pages.max(1).next_multiple_of(HUGE_PAGES);
+        let memory = Reservation::aligned(pages / HUGE_PAGES * STRIDE, HUGE_SIZE)?;
+        for hugepage in 0..pages / HUGE_PAGES {
+            let place = place_of(hugepage);
             memory.map_anonymous(place, Protection::ReadWrite)?;
             // Refused where the kernel was built without huge pages; small ones do too.
             let _ = memory.advise(place, Advice::HugePage);
         }
         let shared = Arc::new(Shared {
             memory,
-            chunks: (0..pages / CHUNK).map(|_| AtomicU8::new(EMPTY)).collect(),
+            hugepages: (0..pages / HUGE_PAGES).map(|_| AtomicU8::new(EMPTY)).collect(),
             stop: false.into(),
             asleep: false.into(),
             cpu_ns: 0.into(),
@@ -91,14 +88,14 @@ impl Stage {
     /// Pages ready to be moved.
     #[must_use]
     pub fn ready(&self) -> usize {
-        let ready = |chunk: &&AtomicU8| chunk.load(Ordering::Relaxed) == READY;
-        self.shared.chunks.iter().filter(ready).count() * CHUNK
+        let ready = |hugepage: &&AtomicU8| hugepage.load(Ordering::Relaxed) == READY;
+        self.shared.hugepages.iter().filter(ready).count() * HUGE_PAGES
     }
 
     /// Pages it keeps ready when it has had the time.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.shared.chunks.len() * CHUNK
+        self.shared.hugepages.len() * HUGE_PAGES
     }
 
     /// Processor time the thread has used.
@@ -121,20 +118,20 @@ impl Stage {
     /// Moves what is ready to the 2 MiB of address space in `range`, in order; returns the pages moved.
     fn move_into(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         let base = memory.base().as_ptr() as usize / PAGE_SIZE;
-        let mut at = (base + range.start).next_multiple_of(CHUNK) - base;
+        let mut at = (base + range.start).next_multiple_of(HUGE_PAGES) - base;
         let mut moved = 0;
-        while at + CHUNK <= range.end() {
-            let Some(chunk) = self.shared.claim() else { break };
-            let result = memory.take_pages(at, &self.shared.memory, place_of(chunk));
+        while at + HUGE_PAGES <= range.end() {
+            let Some(hugepage) = self.shared.claim() else { break };
+            let result = memory.take_pages(at, &self.shared.memory, place_of(hugepage));
             // On failure nothing has moved, but that is not for certain: what may be left is
             // populated again, which does no harm.
-            self.shared.set(chunk, EMPTY);
+            self.shared.set(hugepage, EMPTY);
             if result.is_err() {
-                memory.map_anonymous(PageRange::new(at, CHUNK), Protection::ReadWrite)?;
+                memory.map_anonymous(PageRange::new(at, HUGE_PAGES), Protection::ReadWrite)?;
                 break;
             }
-            at += CHUNK;
-            moved += CHUNK;
+            at += HUGE_PAGES;
+            moved += HUGE_PAGES;
         }
         if moved > 0 {
             self.wake();
@@ -159,7 +156,7 @@ impl ZeroSource for Stage {
     }
 }
 
-// SAFETY: a chunk is claimed by one taker, holds what the kernel gave and `populate_one` wrote zeros to, and is moved by
+// SAFETY: a huge page is claimed by one taker, holds what the kernel gave and `populate_one` wrote zeros to, and is moved by
 // `mremap`, which leaves the stage nothing of it.
 unsafe impl ZeroStock for Stage {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
@@ -178,42 +175,43 @@ impl Drop for Stage {
 }
 
 impl Shared {
-    /// Claims a chunk that is ready.
+    /// Claims a huge page that is ready.
     fn claim(&self) -> Option<usize> {
-        let claim = |chunk: &AtomicU8| {
+        let claim = |hugepage: &AtomicU8| {
             // Acquire: the population must be over before the pages move.
-            chunk.compare_exchange(READY, TAKING, Ordering::Acquire, Ordering::Relaxed).is_ok()
+            hugepage.compare_exchange(READY, TAKING, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
-        self.chunks.iter().position(claim)
+        self.hugepages.iter().position(claim)
     }
 
-    fn set(&self, chunk: usize, state: u8) {
-        self.chunks[chunk].store(state, Ordering::Release);
+    fn set(&self, hugepage: usize, state: u8) {
+        self.hugepages[hugepage].store(state, Ordering::Release);
     }
 
     fn has_empty(&self) -> bool {
-        self.chunks.iter().any(|chunk| chunk.load(Ordering::SeqCst) == EMPTY)
+        self.hugepages.iter().any(|hugepage| hugepage.load(Ordering::SeqCst) == EMPTY)
     }
 
-    /// Populates empty chunks, as many as the host has memory to spare for; `false` when it has too
+    /// Populates empty huge pages, as many as the host has memory to spare for; `false` when it has too
     /// little, or nothing was left to do. What the host has is asked once for a batch: the question
-    /// costs as much as populating a chunk.
+    /// costs as much as populating a huge page.
     fn populate_some(&self) -> bool {
         let spare = host::memory_headroom().map_or(u64::MAX, |free| free.saturating_sub(HEADROOM));
-        let chunks = usize::try_from(spare / HUGE_SIZE as u64).unwrap_or(BATCH).min(BATCH);
-        chunks > 0 && (0..chunks).all(|_| !self.stop.load(Ordering::Relaxed) && self.populate_one())
+        let hugepages = usize::try_from(spare / HUGE_SIZE as u64).unwrap_or(BATCH).min(BATCH);
+        hugepages > 0
+            && (0..hugepages).all(|_| !self.stop.load(Ordering::Relaxed) && self.populate_one())
     }
 
-    /// Populates one empty chunk; `false` when there is none.
+    /// Populates one empty huge page; `false` when there is none.
     fn populate_one(&self) -> bool {
-        let fill = |chunk: &AtomicU8| {
-            chunk.compare_exchange(EMPTY, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok()
+        let fill = |hugepage: &AtomicU8| {
+            hugepage.compare_exchange(EMPTY, FILLING, Ordering::Acquire, Ordering::Relaxed).is_ok()
         };
-        let Some(at) = self.chunks.iter().position(fill) else { return false };
+        let Some(at) = self.hugepages.iter().position(fill) else { return false };
         // By faults and not by `MADV_POPULATE_WRITE`, which would hold the lock of the whole address space
         // while the kernel zeroes: a fault locks this mapping only.
         for page in place_of(at).start..place_of(at).end() {
-            // SAFETY: the stage's memory is mapped writable, and the chunk is ours until it is READY.
+            // SAFETY: the stage's memory is mapped writable, and the huge page is ours until it is READY.
             unsafe { self.memory.page_ptr(page).write_volatile(0) };
         }
         self.set(at, READY);
@@ -221,9 +219,9 @@ impl Shared {
     }
 }
 
-/// Where a chunk lies in the stage.
-fn place_of(chunk: usize) -> PageRange {
-    PageRange::new(chunk * STRIDE, CHUNK)
+/// Where a huge page lies in the stage.
+fn place_of(hugepage: usize) -> PageRange {
+    PageRange::new(hugepage * STRIDE, HUGE_PAGES)
 }
 
 fn run(stage: &Shared) {

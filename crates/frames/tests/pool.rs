@@ -125,9 +125,9 @@ fn options(limit: usize) -> PoolOptions {
 }
 
 fn assert_at_rest(pool: &Pool) {
-    let books = pool.books();
-    assert!(books.balance(), "{books:?}");
-    assert_eq!((books.lent, books.moving), (0, 0), "{books:?}");
+    let usage = pool.usage();
+    assert!(usage.adds_up(), "{usage:?}");
+    assert_eq!((usage.lent, usage.moving), (0, 0), "{usage:?}");
 }
 
 #[test]
@@ -179,7 +179,7 @@ fn a_secret_is_never_handed_out_when_background_zeroing_stops_and_starts_and_mem
             while !stop.load(Ordering::Relaxed) {
                 pool.pause(random.below(2) == 0);
                 pool.trim(random.below(2048));
-                assert!(pool.books().balance());
+                assert!(pool.usage().adds_up());
                 std::thread::sleep(Duration::from_micros(300));
             }
         });
@@ -222,7 +222,7 @@ fn under_memory_pressure_the_thread_gives_frames_back_instead_of_zeroing_them() 
     let frame = spy(&pool, pool.take(Order::new(11)).unwrap());
     let resident = pool.resident_bytes();
     pool.give(frame);
-    eventually("giving back", || pool.books().absent == pool.books().total);
+    eventually("giving back", || pool.usage().absent == pool.usage().total);
     assert!(pool.resident_bytes() < resident);
     let work = pool.work();
     assert_eq!((work.trimmed, work.zeroed_background), (2048, 0));
@@ -235,10 +235,10 @@ fn the_background_thread_cleans_everything_up_to_the_high_watermark_and_no_more(
     options.background = Some(Background { low: 512, high: 1024, ..Background::new(4096) });
     let pool = Pool::new(options).unwrap();
     pool.give(spy(&pool, pool.take(Order::new(12)).unwrap()));
-    eventually("zeroing", || pool.books().clean == 1024);
+    eventually("zeroing", || pool.usage().clean == 1024);
     std::thread::sleep(Duration::from_millis(50));
-    let books = pool.books();
-    assert_eq!((books.clean, books.dirty, books.zeroing), (1024, 3072, 0));
+    let usage = pool.usage();
+    assert_eq!((usage.clean, usage.dirty, usage.zeroing), (1024, 3072, 0));
     assert_eq!(pool.work().zeroed_background, 1024);
 }
 
@@ -284,9 +284,9 @@ fn a_refusal_of_the_kernel_is_an_error_and_leaves_the_books_balanced() {
                 Ok(lease) => lease.release(&memory).unwrap(),
                 Err(error) => assert!(matches!(error, TakeError::System(_)), "{error}"),
             }
-            let books = pool.books();
-            assert!(books.balance(), "{call:?} after {after}: {books:?}");
-            assert!(books.lent == 0 || fired > 1, "{call:?} after {after}: {books:?}");
+            let usage = pool.usage();
+            assert!(usage.adds_up(), "{call:?} after {after}: {usage:?}");
+            assert!(usage.lent == 0 || fired > 1, "{call:?} after {after}: {usage:?}");
             churn(&pool, 5, 50);
         }
     }
@@ -366,13 +366,13 @@ fn after_a_soak_under_pressure_the_books_balance_and_nothing_is_lost() {
         }
         while Instant::now() < end {
             pool.trim(1024);
-            assert!(pool.books().balance());
+            assert!(pool.usage().adds_up());
             std::thread::sleep(Duration::from_millis(1));
         }
     });
     assert_at_rest(&pool);
     assert_eq!(pool.work().quarantined, 0);
-    eventually("the last block", || pool.books().zeroing == 0);
+    eventually("the last block", || pool.usage().zeroing == 0);
     let whole: Vec<_> = (0..8).map(|_| spy(&pool, pool.take(Order::HUGE).unwrap())).collect();
     assert_eq!(whole.len(), 8);
     pool.give_all(whole);

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
-use afresh_pager::{Options, RestoreError, SaveWith, SnapshotMemory};
+use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
 use afresh_store::{GuestBuild, Sha256, Snapshot, Store, host_cpu_features};
 use serde::{Deserialize, Serialize};
 
@@ -19,6 +19,7 @@ use crate::instance::Instance;
 use crate::personality::{Packed, State, damaged};
 use crate::platform::{Registers, Seen, Segment, Segments};
 use crate::program::Program;
+use crate::session::ProgramState;
 use crate::standing::{Rest, Standing, Wait};
 use crate::warm::Warm;
 
@@ -26,14 +27,14 @@ use crate::warm::Warm;
 const KIND: &str = "linux";
 /// What gives the state its meaning: the form of the bytes below, and the stub's. Goes up when either changes in a way that
 /// older states do not survive.
-const ENGINE: &str = "afresh-linux state 1";
+const ENGINE: &str = "afresh-linux state 2";
 
 /// The bytes of a frozen program.
 #[derive(Serialize, Deserialize)]
 struct Header {
     segments: Vec<Segment>,
     registers: Registers,
-    wait: (u64, u64),
+    wait: Wait,
     state: Packed,
     /// What of kernel and processor it has seen, beside the features that the build lists.
     seen: Seen,
@@ -57,7 +58,7 @@ fn frozen(standing: &Standing) -> Result<Frozen, FreezeError> {
     let header = Header {
         segments: rest.segments.iter().copied().collect(),
         registers: rest.registers.clone(),
-        wait: (rest.wait.to, rest.wait.wanted),
+        wait: rest.wait,
         state,
         seen: Seen::here(),
         files: files.len() as u64,
@@ -74,6 +75,28 @@ impl Warm {
     /// [`FreezeError::State`] when it cannot be written down.
     pub fn freeze(&self) -> Result<Frozen, FreezeError> {
         frozen(&self.standing)
+    }
+
+    /// A state of sessions of this program, to be saved. Shares the memory.
+    ///
+    /// # Errors
+    /// [`FreezeError::State`] when it cannot be written down.
+    pub fn freeze_state(
+        state: &afresh_snapshot::Frozen<ProgramState>,
+    ) -> Result<Frozen, FreezeError> {
+        let standing = crate::session::standing(state);
+        frozen(&standing.map_err(|e| FreezeError::State(e.to_string()))?)
+    }
+
+    /// A state of sessions out of `frozen`; `program` as for [`Warm::thaw`].
+    ///
+    /// # Errors
+    /// [`ThawError`].
+    pub fn thaw_state(
+        frozen: &Frozen,
+        program: &Program,
+    ) -> Result<afresh_snapshot::Frozen<ProgramState>, ThawError> {
+        Ok(Self::thaw(frozen, program)?.state())
     }
 
     /// A warm program in the state of `frozen`. `program` says what may be read of the host and which limits calls have; its
@@ -104,9 +127,9 @@ impl Warm {
         if !same_mappings(mapped, segments.iter().map(|s| (s.start, s.len, s.protection))) {
             return Err(damaged("its memory is not what it has mapped"));
         }
-        let (to, wanted) = header.wait;
-        let (state, registers) = (Arc::new(state), header.registers);
-        let rest = Arc::new(Rest { segments, state, registers, wait: Wait { to, wanted } });
+        state.check_contexts(&header.registers).map_err(damaged)?;
+        let (state, registers, wait) = (Arc::new(state), header.registers, header.wait);
+        let rest = Arc::new(Rest { segments, state, registers, wait });
         let standing = Standing { image, rest };
         Ok(Self::new(standing, program.limits(), std::collections::BTreeMap::new()))
     }
@@ -166,11 +189,28 @@ impl Frozen {
         }
     }
 
+    /// Everything but the pages, in a form of this crate's own.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// The same guest with other pages and bytes, which are checked when it is thawed.
+    #[must_use]
+    pub fn from_parts(memory: SnapshotMemory, bytes: &[u8]) -> Self {
+        Self { memory, bytes: bytes.into() }
+    }
+
     /// Saves it under `name`.
     ///
     /// # Errors
     /// [`FreezeError`]; the name means then what it meant before.
-    pub fn save(&self, store: &Store, name: &str, with: &SaveWith) -> Result<Sha256, FreezeError> {
+    pub fn save(
+        &self,
+        store: &Store,
+        name: &str,
+        with: &SnapshotOptions,
+    ) -> Result<Sha256, FreezeError> {
         Ok(self.memory.save(store, name, self.build(), self.bytes.to_vec(), with)?)
     }
 

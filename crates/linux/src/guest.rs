@@ -1,20 +1,39 @@
 //! A guest: a process, who it takes itself for, and what it did to its memory map.
+//!
+//! Its threads take turns in the one thread that its process has: when one waits, when it gives way, and when others are ready
+//! and its time is over.
 
 use std::time::{Duration, Instant};
 
-use crate::personality::{Change, End, Outcome, Person};
+use crate::http;
+use crate::personality::{Change, Ear, End, Outcome, Person, Taken, now_moment};
 use crate::platform::{Call, Event, Orders, Place, PlatformError, Process, Then};
 use crate::ranges::Ranges;
+use crate::standing::Wait;
+
+/// How long a thread runs while others could.
+const TURN: Duration = Duration::from_millis(4);
+/// How long a thread runs at least.
+const MOMENT: Duration = Duration::from_micros(50);
 
 /// Why a guest stopped running.
 #[derive(Debug)]
 pub(crate) enum Halt {
-    /// It waits for input, in this call.
-    Idle(Call),
+    /// It waits for the caller, so.
+    Idle(Wait),
     /// It ended. The place says whether the stub has it.
     End(End, Place),
     /// Time is up.
     Late,
+}
+
+/// Who goes on.
+enum Next {
+    /// A thread, which runs.
+    Runs,
+    /// A thread that has waited: this call of its is served once more.
+    Calls(Call),
+    Halts(Halt),
 }
 
 /// A process with a personality.
@@ -26,47 +45,279 @@ pub(crate) struct Guest {
     pub(crate) disturbed: Ranges,
     /// Where other memory is mapped than was then.
     pub(crate) replaced: Ranges,
+    /// When the turn of the thread that runs has begun.
+    turn: Instant,
 }
 
 impl Guest {
     pub(crate) fn new(process: Process, person: Person) -> Self {
-        Self { process, person, disturbed: Ranges::default(), replaced: Ranges::default() }
+        let (disturbed, replaced) = (Ranges::default(), Ranges::default());
+        Self { process, person, disturbed, replaced, turn: Instant::now() }
     }
 
-    /// Runs the guest until it waits for input, ends, or `deadline` is there.
+    /// Runs the guest until it waits for the caller, ends, or `deadline` is there.
     pub(crate) fn run(&mut self, deadline: Instant) -> Result<Halt, PlatformError> {
         loop {
-            let Event::Call(call) = self.process.next(deadline)? else { return Ok(Halt::Late) };
-            if let Some(halt) = self.serve(&call, deadline)? {
+            let halt = match self.process.next(self.turn_ends(deadline))? {
+                Event::Call(call) => self.serve(&call, deadline)?,
+                Event::Late if Instant::now() >= deadline => Some(Halt::Late),
+                Event::Late => {
+                    self.process.interrupt()?;
+                    None
+                }
+                Event::Interrupted => self.take_turns(deadline)?,
+                Event::Fault(signal) => {
+                    match self.person.served_fault(&mut self.process, signal)? {
+                        Some(end) => Some(Halt::End(end, Place::Stub)),
+                        None => self.go_on()?,
+                    }
+                }
+            };
+            if let Some(halt) = halt {
                 return Ok(halt);
             }
         }
     }
 
-    /// Serves one call, and lets the guest go on unless it halts there.
+    /// When the thread that runs is to be interrupted: after its turn, or when the alarm rings.
+    fn turn_ends(&self, deadline: Instant) -> Instant {
+        let state = &self.person.state;
+        if state.is_alone() {
+            return deadline;
+        }
+        let now = Instant::now();
+        let mut ends = self.turn + TURN;
+        if let Some(at) = state.rings_at() {
+            ends = ends.min(now + Duration::from_nanos(at.saturating_sub(now_moment())));
+        }
+        // Who was told to interrupt itself gets a moment to do so.
+        ends.max(now + MOMENT).min(deadline)
+    }
+
+    /// Serves one call, and whatever calls threads have waited in that may go on then, until one runs or the guest halts.
     pub(crate) fn serve(
         &mut self,
         call: &Call,
         deadline: Instant,
     ) -> Result<Option<Halt>, PlatformError> {
-        match self.person.serve(&mut self.process, call)? {
-            Outcome::Value(value) => self.process.answer(call, value as i64)?,
-            Outcome::Memory(value, change) => {
-                self.process.set_result(value as i64);
-                self.enact(change, Then::Resume)?;
+        let mut call = *call;
+        loop {
+            match self.person.serve(&mut self.process, &call)? {
+                Outcome::Value(value) => return self.finish(&call, value),
+                Outcome::Memory(value, change) => {
+                    self.process.set_result(value as i64);
+                    self.enact(change, Then::Resume)?;
+                    return Ok(None);
+                }
+                Outcome::Resumed => return self.go_on(),
+                Outcome::Idle => return Ok(Some(Halt::Idle(Wait::of(self, &call)?))),
+                Outcome::End(end) => return Ok(Some(Halt::End(end, call.place))),
+                Outcome::Wait(wait) => {
+                    if let Place::Kernel(id) = call.place {
+                        self.process.detach(id)?;
+                    }
+                    self.person.resumed = None;
+                    self.person.change().threads.current_mut().wait = Some(wait);
+                }
+                Outcome::Yield => self.process.set_result(0),
+                Outcome::Gone => {}
             }
-            Outcome::Later(value, wait) => {
-                let left = deadline.saturating_duration_since(Instant::now());
-                self.process.pause(wait.min(left));
-                if wait > left {
-                    return Ok(Some(Halt::Late));
+            match self.next(deadline)? {
+                Next::Runs => return Ok(None),
+                Next::Calls(next) => call = next,
+                Next::Halts(halt) => return Ok(Some(halt)),
+            }
+        }
+    }
+
+    /// Lets others run, while the guest is in the stub.
+    pub(crate) fn take_turns(&mut self, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+        match self.next(deadline)? {
+            Next::Runs => Ok(None),
+            Next::Calls(call) => self.serve(&call, deadline),
+            Next::Halts(halt) => Ok(Some(halt)),
+        }
+    }
+
+    /// The call returns, and its thread goes on.
+    fn finish(&mut self, call: &Call, value: u64) -> Result<Option<Halt>, PlatformError> {
+        self.person.resumed = None;
+        self.person.unmask();
+        match call.place {
+            Place::Kernel(_) => {
+                if self.person.has_signal() {
+                    self.process.interrupt()?;
                 }
                 self.process.answer(call, value as i64)?;
+                Ok(None)
             }
-            Outcome::Idle => return Ok(Some(Halt::Idle(*call))),
-            Outcome::End(end) => return Ok(Some(Halt::End(end, call.place))),
+            Place::Stub => {
+                self.process.set_result(value as i64);
+                self.go_on()
+            }
         }
+    }
+
+    /// The current thread, which is in the stub, runs on; in a handler, if it has a signal to take.
+    fn go_on(&mut self) -> Result<Option<Halt>, PlatformError> {
+        if self.person.has_signal()
+            && let Taken::Ends(end) = self.person.served_signals(&mut self.process, false)?
+        {
+            return Ok(Some(Halt::End(end, Place::Stub)));
+        }
+        self.process.carry_out(&Orders::default(), Then::Resume)?;
         Ok(None)
+    }
+
+    /// Makes a thread the one that is in the stub.
+    fn switch(&mut self, id: u32) {
+        let threads = &self.person.state.threads;
+        if threads.current_id() == id {
+            return;
+        }
+        let context = threads.get(threads.current_id()).map(|_| self.process.context());
+        let context = self.person.change().threads.switch(id, context);
+        if let Some(context) = context {
+            self.process.set_context(&context);
+        }
+    }
+
+    /// Finds who goes on, while the guest is in the stub; waits for them where only time is missing.
+    fn next(&mut self, deadline: Instant) -> Result<Next, PlatformError> {
+        loop {
+            // However threads hand on to each other, it ends in time.
+            self.turn = Instant::now();
+            if self.turn >= deadline {
+                return Ok(Next::Halts(Halt::Late));
+            }
+            let now = now_moment();
+            self.person.ring(now);
+            let Some(id) = self.person.next_ready(now) else {
+                match self.nobody(now, deadline) {
+                    Some(halt) => return Ok(Next::Halts(halt)),
+                    None => continue,
+                }
+            };
+            self.switch(id);
+            let Some(wait) = self.person.state.threads.current().wait.clone() else {
+                return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
+            };
+            let over = self.person.state.is_over(&self.person.streams, id, &wait, now);
+            self.person.resumed = Some(wait);
+            if over {
+                self.person.change().threads.current_mut().wait = None;
+                return Ok(Next::Calls(self.process.call()));
+            }
+            match self.person.served_signals(&mut self.process, true)? {
+                Taken::Ends(end) => return Ok(Next::Halts(Halt::End(end, Place::Stub))),
+                Taken::Handled => {
+                    self.person.resumed = None;
+                    self.person.change().threads.current_mut().wait = None;
+                    return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
+                }
+                // What it ignores does not wake it.
+                Taken::Nothing => self.person.resumed = None,
+            }
+        }
+    }
+
+    /// Nobody can go on: the guest waits for the caller, for a time to come, or for ever.
+    fn nobody(&mut self, now: u64, deadline: Instant) -> Option<Halt> {
+        // What is frozen or ended has a thread in the stub.
+        let threads = &self.person.state.threads;
+        if threads.get(threads.current_id()).is_none() {
+            let first = threads.iter().next().map(|(id, _)| id);
+            first.into_iter().for_each(|id| self.switch(id));
+        }
+        let state = &self.person.state;
+        let until = state.next_moment(now).map(|at| Duration::from_nanos(at - now));
+        let left = deadline.saturating_duration_since(Instant::now());
+        match (state.ear(self.person.streams.through), until) {
+            (Some(ear), until) => {
+                if let Some(until) = until.filter(|until| *until < left && self.owes(ear)) {
+                    self.process.pause(until);
+                    return None;
+                }
+                self.person.streams.expects = false;
+                Some(Halt::Idle(Wait::Parked(ear)))
+            }
+            (None, Some(until)) if until < left => {
+                self.process.pause(until);
+                None
+            }
+            (None, Some(_)) => {
+                self.process.pause(left);
+                Some(Halt::Late)
+            }
+            (None, None) => Some(Halt::End(End::Deadlock, Place::Stub)),
+        }
+    }
+
+    /// Whether the caller has a right to wait for an answer.
+    fn owes(&self, ear: Ear) -> bool {
+        let streams = &self.person.streams;
+        if streams.uncalled && ear == Ear::Port {
+            // What it does by itself is all that it does.
+            return true;
+        }
+        streams.expects
+            && match ear {
+                Ear::Input => streams.output.is_empty(),
+                Ear::Port => {
+                    self.person.state.is_called()
+                        && !http::is_whole(&streams.input, &streams.output)
+                }
+            }
+    }
+
+    /// Hands in what the caller sends (nothing is the end of its input), after `orders`, and lets the guest go on from where it waits.
+    pub(crate) fn resume(
+        &mut self,
+        wait: &Wait,
+        request: &[u8],
+        mut orders: Orders,
+        deadline: Instant,
+    ) -> Result<Option<Halt>, PlatformError> {
+        let streams = &mut self.person.streams;
+        streams.input.clear();
+        streams.input.extend(request);
+        streams.taken = 0;
+        streams.ended = false;
+        streams.expects = !request.is_empty();
+        streams.through = Some(match wait {
+            Wait::Read { .. } => Ear::Input,
+            Wait::Parked(ear) => *ear,
+        });
+        self.person.resumed = None;
+        let streams = &mut self.person.streams;
+        match wait {
+            Wait::Read { to, wanted } => {
+                let taken = request.len().min(crate::platform::INPUT_LEN).min(*wanted as usize);
+                streams.taken = taken;
+                orders.input = Some((*to, request[..taken].to_vec()));
+                self.process.set_result(taken as i64);
+                self.process.carry_out(&orders, Then::Resume)?;
+                return Ok(None);
+            }
+            Wait::Parked(ear) => {
+                if !orders.is_empty() {
+                    self.process.carry_out(&orders, Then::Ask)?;
+                }
+                if self.person.state.has_callers() {
+                    self.person.change().hang_up();
+                }
+                match ear {
+                    Ear::Input => self.person.streams.ended = request.is_empty(),
+                    Ear::Port => {
+                        self.person.streams.taken = request.len();
+                        if !self.person.change().call_in(request) {
+                            return Ok(Some(Halt::End(End::Deadlock, Place::Stub)));
+                        }
+                    }
+                }
+            }
+        }
+        self.take_turns(deadline)
     }
 
     /// Puts a change of the layout into effect, while the stub waits for orders.

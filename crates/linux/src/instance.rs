@@ -7,6 +7,7 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
+use std::time::Instant;
 
 use afresh_memory::{Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot};
 use afresh_sys::planted::{self, Bug};
@@ -16,7 +17,7 @@ use crate::guest::{Guest, Halt, after};
 use crate::hands::Hands;
 use crate::personality::{Change, Person, protect_order, unmap_order};
 use crate::platform::{
-    IMAGE, INPUT_LEN, Orders, Place, PlatformError, Process, Segment, Segments, Shown, Then,
+    IMAGE, Orders, Place, PlatformError, Process, Segment, Segments, Shown, Then,
 };
 use crate::ranges::Ranges;
 use crate::standing::{Rest, Standing, Wait};
@@ -44,7 +45,7 @@ pub struct Instance {
     limits: Limits,
     live: Option<Live>,
     footing: Footing,
-    /// The read that the guest waits in.
+    /// How the guest waits for the caller.
     wait: Wait,
     stats: Stats,
 }
@@ -169,6 +170,9 @@ impl Instance {
     /// Sends `request` and returns the answer: what the program writes until it waits for more input. An empty request is the
     /// end of the input. The call goes on from the present state; [`Instance::reset`] goes back.
     ///
+    /// A program that reads no input but listens on a port is sent the request through a new connection, and its answer is what it
+    /// writes to that until all of its threads wait: for HTTP until the answer is whole.
+    ///
     /// # Errors
     /// When the guest ends, takes too long, or writes too much. It takes a reset then.
     pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, CallError> {
@@ -201,30 +205,30 @@ impl Instance {
             return Err(CallError::NeedsReset);
         }
         let deadline = after(self.limits.time);
-        let started = self.start(request);
+        let started = self.start(request, deadline);
         self.footing = Footing::Fallen;
-        if let Err(source) = started {
-            self.live = None;
-            return Err(unstarted(source));
-        }
+        let halted = match started {
+            Ok(halted) => halted,
+            Err(source) => {
+                self.live = None;
+                return Err(unstarted(source));
+            }
+        };
         let Some(Live { guest, .. }) = &mut self.live else {
             return Err(unstarted(PlatformError::Lost));
         };
-        let halt = guest.run(deadline);
+        let halt = halted.map_or_else(|| guest.run(deadline), Ok);
         for (number, count) in std::mem::take(&mut guest.person.unserved) {
             *self.stats.unserved.entry(number).or_default() += count;
         }
         let messages = guest.messages();
         let output = std::mem::take(&mut guest.person.streams.output);
         let error = match halt {
-            Ok(Halt::Idle(call)) => match Wait::of(guest, &call) {
-                Ok(wait) => {
-                    self.wait = wait;
-                    self.footing = Footing::Live;
-                    return Ok(output);
-                }
-                Err(source) => CallError::Platform { source, messages },
-            },
+            Ok(Halt::Idle(wait)) => {
+                self.wait = wait;
+                self.footing = Footing::Live;
+                return Ok(output);
+            }
             // From the stub it can be brought back; from within the kernel it cannot.
             Ok(Halt::End(end, Place::Stub)) => {
                 return Err(CallError::Ended { end, output, messages });
@@ -238,22 +242,13 @@ impl Instance {
     }
 
     /// Lets the guest run with `request`; brings it back first where that is due.
-    fn start(&mut self, request: &[u8]) -> Result<(), PlatformError> {
+    fn start(&mut self, request: &[u8], deadline: Instant) -> Result<Option<Halt>, PlatformError> {
         self.prepare()?;
         let due = self.footing == Footing::Due;
-        let mut orders = if due { self.restore()? } else { Orders::default() };
+        let orders = if due { self.restore()? } else { Orders::default() };
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
-        let guest = &mut live.guest;
-        guest.process.follow();
-        let taken = request.len().min(INPUT_LEN).min(self.wait.wanted as usize);
-        orders.input = Some((self.wait.to, request[..taken].to_vec()));
-        guest.process.set_result(taken as i64);
-        guest.process.carry_out(&orders, Then::Resume)?;
-        let streams = &mut guest.person.streams;
-        streams.input.clear();
-        streams.input.extend(request);
-        streams.taken = taken;
-        Ok(())
+        live.guest.process.follow();
+        live.guest.resume(&self.wait, request, orders, deadline)
     }
 
     /// Goes back to the state that it stands on, from the next call on.

@@ -21,7 +21,7 @@
 //! seccomp filter and is served here. What is promised, and what a micro-VM promises more, stands in
 //! `docs/decisions/linux-programs.md`.
 //!
-//! Linux 6.6 or newer on x86-64; no privilege is needed. Guests with threads, signal handlers or child processes do not work yet.
+//! Linux 6.6 or newer on x86-64; no privilege is needed. Guests with child processes do not work yet.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
@@ -29,6 +29,7 @@ mod error;
 mod frozen;
 mod guest;
 mod hands;
+mod http;
 mod instance;
 mod load;
 mod personality;

@@ -5,6 +5,7 @@
 //! the guest's memory are copied in once, and nothing that is found there is followed twice.
 
 mod attribute_calls;
+mod channels;
 mod clock_calls;
 mod devices;
 mod encode;
@@ -14,25 +15,40 @@ mod layout;
 mod memory_calls;
 mod name_calls;
 mod packed;
+mod pipe_calls;
+mod poll_calls;
 mod process_calls;
+mod readiness;
+mod signal_calls;
+mod signals;
+mod socket_calls;
+mod sockets;
 mod table;
+mod thread_calls;
+mod threads;
 mod transfer_calls;
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
 
 use afresh_files::{Node, Refused, Tree};
 use rustix::io::Errno;
 
 use crate::platform::{Call, PlatformError, Process};
 use attribute_calls::Times;
+use channels::Channels;
+pub(crate) use clock_calls::now_moment;
 pub(crate) use ground::{bytes, plant, prepare};
 pub(crate) use layout::{Change, Layout, PAGE, STACK_LEN, protect_order, unmap_order};
 pub(crate) use packed::{Packed, damaged};
 pub(crate) use process_calls::USER;
+pub(crate) use readiness::Ear;
+use signals::Pending;
+pub(crate) use signals::Taken;
 use table::Table;
+pub(crate) use threads::Wait;
+use threads::{Moment, Threads};
 
 /// Longest path, with its end.
 const PATH_LEN: usize = 4096;
@@ -47,11 +63,14 @@ pub(crate) struct State {
     pub(crate) table: Table,
     pub(crate) directory: Node,
     umask: u32,
-    /// Handlers by signal, as the program gave them. None is ever called.
+    /// Handlers by signal, as the program gave them.
     handlers: BTreeMap<u64, [u8; 32]>,
-    blocked: u64,
-    signal_stack: [u64; 3],
-    name: [u8; 16],
+    /// Signals for whichever thread takes them.
+    pub(crate) pending: Pending,
+    /// When the alarm rings, and how long after that again; never, if it does not.
+    alarm: Option<(Moment, u64)>,
+    pub(crate) threads: Threads,
+    channels: Channels,
 }
 
 impl State {
@@ -65,9 +84,10 @@ impl State {
             directory: Tree::ROOT,
             umask: 0o022,
             handlers: BTreeMap::new(),
-            blocked: 0,
-            signal_stack: [0, 2, 0],
-            name: *b"guest\0\0\0\0\0\0\0\0\0\0\0",
+            pending: Pending::default(),
+            alarm: None,
+            threads: Threads::new(),
+            channels: Channels::default(),
         }
     }
 }
@@ -78,9 +98,24 @@ pub(crate) struct Streams {
     pub(crate) input: Vec<u8>,
     /// Bytes of the input that were read.
     pub(crate) taken: usize,
+    /// Whether the input has ended, and nobody was told yet.
+    pub(crate) ended: bool,
+    /// Whether nobody ever calls it: it runs to its end.
+    pub(crate) uncalled: bool,
+    /// What the caller has called through, once there was a call.
+    pub(crate) through: Option<Ear>,
+    /// Whether an answer is expected.
+    pub(crate) expects: bool,
     pub(crate) output: Vec<u8>,
     /// The end of what was written to the standard error.
     pub(crate) messages: Vec<u8>,
+}
+
+impl Streams {
+    /// Whether a read of the input need not wait.
+    pub(crate) fn has_input(&self) -> bool {
+        self.ended || self.taken < self.input.len()
+    }
 }
 
 /// How a guest ended, in the middle of a call or before it was warm.
@@ -115,8 +150,14 @@ pub(crate) enum Outcome {
     Value(u64),
     /// The memory changes, then it returns this.
     Memory(u64, Change),
-    /// It returns this after a while.
-    Later(u64, Duration),
+    /// Its thread waits; then it is made once more.
+    Wait(Wait),
+    /// It returns nought, after others have had their turn.
+    Yield,
+    /// Its thread is no more.
+    Gone,
+    /// It does not return: the registers are what it was to set them to.
+    Resumed,
     /// It waits for input, and there is none.
     Idle,
     /// The guest is through.
@@ -162,15 +203,18 @@ pub(crate) struct Person {
     pub(crate) output_limit: usize,
     /// Calls that were answered with `ENOSYS`, by number.
     pub(crate) unserved: BTreeMap<i64, u64>,
+    /// The wait that the call which is served has behind it.
+    pub(crate) resumed: Option<Wait>,
 }
 
 impl Person {
     pub(crate) fn new(state: Arc<State>, output_limit: usize) -> Self {
-        Self { state, streams: Streams::default(), output_limit, unserved: BTreeMap::new() }
+        let streams = Streams::default();
+        Self { state, streams, output_limit, unserved: BTreeMap::new(), resumed: None }
     }
 
     /// The state, to be changed.
-    fn change(&mut self) -> &mut State {
+    pub(crate) fn change(&mut self) -> &mut State {
         Arc::make_mut(&mut self.state)
     }
 
@@ -185,6 +229,32 @@ impl Person {
             Err(Stop::Errno(errno)) => {
                 Ok(Outcome::Value((-i64::from(errno.raw_os_error())) as u64))
             }
+            Err(Stop::Broken(error)) => Err(error),
+        }
+    }
+
+    /// Has the current thread take its signals; see [`Person::take_signals`].
+    pub(crate) fn served_signals(
+        &mut self,
+        process: &mut Process,
+        interrupted: bool,
+    ) -> Result<Taken, PlatformError> {
+        match self.take_signals(process, interrupted) {
+            Ok(taken) => Ok(taken),
+            Err(Stop::Errno(_)) => Ok(Taken::Ends(End::Signal(libc::SIGSEGV))),
+            Err(Stop::Broken(error)) => Err(error),
+        }
+    }
+
+    /// Has the current thread take a fault: how it ends, unless it has a handler.
+    pub(crate) fn served_fault(
+        &mut self,
+        process: &mut Process,
+        signal: i32,
+    ) -> Result<Option<End>, PlatformError> {
+        match self.fault(process, signal) {
+            Ok(end) => Ok(end),
+            Err(Stop::Errno(_)) => Ok(Some(End::Signal(signal))),
             Err(Stop::Broken(error)) => Err(error),
         }
     }
@@ -215,14 +285,46 @@ impl Person {
             libc::SYS_dup2 => self.replace(a[0], a[1], 0, true),
             libc::SYS_dup3 => self.replace(a[0], a[1], a[2], false),
             libc::SYS_fcntl => self.control(a[0], a[1], a[2]),
-            libc::SYS_ioctl => self.device(a[0], a[1]),
+            libc::SYS_ioctl => self.device(process, a[0], a[1], a[2]),
             libc::SYS_ftruncate => self.truncate(a[0], a[1]),
             libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_fadvise64 | libc::SYS_flock => {
                 self.flush(a[0])
             }
-            libc::SYS_poll => self.poll(process, a[0], a[1]),
-            libc::SYS_ppoll => self.poll(process, a[0], a[1]),
-            libc::SYS_select | libc::SYS_pselect6 => self.select(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_poll => self.poll(process, a[0], a[1], a[2]),
+            libc::SYS_ppoll => self.ppoll(process, &a),
+            libc::SYS_select => self.select(process, &a),
+            libc::SYS_pselect6 => self.pselect(process, &a),
+            libc::SYS_epoll_create if a[0] as i32 <= 0 => Err(Errno::INVAL.into()),
+            libc::SYS_epoll_create => self.new_set(0),
+            libc::SYS_epoll_create1 => self.new_set(a[0]),
+            libc::SYS_epoll_ctl => self.change_set(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_epoll_wait => self.wait_set(process, &a),
+            libc::SYS_epoll_pwait => self.pwait_set(process, &a, false),
+            libc::SYS_epoll_pwait2 => self.pwait_set(process, &a, true),
+            libc::SYS_pipe => self.pipe(process, a[0], 0),
+            libc::SYS_pipe2 => self.pipe(process, a[0], a[1]),
+            libc::SYS_eventfd => self.event(a[0], 0),
+            libc::SYS_eventfd2 => self.event(a[0], a[1]),
+            libc::SYS_timerfd_create => self.timer(a[0], a[1]),
+            libc::SYS_timerfd_settime => self.set_timer(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_timerfd_gettime => self.timer_left(process, a[0], a[1]),
+
+            libc::SYS_socket => self.socket(a[0], a[1]),
+            libc::SYS_socketpair => self.socket_pair(process, a[0], a[1], a[3]),
+            libc::SYS_bind => self.bind(process, a[0], a[1], a[2]),
+            libc::SYS_listen => self.listen(a[0]),
+            libc::SYS_accept => self.accept(process, a[0], a[1], a[2], 0),
+            libc::SYS_accept4 => self.accept(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_connect => self.connect(process, a[0], a[1], a[2]),
+            libc::SYS_recvfrom => self.receive(process, &a),
+            libc::SYS_recvmsg => self.receive_message(process, a[0], a[1], a[2]),
+            libc::SYS_sendto => self.send(process, &a),
+            libc::SYS_sendmsg => self.send_message(process, a[0], a[1], a[2]),
+            libc::SYS_shutdown => self.shut_down(a[0], a[1]),
+            libc::SYS_getsockname => self.own_address(process, &a),
+            libc::SYS_getpeername => self.peer_address(process, &a),
+            libc::SYS_setsockopt => self.set_option(a[0]),
+            libc::SYS_getsockopt => self.option(process, &a),
 
             libc::SYS_stat => self.stat(process, libc::AT_FDCWD as u64, a[0], a[1], 0),
             libc::SYS_lstat => {
@@ -301,30 +403,42 @@ impl Person {
             libc::SYS_time => self.seconds(process, a[0]),
             libc::SYS_nanosleep => self.sleep(process, libc::CLOCK_MONOTONIC as u64, 0, a[0]),
             libc::SYS_clock_nanosleep => self.sleep(process, a[0], a[1], a[2]),
-            libc::SYS_futex => self.futex(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_futex => self.futex(process, &a),
+            libc::SYS_alarm => self.alarm(a[0]),
+            libc::SYS_setitimer => self.interval(process, a[0], Some(a[1]), a[2]),
+            libc::SYS_getitimer => self.interval(process, a[0], None, a[1]),
 
-            libc::SYS_exit | libc::SYS_exit_group => {
-                Ok(Outcome::End(End::Exit(a[0] as i32 & 0xff)))
-            }
-            libc::SYS_kill | libc::SYS_tkill => self.signal(a[0], a[1]),
-            libc::SYS_tgkill => self.signal(a[0], a[2]),
+            libc::SYS_exit => self.exit_thread(process, a[0]),
+            libc::SYS_exit_group => Ok(Outcome::End(End::Exit(a[0] as i32 & 0xff))),
+            libc::SYS_clone => self.clone_thread(process, &a),
+            libc::SYS_kill => self.kill(a[0], a[1]),
+            libc::SYS_tkill => self.kill_thread(None, a[0], a[1]),
+            libc::SYS_tgkill => self.kill_thread(Some(a[0]), a[1], a[2]),
+            libc::SYS_rt_sigqueueinfo => self.queue(process, (a[0], None), a[1], a[2]),
+            libc::SYS_rt_tgsigqueueinfo => self.queue(process, (a[0], Some(a[1])), a[2], a[3]),
             libc::SYS_arch_prctl => self.set_base(process, a[0], a[1]),
-            libc::SYS_getpid
-            | libc::SYS_gettid
-            | libc::SYS_set_tid_address
-            | libc::SYS_getpgrp
-            | libc::SYS_getpgid
-            | libc::SYS_getsid => Ok(Outcome::Value(process_calls::PID)),
+            libc::SYS_getpid | libc::SYS_getpgrp | libc::SYS_getpgid | libc::SYS_getsid => {
+                Ok(Outcome::Value(process_calls::PID))
+            }
+            libc::SYS_gettid => Ok(Outcome::Value(self.state.threads.current_id().into())),
+            libc::SYS_set_tid_address => self.set_cleared(a[0]),
             libc::SYS_getppid => Ok(Outcome::Value(1)),
             libc::SYS_getuid | libc::SYS_geteuid | libc::SYS_getgid | libc::SYS_getegid => {
                 Ok(Outcome::Value(process_calls::USER))
             }
             libc::SYS_getresuid | libc::SYS_getresgid => self.identities(process, &a),
             libc::SYS_getgroups => Ok(Outcome::Value(0)),
-            libc::SYS_set_robust_list | libc::SYS_sched_yield => Ok(Outcome::Value(0)),
+            libc::SYS_set_robust_list => self.robust(a[1]),
+            libc::SYS_sched_yield => self.give_way(),
             libc::SYS_rt_sigaction => self.handler(process, a[0], a[1], a[2], a[3]),
             libc::SYS_rt_sigprocmask => self.block(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_rt_sigpending => self.pending_signals(process, a[0], a[1]),
+            libc::SYS_rt_sigreturn => self.leave(process),
+            libc::SYS_rt_sigsuspend => self.suspend(process, a[0], a[1]),
+            libc::SYS_rt_sigtimedwait => self.wait_signal(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_pause => self.suspend(process, 0, 8),
             libc::SYS_sigaltstack => self.alternate(process, a[0], a[1]),
+            libc::SYS_wait4 | libc::SYS_waitid => Err(Errno::CHILD.into()),
             libc::SYS_uname => self.names(process, a[0]),
             libc::SYS_sysinfo => self.system(process, a[0]),
             libc::SYS_prlimit64 => self.limit(process, a[1], a[2], a[3]),
@@ -337,11 +451,14 @@ impl Person {
             libc::SYS_mknod | libc::SYS_mknodat => Err(Errno::PERM.into()),
             // Extended attributes: files have none, and take none.
             libc::SYS_setxattr..=libc::SYS_fremovexattr => Err(Errno::OPNOTSUPP.into()),
-            number => {
-                *self.unserved.entry(number).or_default() += 1;
-                Err(Errno::NOSYS.into())
-            }
+            number => self.unknown(number),
         }
+    }
+
+    /// A call that is not served.
+    fn unknown(&mut self, number: i64) -> Served {
+        *self.unserved.entry(number).or_default() += 1;
+        Err(Errno::NOSYS.into())
     }
 }
 

@@ -4,6 +4,7 @@
 //! on orders, reads and writes its memory, and notices the pages it writes. Whatever the guest does, no system call of its
 //! process has an effect but those that [`Process::carry_out`] was told to make.
 
+mod attach;
 mod boot;
 mod control;
 mod filter;
@@ -20,7 +21,10 @@ mod spawn;
 mod stub;
 mod track;
 
-pub(crate) use frame::Registers;
+pub(crate) use frame::{
+    CLEAR_FLAGS, Context, FRAME_LEN, INFO, INFO_LEN, MASK, Register, Registers, STACK,
+    USER_SELECTORS,
+};
 pub(crate) use orders::{INPUT_LEN, Orders, Then};
 pub(crate) use process::{Call, Event, Place, Process};
 pub(crate) use seen::Seen;

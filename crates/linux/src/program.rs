@@ -4,16 +4,16 @@ use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use afresh_files::{New, Refused, Time};
 
 use crate::error::WarmError;
 use crate::guest::{Guest, Halt, after};
 use crate::load;
-use crate::personality::{self, Layout, Person, State};
-use crate::platform::{IMAGE_LEN, Process};
-use crate::standing::Standing;
+use crate::personality::{self, Ear, End, Layout, Person, State};
+use crate::platform::{IMAGE_LEN, Orders, Place, PlatformError, Process};
+use crate::standing::{Standing, Wait};
 use crate::warm::{Limits, Warm};
 
 /// What of the host every guest may read: programs and libraries, and what says where they are.
@@ -32,9 +32,9 @@ const SYSTEM: [&str; 10] = [
 
 /// A Linux program, its arguments, the files it may see and its limits.
 ///
-/// It is started by [`Program::warm`] and runs until it waits for input on descriptor 0: that is the state that every
-/// call starts from. It has one thread, no network, no other processes; it sees of the host's files the system's programs and libraries and
-/// what is granted, all read-only, and keeps its own in memory.
+/// It is started by [`Program::warm`] and runs until all of its threads wait, and it waits for input on descriptor 0 or listens
+/// on a port: that is the state that every call starts from. It has no network but its own loopback and no other processes; it sees of
+/// the host's files the system's programs and libraries and what is granted, all read-only, and keeps its own in memory.
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
@@ -218,10 +218,15 @@ impl Program {
         let mut guest = self.start()?;
         let deadline = after(self.start);
         guest.person.streams.input = input.to_vec();
+        guest.person.streams.uncalled = true;
+        let mut halt = None;
         loop {
-            match guest.run(deadline)? {
-                // Nothing comes any more: the end of the input.
-                Halt::Idle(call) => guest.process.answer(&call, 0)?,
+            match next(&mut guest, &mut halt, deadline)? {
+                // Nothing comes any more: the end of the input. Nobody calls a server.
+                Halt::Idle(Wait::Parked(Ear::Port)) => {
+                    halt = Some(Halt::End(End::Deadlock, Place::Stub));
+                }
+                Halt::Idle(wait) => halt = guest.resume(&wait, b"", Orders::default(), deadline)?,
                 Halt::Late => return Err(WarmError::Late { messages: guest.messages() }),
                 Halt::End(end, _) => {
                     let messages = guest.messages();
@@ -240,22 +245,17 @@ impl Program {
         let mut guest = self.start()?;
         let deadline = after(self.start);
         let mut requests = self.requests.iter();
+        let mut halt = None;
         loop {
-            match guest.run(deadline)? {
-                Halt::Idle(call) => {
+            match next(&mut guest, &mut halt, deadline)? {
+                Halt::Idle(wait) => {
                     guest.person.streams.output.clear();
                     let Some(request) = requests.next() else {
-                        let standing = Standing::first(&mut guest, &call)?;
+                        let standing = Standing::first(&mut guest, wait)?;
                         let unserved = std::mem::take(&mut guest.person.unserved);
                         return Ok(Warm::new(standing, self.limits(), unserved));
                     };
-                    if request.is_empty() {
-                        guest.process.answer(&call, 0)?;
-                        continue;
-                    }
-                    guest.person.streams.input.clone_from(request);
-                    guest.person.streams.taken = 0;
-                    guest.serve(&call, deadline)?;
+                    halt = guest.resume(&wait, request, Orders::default(), deadline)?;
                 }
                 Halt::Late => return Err(WarmError::Late { messages: guest.messages() }),
                 Halt::End(end, _) => {
@@ -264,6 +264,15 @@ impl Program {
             }
         }
     }
+}
+
+/// Where the guest halts next, unless it has already.
+fn next(
+    guest: &mut Guest,
+    halt: &mut Option<Halt>,
+    deadline: Instant,
+) -> Result<Halt, PlatformError> {
+    halt.take().map_or_else(|| guest.run(deadline), Ok)
 }
 
 /// What a program did from its start to its end.

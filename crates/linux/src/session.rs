@@ -32,7 +32,7 @@ fn state(standing: &Standing) -> Frozen<ProgramState> {
     Frozen { memories, state: ProgramState(Arc::clone(&standing.rest)) }
 }
 
-fn standing(frozen: &Frozen<ProgramState>) -> Result<Standing, SnapshotError> {
+pub(crate) fn standing(frozen: &Frozen<ProgramState>) -> Result<Standing, SnapshotError> {
     match &frozen.memories[..] {
         [image] if image.pages() == frozen.state.0.segments.pages() => {
             Ok(Standing { image: image.clone(), rest: Arc::clone(&frozen.state.0) })

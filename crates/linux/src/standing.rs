@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE};
+use serde::{Deserialize, Serialize};
 
 use crate::error::WarmError;
 use crate::guest::Guest;
-use crate::personality::{Change, State, protect_order};
+use crate::personality::{Change, Ear, State, protect_order};
 use crate::platform::{Call, PlatformError, Registers, Segments, Then};
 
-/// The read that a frozen guest waits in: where to, and how much at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Wait {
-    pub(crate) to: u64,
-    pub(crate) wanted: u64,
+/// How a frozen guest waits for the caller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Wait {
+    /// In a read of its only thread: where to, and how much at most.
+    Read { to: u64, wanted: u64 },
+    /// All threads wait, as the state says.
+    Parked(Ear),
 }
 
 /// All of a frozen guest.
@@ -36,16 +39,15 @@ impl Wait {
     /// The read that `call` is.
     pub(crate) fn of(guest: &Guest, call: &Call) -> Result<Self, PlatformError> {
         let (to, wanted) = guest.person.input_place(&guest.process, call)?;
-        Ok(Self { to, wanted })
+        Ok(Self::Read { to, wanted })
     }
 }
 
 impl Standing {
-    /// Freezes a guest that was never frozen before, and waits for input in `call`. Its process is not used again.
-    pub(crate) fn first(guest: &mut Guest, call: &Call) -> Result<Self, WarmError> {
+    /// Freezes a guest that was never frozen before, and waits as `wait` says. Its process is not used again.
+    pub(crate) fn first(guest: &mut Guest, wait: Wait) -> Result<Self, WarmError> {
         let registers = guest.process.registers();
         let state = Arc::clone(&guest.person.state);
-        let wait = Wait::of(guest, call)?;
         // What cannot be read is made readable.
         let read = libc::PROT_READ as u64;
         let closed = state.layout.mappings().filter(|(_, _, protection)| protection & read == 0);

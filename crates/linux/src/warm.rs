@@ -6,7 +6,8 @@ use std::time::Duration;
 use afresh_memory::{Image, Strategy};
 
 use crate::instance::Instance;
-use crate::standing::Standing;
+use crate::personality::Ear;
+use crate::standing::{Standing, Wait};
 
 /// Counts of an instance.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -49,7 +50,8 @@ impl Default for Limits {
 
 /// A program that waits for input, frozen. Cheap to clone; usable from any thread.
 ///
-/// A call goes in on descriptor 0 and out on descriptor 1, and lasts until the program waits for more input than there is.
+/// A call goes in on descriptor 0 and out on descriptor 1, and lasts until the program waits for more input than there is. A program that
+/// reads no input but listens on a port is called through that: see [`Instance::call`].
 #[derive(Clone, Debug)]
 pub struct Warm {
     pub(crate) standing: Standing,
@@ -66,6 +68,12 @@ impl Warm {
     #[must_use]
     pub fn instance(&self) -> Instance {
         Instance::new(self.standing.clone(), self.limits)
+    }
+
+    /// Whether calls go to the port that it listens on, and not to its standard input.
+    #[must_use]
+    pub fn listens(&self) -> bool {
+        self.standing.rest.wait == Wait::Parked(Ear::Port)
     }
 
     /// The content of its memory.

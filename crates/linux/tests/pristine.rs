@@ -60,8 +60,8 @@ fn a_call_that_ends_the_guest_leaves_nothing_behind() {
     for _ in 0..3 {
         ends(b"exit\n", true, &|e| matches!(e, CallError::Ended { end: End::Exit(7), .. }));
         ends(b"abort\n", true, &|e| matches!(e, CallError::Ended { end: End::Signal(6), .. }));
-        ends(b"crash\n", false, &|e| matches!(e, CallError::Platform { .. }));
-        ends(b"wait\n", false, &|e| matches!(e, CallError::Ended { end: End::Deadlock, .. }));
+        ends(b"crash\n", true, &|e| matches!(e, CallError::Ended { end: End::Signal(11), .. }));
+        ends(b"wait\n", true, &|e| matches!(e, CallError::Ended { end: End::Deadlock, .. }));
         ends(b"flood\n", false, &|e| matches!(e, CallError::Ended { end: End::Output, .. }));
         ends(b"", true, &|e| matches!(e, CallError::Ended { end: End::Exit(0), .. }));
     }

@@ -7,7 +7,7 @@ mod common;
 use std::time::Duration;
 
 use afresh_linux::{Frozen, Instance, Program, ThawError, Warm};
-use afresh_pager::{Options, SaveWith};
+use afresh_pager::{Options, SnapshotOptions};
 use afresh_snapshot::{Branch, Tree};
 use afresh_store::Store;
 use afresh_sys::planted::{self, Bug};
@@ -122,7 +122,7 @@ fn planted_bugs_are_caught() {
 fn through_a_file(frozen: &Frozen, name: &str) -> Frozen {
     let folder = tempfile::tempdir().unwrap();
     let store = Store::create(folder.path()).unwrap();
-    frozen.save(&store, name, &SaveWith::default()).unwrap();
+    frozen.save(&store, name, &SnapshotOptions::default()).unwrap();
     let loaded = Frozen::load(store.load(name).unwrap(), &Options::default()).unwrap();
     loaded.memory().wait(Duration::from_secs(60)).unwrap();
     assert_eq!(loaded.build(), frozen.build());
@@ -184,7 +184,7 @@ fn a_snapshot_of_a_stranger_is_refused_or_harmless() {
     let frozen = instance.freeze().unwrap();
     let folder = tempfile::tempdir().unwrap();
     let store = Store::create(folder.path()).unwrap();
-    frozen.save(&store, "good", &SaveWith::default()).unwrap();
+    frozen.save(&store, "good", &SnapshotOptions::default()).unwrap();
     let good = store.load("good").unwrap().state().to_vec();
     let mut random = 11u64;
     let mut next = |below: usize| {

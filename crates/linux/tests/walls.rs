@@ -7,7 +7,7 @@ mod common;
 use std::path::Path;
 use std::time::Duration;
 
-use afresh_linux::{CallError, Instance, PlatformError, Program};
+use afresh_linux::{CallError, End, Instance, PlatformError, Program};
 use afresh_sys::alone;
 
 const MARKER: &str = "/tmp/afresh-hostile-marker";
@@ -57,7 +57,11 @@ fn forged(answer: &Result<String, CallError>) -> bool {
 }
 
 fn ended(answer: &Result<String, CallError>) -> bool {
-    matches!(answer, Err(CallError::Platform { source: PlatformError::Ended(_), .. }))
+    matches!(
+        answer,
+        Err(CallError::Platform { source: PlatformError::Ended(_), .. }
+            | CallError::Ended { end: End::Signal(_), .. })
+    )
 }
 
 #[test]

@@ -10,11 +10,12 @@
 mod backing;
 mod build;
 mod diff;
-mod door;
 #[cfg(not(miri))]
 mod file;
+mod inserter;
 mod join;
 mod lazy;
+mod since;
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -23,11 +24,12 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 pub(crate) use backing::Backing;
 pub use build::ImageBuilder;
-pub use door::Door;
 #[cfg(not(miri))]
 pub use file::ImageFile;
+pub use inserter::Inserter;
 pub use lazy::Filler;
-pub(crate) use lazy::{Met, Missing};
+pub(crate) use lazy::{FaultOutcome, Missing};
+pub use since::Since;
 
 use crate::ImageError;
 
@@ -251,10 +253,10 @@ impl Image {
 
     /// The mappings that show the image: each a range of pages, the backing and the first page in it.
     /// Neighbouring extents of one backing are joined over the holes between them.
-    pub(crate) fn chunks(&self) -> Vec<Extent> {
-        let mut chunks: Vec<Extent> = Vec::new();
+    pub(crate) fn runs(&self) -> Vec<Extent> {
+        let mut runs: Vec<Extent> = Vec::new();
         for extent in &self.inner.extents {
-            if let Some(last) = chunks.last_mut() {
+            if let Some(last) = runs.last_mut() {
                 let gap = extent.range.start - last.range.end();
                 let after = last.at + last.range.len;
                 if Arc::ptr_eq(&last.backing, &extent.backing)
@@ -265,9 +267,9 @@ impl Image {
                     continue;
                 }
             }
-            chunks.push(extent.clone());
+            runs.push(extent.clone());
         }
-        chunks
+        runs
     }
 
     /// The files that hold the image, for whoever maps it in another process: in order, each with the run of pages that
@@ -281,14 +283,14 @@ impl Image {
     #[cfg(not(miri))]
     pub fn files(&self) -> Result<Vec<ImageFile>, ImageError> {
         self.complete()?;
-        Ok(self.chunks().into_iter().map(ImageFile).collect())
+        Ok(self.runs().into_iter().map(ImageFile).collect())
     }
 
     /// How many mappings show the image. A long chain of derived images fragments; past a few hundred,
     /// [`Image::compact`] pays.
     #[must_use]
     pub fn fragments(&self) -> usize {
-        self.chunks().len()
+        self.runs().len()
     }
 
     /// The same content in one backing of its own.

@@ -42,7 +42,7 @@ pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};
 #[cfg(not(miri))]
 pub use image::ImageFile;
-pub use image::{Door, Filler, Image, ImageBuilder};
+pub use image::{Filler, Image, ImageBuilder, Inserter, Since};
 pub use remote::{Remote, RemoteError, RemoteSlot};
 pub use slot::{Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};

@@ -24,7 +24,9 @@ mod capture;
 mod map;
 mod reset;
 mod serve;
+mod space;
 mod staged;
+mod state;
 mod switch;
 
 use std::collections::HashSet;
@@ -32,8 +34,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 
 use afresh_sys::{
-    Features, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, Withheld, ZeroStock, fork,
-    page_align_up,
+    Features, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, ZeroStock,
+    fork, page_align_up,
 };
 
 use crate::image::Missing;
@@ -43,7 +45,8 @@ use crate::{Image, ImageError, SlotError, Tracker, TrackerKind, tracker};
 
 use adapt::Adapt;
 pub use reset::{Mismatch, ResetReport};
-use serve::Served;
+use space::Space;
+use state::State;
 
 /// Why a slot is of no use in a child of the process that made it.
 const FORKED: &str = "made before a fork: a child's writes to it go unnoticed; make slots after";
@@ -116,33 +119,24 @@ pub struct SlotStats {
 enum Method {
     FullCopy,
     Discard,
-    Scan(Box<dyn Tracker>),
+    Reprotect(Box<dyn Tracker>),
     WriteSet(Box<dyn Tracker>),
 }
 
 /// A range of address space that holds one image and returns to it.
 pub struct Slot {
-    /// Dropped before `memory`: a tracker may watch the range.
+    /// Dropped before `space`: a tracker may watch the range.
     method: Method,
-    memory: Arc<Reservation>,
-    /// Pages of `memory` before page 0.
-    first: usize,
-    capacity: usize,
-    regions: Vec<PageRange>,
-    /// End of the last region now, and the furthest it ever was since the image was mapped.
-    end: usize,
-    high_water: usize,
+    space: Space,
+    state: State,
+    /// What a reset goes back to.
     image: Image,
     /// The mappings show another image than `image`: see `switch`.
     stale: bool,
-    /// Pages of the placed image may be missing; the tracker answers for them, or a thread.
-    filling: bool,
-    /// While that is the thread.
-    served: Option<Served>,
-    /// What children of the process do not inherit meanwhile.
-    withheld: Vec<Withheld>,
+    /// Every page that may differ from the image without the tracker noticing again, and more: empty unless the
+    /// method is the write set's.
     write_set: WriteSet,
-    /// First pages of the blocks that came from the stock since the last reset: see `staged`.
+    /// First pages of the huge pages that came from the stock since the last reset: see `staged`.
     staged: Vec<usize>,
     /// Blocks of which is known whether they pay.
     settled: HashSet<usize>,
@@ -154,19 +148,18 @@ pub struct Slot {
     stats: SlotStats,
     /// Of the process that made the slot; a forked child has no protection on it.
     generation: u32,
-    quarantine: Option<String>,
 }
 
 impl std::fmt::Debug for Slot {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Slot")
             .field("base", &self.base())
-            .field("regions", &self.regions)
-            .field("capacity", &self.capacity)
+            .field("regions", &self.space.regions)
+            .field("capacity", &self.space.capacity)
             .field("strategy", &self.choice.strategy)
             .field("write_set", &self.write_set.len())
             .field("stats", &self.stats)
-            .field("quarantine", &self.quarantine)
+            .field("quarantined", &self.state.reason())
             .finish_non_exhaustive()
     }
 }
@@ -183,7 +176,7 @@ impl Slot {
     }
 
     /// Makes a slot over a tracker of the caller's: KVM's dirty ring, say. The factory gets the address
-    /// of page 0 and the capacity in pages. With [`Strategy::Scan`] every written page is protected
+    /// of page 0 and the capacity in pages. With [`Strategy::Reprotect`] every written page is protected
     /// again at each reset; with any other strategy the tracker serves a write set.
     ///
     /// # Errors
@@ -194,7 +187,7 @@ impl Slot {
         tracker: impl FnOnce(NonNull<u8>, usize) -> Result<Box<dyn Tracker>, crate::TrackError>,
     ) -> Result<Self, SlotError> {
         let strategy = match config.strategy {
-            Strategy::Scan => Strategy::Scan,
+            Strategy::Reprotect => Strategy::Reprotect,
             _ => Strategy::WriteSet(None),
         };
         let choice = Choice {
@@ -220,9 +213,9 @@ impl Slot {
         let capacity = config.capacity.unwrap_or(needed).max(1);
         let too_large = |pages| SlotError::TooLarge { pages, capacity };
         let align = if config.stock.is_some() {
-            // Growth begins, or where there is none the slot begins, at a block of the stock.
+            // Growth begins, or where there is none the slot begins, at a huge page of the stock.
             let aligned = if capacity > needed { needed } else { 0 };
-            first = (first + aligned).next_multiple_of(staged::BLOCK) - aligned;
+            first = (first + aligned).next_multiple_of(HUGE_PAGES) - aligned;
             HUGE_SIZE
         } else {
             PAGE_SIZE
@@ -231,21 +224,14 @@ impl Slot {
             .checked_add(capacity)
             .and_then(|n| n.checked_add(after))
             .ok_or(too_large(needed))?;
-        let memory = Arc::new(Reservation::aligned(total, align)?);
+        let memory = Reservation::aligned(total, align)?;
         let base = NonNull::new(memory.page_ptr(first)).ok_or(too_large(needed))?;
         let mut slot = Self {
             method: Method::FullCopy,
-            memory,
-            first,
-            capacity,
-            regions: Vec::new(),
-            end: 0,
-            high_water: 0,
+            space: Space::new(memory, first, capacity),
+            state: State::Ready,
             image: Image::zero(0),
             stale: false,
-            filling: false,
-            served: None,
-            withheld: Vec::new(),
             write_set: WriteSet::default(),
             staged: Vec::new(),
             settled: HashSet::new(),
@@ -255,7 +241,6 @@ impl Slot {
             config,
             stats: SlotStats::default(),
             generation: fork::generation(),
-            quarantine: None,
         };
         let regions = slot.config.regions.clone();
         let external = tracker.is_some();
@@ -267,7 +252,7 @@ impl Slot {
             slot.serve()?;
         }
         slot.method = match (tracker, slot.choice.strategy) {
-            (Some(make), Strategy::Scan) => Method::Scan(make(base, capacity)?),
+            (Some(make), Strategy::Reprotect) => Method::Reprotect(make(base, capacity)?),
             (Some(make), _) => Method::WriteSet(make(base, capacity)?),
             (None, strategy) => slot.method_for(strategy)?,
         };
@@ -276,7 +261,7 @@ impl Slot {
             slot.refuse_merging()?;
         }
         slot.watch_regions()?;
-        slot.watch_blocks(PageRange::new(0, capacity));
+        slot.watch_huge_pages(PageRange::new(0, capacity));
         Ok(slot)
     }
 
@@ -288,14 +273,15 @@ impl Slot {
 
     fn method_for(&self, strategy: Strategy) -> Result<Method, SlotError> {
         let tracker = |kind| {
-            let missing = Missing::of(&self.image, &self.memory, self.first, self.capacity)
-                .filter(|_| self.filling);
-            tracker::build(kind, &self.memory, self.first, self.capacity, missing)
+            let missing =
+                Missing::of(&self.image, &self.space.memory, self.space.first, self.space.capacity)
+                    .filter(|_| self.state.filling().is_some());
+            tracker::build(kind, &self.space.memory, self.space.first, self.space.capacity, missing)
         };
         Ok(match strategy {
             Strategy::FullCopy => Method::FullCopy,
             Strategy::Discard => Method::Discard,
-            Strategy::Scan => Method::Scan(tracker(TrackerKind::UffdScan)?),
+            Strategy::Reprotect => Method::Reprotect(tracker(TrackerKind::UffdScan)?),
             Strategy::WriteSet(kind) => {
                 Method::WriteSet(tracker(kind.unwrap_or(TrackerKind::Everything))?)
             }
@@ -314,7 +300,7 @@ impl Slot {
         let regions = self.checked_regions(image, regions)?;
         let external = matches!(
             &self.method,
-            Method::WriteSet(t) | Method::Scan(t) if matches!(t.kind(), TrackerKind::Other(_))
+            Method::WriteSet(t) | Method::Reprotect(t) if matches!(t.kind(), TrackerKind::Other(_))
         );
         if !external && !self.answers_for_missing() {
             self.read_first(image, "this strategy cannot wait for pages")?;
@@ -325,10 +311,8 @@ impl Slot {
                 // The old tracker goes first: it watches the range the new one will.
                 self.method = Method::FullCopy;
             }
-            self.served = None;
-            self.withheld.clear();
-            let all = PageRange::new(self.first, self.capacity);
-            self.memory.map_anonymous(all, Protection::None)?;
+            self.state = State::Ready;
+            self.space.clear(self.space.all(), Protection::None)?;
             self.place(image, &regions)?;
             if external {
                 self.serve()?;
@@ -346,7 +330,7 @@ impl Slot {
     /// Address of page 0. It stays the same for the slot's life.
     #[must_use]
     pub fn base(&self) -> *mut u8 {
-        self.memory.page_ptr(self.first)
+        self.space.base()
     }
 
     /// The image the slot returns to.
@@ -358,19 +342,19 @@ impl Slot {
     /// Accessible regions at the last reset, not counting growth since.
     #[must_use]
     pub fn regions(&self) -> &[PageRange] {
-        &self.regions
+        &self.space.regions
     }
 
     /// End of the last region now, in pages.
     #[must_use]
     pub fn end(&self) -> usize {
-        self.end
+        self.space.end
     }
 
     /// Pages up to which the last region can grow.
     #[must_use]
     pub fn capacity(&self) -> usize {
-        self.capacity
+        self.space.capacity
     }
 
     /// The strategy in use and why.
@@ -400,12 +384,12 @@ impl Slot {
     /// Why the slot refuses use, if it does.
     #[must_use]
     pub fn quarantined(&self) -> Option<&str> {
-        self.quarantine.as_deref()
+        self.state.reason()
     }
 
     /// Takes the slot out of use for good, because its content is in doubt.
     pub fn quarantine(&mut self, reason: impl Into<String>) {
-        self.quarantine.get_or_insert(reason.into());
+        self.state.quarantine(reason.into());
     }
 
     /// Whether it was made before a fork, in the parent of this process, and is of no use here: the protection is gone,
@@ -413,20 +397,23 @@ impl Slot {
     #[inline]
     fn is_of_parent(&self) -> bool {
         self.generation != fork::generation()
-            && (self.filling || matches!(self.method, Method::WriteSet(_) | Method::Scan(_)))
+            && (self.state.filling().is_some()
+                || matches!(self.method, Method::WriteSet(_) | Method::Reprotect(_)))
     }
 
     fn check(&self) -> Result<(), SlotError> {
         if self.is_of_parent() {
             return Err(SlotError::Quarantined { reason: FORKED.to_owned() });
         }
-        match (&self.quarantine, self.filling) {
-            (None, false) => Ok(()),
-            (None, true) => match self.failure() {
+        match &self.state {
+            State::Ready => Ok(()),
+            State::Filling(_) => match self.failure() {
                 None => Ok(()),
                 Some(cause) => Err(ImageError::Filler(cause).into()),
             },
-            (Some(reason), _) => Err(SlotError::Quarantined { reason: reason.clone() }),
+            State::Quarantined { reason, .. } => {
+                Err(SlotError::Quarantined { reason: reason.clone() })
+            }
         }
     }
 
@@ -434,25 +421,11 @@ impl Slot {
     /// closed then, or will be when a missing page is touched: that raises SIGSEGV, or `EFAULT` for KVM.
     #[must_use]
     pub fn failure(&self) -> Option<String> {
-        match (&self.served, &self.method) {
-            _ if !self.filling => None,
+        match (&self.state.filling()?.served, &self.method) {
             (Some(served), _) => served.failure(),
             (None, Method::WriteSet(tracker)) => tracker.failure(),
-            _ => None,
+            (None, _) => None,
         }
-    }
-
-    /// Pages accessible now, region by region.
-    fn accessible(&self) -> impl Iterator<Item = PageRange> + '_ {
-        let last = self.regions.len().saturating_sub(1);
-        self.regions.iter().enumerate().map(move |(i, region)| {
-            if i == last { PageRange::new(region.start, self.end - region.start) } else { *region }
-        })
-    }
-
-    /// `range` of the slot as pages of the reservation.
-    fn absolute(&self, range: PageRange) -> PageRange {
-        PageRange::new(self.first + range.start, range.len)
     }
 
     /// Grows the last region until it ends at page `end`. The new pages are zero.
@@ -462,17 +435,16 @@ impl Slot {
     /// slot.
     pub fn grow(&mut self, end: usize) -> Result<(), SlotError> {
         self.check()?;
-        if end > self.capacity {
-            return Err(SlotError::TooLarge { pages: end, capacity: self.capacity });
+        if end > self.space.capacity {
+            return Err(SlotError::TooLarge { pages: end, capacity: self.space.capacity });
         }
-        if end <= self.end {
+        if end <= self.space.end {
             return Ok(());
         }
-        let result = self.expose(PageRange::new(self.end, end - self.end));
+        let result = self.expose(PageRange::new(self.space.end, end - self.space.end));
         match &result {
             Ok(()) => {
-                self.end = end;
-                self.high_water = self.high_water.max(end);
+                self.space.reach(end);
                 self.stats.growths += 1;
             }
             Err(error) => self.quarantine(format!("growth failed half-way: {error}")),
@@ -483,10 +455,10 @@ impl Slot {
     /// Makes pages accessible; those that were exposed before keep their protection state where the
     /// tracker can.
     fn expose(&mut self, range: PageRange) -> Result<(), SlotError> {
-        self.memory.protect(self.absolute(range), Protection::ReadWrite)?;
+        self.space.protect(range, Protection::ReadWrite)?;
         let from = match &self.method {
-            Method::Scan(tracker) | Method::WriteSet(tracker) if tracker.survives_hiding() => {
-                self.high_water.max(range.start)
+            Method::Reprotect(tracker) | Method::WriteSet(tracker) if tracker.survives_hiding() => {
+                self.space.high_water.max(range.start)
             }
             _ => range.start,
         };
@@ -501,20 +473,20 @@ impl Slot {
         if !staged.is_empty() {
             self.refuse_merging()?;
         }
-        if let Method::Scan(tracker) | Method::WriteSet(tracker) = &mut self.method {
+        if let Method::Reprotect(tracker) | Method::WriteSet(tracker) = &mut self.method {
             tracker.watch(new)?;
             if self.adapt.discarding() {
                 tracker.open(&[new])?;
             }
         }
-        self.watch_blocks(staged);
+        self.watch_huge_pages(staged);
         Ok(())
     }
 
     /// Rebuilds the write set's copy list, once the content that it copies is there.
     fn plan(&mut self) -> Result<(), ImageError> {
         let base = self.base();
-        let initial_end = self.initial_end();
+        let initial_end = self.space.initial_end();
         if !self.image.is_complete() {
             self.write_set.runs().into_iter().try_for_each(|run| self.image.resolve(run))?;
         }
@@ -522,17 +494,14 @@ impl Slot {
         Ok(())
     }
 
-    /// End of the last region when the slot has not grown.
-    #[inline]
-    fn initial_end(&self) -> usize {
-        self.regions.last().map_or(0, |r| r.end())
-    }
-
     /// Pages of the slot that are in memory now (by `mincore`, so clean pages of the image count when
     /// the image has them in memory).
     #[must_use]
     pub fn resident_pages(&self) -> usize {
-        self.accessible().map(|r| self.memory.resident_pages(self.absolute(r))).sum()
+        self.space
+            .accessible()
+            .map(|r| self.space.memory.resident_pages(self.space.absolute(r)))
+            .sum()
     }
 
     /// Gives the slot's private memory back and forgets its write set; the next run faults pages in

@@ -22,8 +22,8 @@ pub enum Strategy {
     FullCopy,
     /// Throw written pages away (`madvise`); the next run faults them in again.
     Discard,
-    /// Find written pages by a page-table scan, copy them back, protect them again.
-    Scan,
+    /// Copy written pages back and protect them again; the next write to each is noticed anew.
+    Reprotect,
     /// Keep learned pages writable and copy them back; notice others with the given tracker, or the
     /// best one when `None`.
     WriteSet(Option<TrackerKind>),
@@ -34,7 +34,7 @@ impl Strategy {
     pub const FORCED: [Strategy; 6] = [
         Strategy::FullCopy,
         Strategy::Discard,
-        Strategy::Scan,
+        Strategy::Reprotect,
         Strategy::WriteSet(Some(TrackerKind::UffdSigbus)),
         Strategy::WriteSet(Some(TrackerKind::UffdScan)),
         Strategy::WriteSet(Some(TrackerKind::Mprotect)),
@@ -47,7 +47,7 @@ impl fmt::Display for Strategy {
             Strategy::Auto => f.write_str("auto"),
             Strategy::FullCopy => f.write_str("full-copy"),
             Strategy::Discard => f.write_str("discard"),
-            Strategy::Scan => f.write_str("scan"),
+            Strategy::Reprotect => f.write_str("reprotect"),
             Strategy::WriteSet(None) => f.write_str("write-set"),
             Strategy::WriteSet(Some(kind)) => write!(f, "write-set-{kind}"),
         }
@@ -57,7 +57,7 @@ impl fmt::Display for Strategy {
 /// A strategy name that is not known.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "unknown strategy `{0}`; known are auto, full-copy, discard, scan, write-set, write-set-uffd, \
+    "unknown strategy `{0}`; known are auto, full-copy, discard, reprotect, write-set, write-set-uffd, \
      write-set-scan, write-set-mprotect"
 )]
 pub struct UnknownStrategy(String);
@@ -128,7 +128,7 @@ impl Strategy {
         }
         match self {
             Strategy::FullCopy | Strategy::Discard => Ok(forced(self)),
-            Strategy::Scan => {
+            Strategy::Reprotect => {
                 usable(TrackerKind::UffdScan, features).map_err(unavailable)?;
                 Ok(forced(self))
             }
@@ -211,7 +211,7 @@ mod tests {
         }
         let choice = Strategy::Auto.choose(&features, HostAccess::Threads).unwrap();
         assert_eq!(choice.strategy, Strategy::Discard);
-        assert!(Strategy::Scan.choose(&features, HostAccess::Threads).is_err());
+        assert!(Strategy::Reprotect.choose(&features, HostAccess::Threads).is_err());
     }
 
     #[test]

@@ -122,15 +122,15 @@ pub unsafe trait Tracker: Send {
     }
 
     /// Whether a write to a huge page can be noticed, and open it, as a whole: see
-    /// [`Tracker::by_block`].
-    fn watches_blocks(&self) -> bool {
+    /// [`Tracker::by_huge_page`].
+    fn watches_huge_pages(&self) -> bool {
         false
     }
 
-    /// From now on the first write to a page of `block`, which is watched, opens and reports all of it
-    /// (`on`), or its own page as usual. Only called where [`Tracker::watches_blocks`].
-    fn by_block(&mut self, block: PageRange, on: bool) {
-        let _ = (block, on);
+    /// From now on the first write to a page of `huge`, which is watched, opens and reports all of it
+    /// (`on`), or its own page as usual. Only called where [`Tracker::watches_huge_pages`].
+    fn by_huge_page(&mut self, huge: PageRange, on: bool) {
+        let _ = (huge, on);
     }
 
     /// Whether protection survives `mprotect` to no access and back. When it does not, the slot drops

@@ -73,7 +73,8 @@ fn a_slot_made_in_a_child_notices_the_childs_writes_under_every_tracker() {
             .chain([Strategy::Auto])
             .map(|strategy| (strategy, HostAccess::Threads))
             .chain(
-                [Strategy::Auto, Strategy::Scan].map(|strategy| (strategy, HostAccess::Syscalls)),
+                [Strategy::Auto, Strategy::Reprotect]
+                    .map(|strategy| (strategy, HostAccess::Syscalls)),
             );
         for (strategy, access) in ways {
             // The parent has used the mechanism, so that a child finds what the parent left of it.

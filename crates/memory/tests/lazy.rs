@@ -178,11 +178,11 @@ fn a_page_is_put_in_place_once_and_only_where_there_is_a_place() {
             }
         };
         image.resolve(PageRange::new(5, 1)).unwrap();
-        let door = filler.door();
-        let errno = |first, bytes: &[u8]| door.put(first, bytes).unwrap_err().errno;
+        let inserter = filler.inserter();
+        let errno = |first, bytes: &[u8]| inserter.put(first, bytes).unwrap_err().errno;
         assert_eq!(errno(5, &[1; PAGE_SIZE]), libc::EEXIST);
         assert_eq!(errno(4, &[1; 2 * PAGE_SIZE][..PAGE_SIZE + 1]), libc::EINVAL);
-        assert_eq!(errno(door.pages() - 1, &[1; 2 * PAGE_SIZE]), libc::EINVAL);
+        assert_eq!(errno(inserter.pages() - 1, &[1; 2 * PAGE_SIZE]), libc::EINVAL);
         assert_eq!(errno(usize::MAX, &[1; PAGE_SIZE]), libc::EINVAL);
         assert_eq!(image.page(5).unwrap()[..], content[5 * PAGE_SIZE..6 * PAGE_SIZE]);
     }

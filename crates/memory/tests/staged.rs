@@ -43,7 +43,7 @@ impl Gate {
         }
     }
 
-    fn judged(&self) -> (usize, usize) {
+    fn report_use(&self) -> (usize, usize) {
         (self.used.load(Ordering::Relaxed), self.wasted.load(Ordering::Relaxed))
     }
 }
@@ -54,7 +54,7 @@ unsafe impl ZeroStock for Gate {
         if self.open.load(Ordering::Relaxed) { self.stage.supply(memory, range) } else { Ok(0) }
     }
 
-    fn judged(&self, used: usize, wasted: usize) {
+    fn report_use(&self, used: usize, wasted: usize) {
         self.used.fetch_add(used, Ordering::Relaxed);
         self.wasted.fetch_add(wasted, Ordering::Relaxed);
     }
@@ -123,7 +123,7 @@ fn growth_from_a_stock_costs_a_fault_a_block_and_none_from_then_on() {
         assert_eq!(slot.verify().unwrap(), []);
         assert_eq!(slot.end(), SMALL);
     }
-    assert_eq!(gate.judged(), (4 * BLOCK, 0));
+    assert_eq!(gate.report_use(), (4 * BLOCK, 0));
 }
 
 #[test]
@@ -140,7 +140,7 @@ fn a_sparse_growth_gives_its_memory_back_at_the_first_reset() {
         assert!(slot.write_set_len() <= 4);
         assert_eq!(slot.verify().unwrap(), []);
     }
-    assert_eq!(gate.judged(), (0, 4 * BLOCK), "asked again though it did not pay");
+    assert_eq!(gate.report_use(), (0, 4 * BLOCK), "asked again though it did not pay");
 }
 
 #[test]
@@ -159,7 +159,7 @@ fn dense_blocks_that_the_stock_could_not_serve_are_served_when_it_can() {
         slot.reset().unwrap();
         assert_eq!(slot.verify().unwrap(), []);
     }
-    assert_eq!(gate.judged(), (2 * BLOCK, 0));
+    assert_eq!(gate.report_use(), (2 * BLOCK, 0));
 }
 
 #[test]

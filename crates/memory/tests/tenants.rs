@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::Duration;
 
 use afresh_memory::{
-    Door, Feature, Features, Filler, Image, ImageError, PAGE_SIZE, PageRange, Slot, SlotConfig,
+    Feature, Features, Filler, Image, ImageError, Inserter, PAGE_SIZE, PageRange, Slot, SlotConfig,
     TrackError, Tracker, TrackerKind,
 };
 use common::lazy_image;
@@ -20,7 +20,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Delivers nothing until the gate opens.
 struct Gated {
-    door: Mutex<Door>,
+    inserter: Mutex<Inserter>,
     open: Arc<AtomicBool>,
     /// Threads that wait at the gate.
     asked: Arc<AtomicUsize>,
@@ -32,8 +32,8 @@ impl Filler for Gated {
         while !self.open.load(Ordering::Acquire) {
             std::thread::sleep(Duration::from_millis(1));
         }
-        let door = self.door.lock().unwrap();
-        door.has(page) || door.put(page, &[7; PAGE_SIZE]).is_ok()
+        let inserter = self.inserter.lock().unwrap();
+        inserter.has(page) || inserter.put(page, &[7; PAGE_SIZE]).is_ok()
     }
 
     fn fill(&self, pages: PageRange) -> bool {
@@ -91,9 +91,9 @@ fn slow_tenants_keep_nobody_else_waiting() {
     let slow: Vec<Slot> = (0..4)
         .map(|_| {
             let all = [PageRange::new(0, PAGES)];
-            let image = Image::lazy::<ImageError>(PAGES, &all, |door| {
+            let image = Image::lazy::<ImageError>(PAGES, &all, |inserter| {
                 let (open, asked) = (open.clone(), asked.clone());
-                Ok(Arc::new(Gated { door: Mutex::new(door), open, asked }))
+                Ok(Arc::new(Gated { inserter: Mutex::new(inserter), open, asked }))
             });
             slot(&image.unwrap())
         })

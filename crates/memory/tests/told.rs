@@ -279,7 +279,7 @@ fn a_tracker_that_forgets_hidden_pages_is_asked_anew() {
 
 #[test]
 fn protecting_again_at_every_reset_restores_too() {
-    all(Strategy::Scan, Some(true));
+    all(Strategy::Reprotect, Some(true));
 }
 
 #[test]

@@ -33,11 +33,11 @@ pub(crate) struct Control {
     /// Faults that were answered.
     pub(crate) faults: AtomicUsize,
     /// How long a filler may take for one window.
-    pub(crate) patience: Duration,
+    pub(crate) timeout: Duration,
 }
 
 impl Control {
-    pub(crate) fn new(target: Option<(Arc<Reservation>, PageRange)>, patience: Duration) -> Self {
+    pub(crate) fn new(target: Option<(Arc<Reservation>, PageRange)>, timeout: Duration) -> Self {
         Self {
             target,
             failed: AtomicU32::new(0),
@@ -47,7 +47,7 @@ impl Control {
             stop: AtomicBool::new(false),
             done: AtomicU32::new(0),
             faults: AtomicUsize::new(0),
-            patience,
+            timeout,
         }
     }
 
@@ -127,7 +127,7 @@ impl Control {
     pub(crate) fn check(&self) -> Result<(), RestoreError> {
         let text = match self.failed.load(Ordering::Acquire) {
             0 => return Ok(()),
-            STUCK => format!("no page within {:?}: the filler is stuck", self.patience),
+            STUCK => format!("no page within {:?}: the filler is stuck", self.timeout),
             CUT => "a page of the file that is mapped is gone: the file was cut short, or cannot be read"
                 .to_owned(),
             DROPPED => "the restore was dropped before it ended".to_owned(),

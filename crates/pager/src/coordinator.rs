@@ -1,12 +1,12 @@
 //! The thread that a restore with background work has: it runs the fillers, watches them, and lets go
 //! of the source when all is in place.
 
+use std::os::fd::AsFd;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh_sys::{Call, SysError, Uffd, UffdEvent, UffdMode, futex};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use afresh_sys::{SysError, Uffd, UffdEvent, UffdMode, futex, poll};
 
 use crate::control::Guard;
 use crate::lazy::Lazy;
@@ -76,7 +76,7 @@ pub(crate) fn spawn(
 fn run(lazy: &Lazy, streams: usize) {
     let control = &*lazy.control;
     if streams > 0 {
-        lazy.next_chunk.store(0, Ordering::Release);
+        lazy.next_hugepage.store(0, Ordering::Release);
     }
     let over =
         || control.stop.load(Ordering::Acquire) || lazy.remaining.load(Ordering::Acquire) == 0;
@@ -117,13 +117,13 @@ fn run(lazy: &Lazy, streams: usize) {
         while !over() {
             if !streaming && lazy.rush.load(Ordering::Acquire) {
                 streaming = true;
-                lazy.next_chunk.store(0, Ordering::Release);
+                lazy.next_hugepage.store(0, Ordering::Release);
                 scope.spawn(stream);
             }
             std::thread::sleep(TICK / 10);
             let busy = lazy.busy.load(Ordering::Acquire);
             let now = started.elapsed().as_millis() as u64;
-            if busy != 0 && Duration::from_millis(now.saturating_sub(busy)) > control.patience {
+            if busy != 0 && Duration::from_millis(now.saturating_sub(busy)) > control.timeout {
                 control.fail_stuck();
             }
         }
@@ -141,13 +141,8 @@ fn handle_events(
     over: &dyn Fn() -> bool,
     started: Instant,
 ) -> Result<(), SysError> {
-    let tick = Timespec { tv_sec: 0, tv_nsec: TICK.subsec_nanos().into() };
     while !over() {
-        let mut fds = [PollFd::new(uffd, PollFlags::IN)];
-        match poll(&mut fds, Some(&tick)) {
-            Ok(_) | Err(rustix::io::Errno::INTR) => {}
-            Err(error) => return Err(SysError::new(Call::UffdRead, error.raw_os_error())),
-        }
+        poll::readable([uffd.as_fd()], TICK)?;
         while let Some(event) = uffd.next_event()? {
             if let UffdEvent::Fault { address, .. } = event {
                 lazy.busy.store(started.elapsed().as_millis().max(1) as u64, Ordering::Release);

@@ -4,7 +4,7 @@
 //! A piece is detached so: its pages are made read-only; their present content, the guest's own writes
 //! included, is copied to staged memory; the staged memory takes the mapping's place in one system
 //! call. A write meanwhile raises SIGSEGV, and the handler waits for the piece, which takes a fraction
-//! of a millisecond; reads never wait. userfaultfd's write protection can not serve here, since the
+//! of a millisecond; reads never wait. userfaultfd's write protection cannot serve here, since the
 //! kernel offers it for anonymous and shared memory only.
 //!
 //! When the file is cut short, or changed, meanwhile, the memory is closed: a page that is gone is met by the
@@ -20,11 +20,11 @@ use std::time::{Duration, Instant};
 use afresh_sys::errno::{EFAULT, ENOSYS, EPERM};
 use afresh_sys::fault::{Fault, FaultHandler, FaultSignal};
 use afresh_sys::{
-    Advice, PAGE_SIZE, PageRange, Protection, Reservation, SysError, file, futex, usage,
+    Advice, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation, SysError, file,
+    futex, usage,
 };
 
 use crate::control::Control;
-use crate::lazy::HUGE;
 use crate::{PageSource, SourceError};
 
 const MAPPED: u32 = 0;
@@ -65,12 +65,12 @@ impl Detach {
         range: PageRange,
         zero: &[PageRange],
     ) -> Result<Self, SysError> {
-        let staging = Reservation::aligned(range.len, HUGE * PAGE_SIZE)?;
+        let staging = Reservation::aligned(range.len, HUGE_SIZE)?;
         let all = PageRange::new(0, range.len);
         staging.map_anonymous(all, Protection::ReadWrite)?;
         staging.advise(all, Advice::HugePage)?;
         let states: Box<[AtomicU32]> =
-            (0..range.len.div_ceil(HUGE)).map(|_| AtomicU32::new(MAPPED)).collect();
+            (0..range.len.div_ceil(HUGE_PAGES)).map(|_| AtomicU32::new(MAPPED)).collect();
         let this = Self { control, source, target, range, staging, states, turn: Mutex::new(()) };
         for (piece, state) in this.states.iter().enumerate() {
             let pages = this.pages_of(piece);
@@ -82,8 +82,8 @@ impl Detach {
     }
 
     fn pages_of(&self, piece: usize) -> PageRange {
-        let start = piece * HUGE;
-        PageRange::new(start, HUGE.min(self.range.len - start))
+        let start = piece * HUGE_PAGES;
+        PageRange::new(start, HUGE_PAGES.min(self.range.len - start))
     }
 
     fn in_target(&self, pages: PageRange) -> PageRange {
@@ -104,28 +104,28 @@ impl Detach {
                 return Err(error.into());
             }
         }
-        let mut patience = PAUSE_PER_PIECE * self.states.len() as u32;
+        let mut budget = PAUSE_PER_PIECE * self.states.len() as u32;
         for piece in 0..self.states.len() {
             let before = usage::faults();
             self.detach(piece)?;
-            self.give_way(before, &mut patience);
+            self.give_way(before, &mut budget);
         }
         Ok(())
     }
 
     /// Pauses while other threads take faults: a change of mappings stops them all for a moment, and costs
-    /// more than it gains as long as they are busy. Ends when they are done or `patience` is used up.
-    fn give_way(&self, mut before: usage::Faults, patience: &mut Duration) {
-        while !patience.is_zero() && !self.control.stop.load(Ordering::Acquire) {
+    /// more than it gains as long as they are busy. Ends when they are done or `budget` is used up.
+    fn give_way(&self, mut before: usage::Faults, budget: &mut Duration) {
+        while !budget.is_zero() && !self.control.stop.load(Ordering::Acquire) {
             let now = usage::faults();
             let own = now.thread - before.thread;
             if (now.process - before.process).saturating_sub(own) < BUSY {
                 return;
             }
             before = now;
-            let pause = PAUSE.min(*patience);
+            let pause = PAUSE.min(*budget);
             std::thread::sleep(pause);
-            *patience -= pause;
+            *budget -= pause;
         }
     }
 
@@ -186,7 +186,8 @@ impl Detach {
 
     /// Detaches every piece that `pages` touches.
     pub(crate) fn resolve(&self, pages: PageRange) -> Result<(), SourceError> {
-        (pages.start / HUGE..pages.end().div_ceil(HUGE)).try_for_each(|piece| self.detach(piece))
+        (pages.start / HUGE_PAGES..pages.end().div_ceil(HUGE_PAGES))
+            .try_for_each(|piece| self.detach(piece))
     }
 
     /// Stops, and waits until no piece is changing hands.
@@ -214,7 +215,7 @@ impl FaultHandler for Detach {
             return false;
         }
         let base = self.target.page_ptr(self.range.start) as usize;
-        let state = &self.states[(address - base) / PAGE_SIZE / HUGE];
+        let state = &self.states[(address - base) / PAGE_SIZE / HUGE_PAGES];
         if state.load(Ordering::SeqCst) != MOVING {
             // It was read-only when the write faulted and is not any more, so the retry succeeds. A
             // fault for another reason comes back with the same address, and is not ours.
@@ -223,7 +224,7 @@ impl FaultHandler for Detach {
         let since = Instant::now();
         while state.load(Ordering::SeqCst) == MOVING && !self.control.has_failed() {
             futex::wait(state, MOVING, Duration::from_millis(50));
-            if since.elapsed() > self.control.patience {
+            if since.elapsed() > self.control.timeout {
                 self.control.fail_stuck();
             }
         }

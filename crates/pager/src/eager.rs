@@ -4,9 +4,8 @@ use std::sync::Mutex;
 use std::sync::PoisonError;
 
 use afresh_sys::file::{self, MAX_PIECES, Piece};
-use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, Reservation};
+use afresh_sys::{Advice, HUGE_PAGES, PAGE_SIZE, PageRange, Protection, Reservation};
 
-use crate::lazy::HUGE;
 use crate::{PageSource, RestoreError, SourceError};
 
 /// Replaces `range` by anonymous memory and reads all of it.
@@ -14,12 +13,12 @@ pub(crate) fn read_all(
     target: &Reservation,
     range: PageRange,
     source: &dyn PageSource,
-    huge: bool,
 ) -> Result<(), RestoreError> {
     target.map_anonymous(range, Protection::ReadWrite)?;
-    target.advise(range, if huge { Advice::HugePage } else { Advice::NoHugePage })?;
-    for first in (0..range.len).step_by(HUGE) {
-        let pages = HUGE.min(range.len - first);
+    // Huge pages are filled several times as fast, where the kernel has them.
+    target.advise(range, Advice::HugePage)?;
+    for first in (0..range.len).step_by(HUGE_PAGES) {
+        let pages = HUGE_PAGES.min(range.len - first);
         // SAFETY: inside the range, which was just mapped writable and which nobody touches until the
         // restore has started.
         let read = unsafe { source.read(first, target.page_ptr(range.start + first), pages) };

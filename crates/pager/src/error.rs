@@ -13,7 +13,7 @@ pub enum SourceError {
     /// The operating system refused.
     #[error(transparent)]
     Sys(#[from] SysError),
-    /// The snapshot is damaged or can not be read.
+    /// The snapshot is damaged or cannot be read.
     #[error(transparent)]
     Snapshot(#[from] OpenError),
     /// Reading failed.
@@ -50,8 +50,8 @@ pub enum RestoreError {
     /// The image that was to be filled could not be made.
     #[error(transparent)]
     Image(#[from] ImageError),
-    /// The strategy can not be used for this source or on this host.
-    #[error("strategy `{strategy}` can not be used here: {why}")]
+    /// The strategy cannot be used for this source or on this host.
+    #[error("strategy `{strategy}` cannot be used here: {why}")]
     Unsupported {
         /// The strategy.
         strategy: &'static str,
@@ -62,6 +62,6 @@ pub enum RestoreError {
     #[error("the memory was closed because a page could not be filled: {0}")]
     Failed(String),
     /// Waiting took longer than allowed; the restore goes on.
-    #[error("the restore has not ended after {0:?}")]
+    #[error("the restore has not finished after {0:?}")]
     Timeout(std::time::Duration),
 }

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering}
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use afresh_memory::{Door, Filler, Image};
+use afresh_memory::{Filler, Image, Inserter};
 use afresh_sys::{PAGE_SIZE, PageRange, fork};
 
 use crate::control::Control;
@@ -37,7 +37,7 @@ pub struct LazyImage {
 
 impl LazyImage {
     /// Begins an image with the content of `source`. Of the options it heeds the window, the background
-    /// (on, unless it is turned off), the streams and the patience.
+    /// (on, unless it is turned off), the streams and the time limit.
     ///
     /// # Errors
     /// [`RestoreError`] when the image cannot be made or the working set cannot be read.
@@ -50,11 +50,11 @@ impl LazyImage {
             (None, false) => (1, WINDOW),
         };
         let streams = match options.background {
-            Some(false) => 0,
-            _ if source.is_distant() => options.streams.max(DISTANT_STREAMS),
-            _ => options.streams.max(1),
+            false => 0,
+            true if source.is_distant() => options.streams.max(DISTANT_STREAMS),
+            true => options.streams.max(1),
         };
-        Self::fill(source, window, around, streams, options.patience, &set)
+        Self::fill(source, window, around, streams, options.timeout, &set)
     }
 
     /// Begins an image that fetches exactly the pages that are touched, to learn the working set:
@@ -63,7 +63,7 @@ impl LazyImage {
     /// # Errors
     /// As [`LazyImage::start`].
     pub fn record(source: Arc<dyn PageSource>) -> Result<Self, RestoreError> {
-        Self::fill(source, 1, 1, 0, Options::default().patience, &[])
+        Self::fill(source, 1, 1, 0, Options::default().timeout, &[])
     }
 
     fn fill(
@@ -71,16 +71,16 @@ impl LazyImage {
         window: usize,
         around: usize,
         streams: usize,
-        patience: Duration,
+        timeout: Duration,
         set: &[PageRange],
     ) -> Result<Self, RestoreError> {
         let mut filling = None;
-        let image = Image::lazy(source.pages(), &source.occupied(), |door: Door| {
-            let control = Arc::new(Control::new(None, patience));
+        let image = Image::lazy(source.pages(), &source.occupied(), |inserter: Inserter| {
+            let control = Arc::new(Control::new(None, timeout));
             if !set.is_empty() {
-                read_working_set(&door, &*source)?;
+                read_working_set(&inserter, &*source)?;
             }
-            let lazy = Arc::new(door_lazy(&control, door, source.clone(), window, around)?);
+            let lazy = Arc::new(lazy_image(&control, inserter, source.clone(), window, around)?);
             let engine = Arc::new(Mutex::new(Some(Engine {
                 work: Work::Lazy(lazy.clone()),
                 registration: None,
@@ -137,19 +137,19 @@ impl LazyImage {
 /// Pages that are staged at a time, at most: few enough to stay in the processor's cache.
 const STAGED: usize = 64;
 
-/// Windows over the door of an image, missing where something is to come that is not there yet.
-fn door_lazy(
+/// Windows over the inserter of an image, missing where something is to come that is not there yet.
+fn lazy_image(
     control: &Arc<Control>,
-    door: Door,
+    inserter: Inserter,
     source: Arc<dyn PageSource>,
     window: usize,
     around: usize,
 ) -> Result<Lazy, RestoreError> {
-    let range = PageRange::new(0, door.pages());
+    let range = PageRange::new(0, inserter.pages());
     let windows = range.len.div_ceil(window);
     let mut awaited = vec![false; windows];
-    for page in door.filled().iter().flat_map(|run| run.start..run.end()) {
-        awaited[page / window] |= !door.has(page);
+    for page in inserter.filled().iter().flat_map(|run| run.start..run.end()) {
+        awaited[page / window] |= !inserter.has(page);
     }
     let lazy = Lazy {
         inline: source.signal_safe(),
@@ -160,12 +160,12 @@ fn door_lazy(
         range,
         window,
         around,
-        fill: Fill::Door(door),
+        fill: Fill::Insert(inserter),
         small: Some(Staging::new(window.max(STAGED)).map_err(SourceError::from)?),
         huge: None,
         states: (0..windows).map(|_| AtomicU32::new(0)).collect(),
         remaining: AtomicUsize::new(windows),
-        next_chunk: AtomicUsize::new(usize::MAX / 2),
+        next_hugepage: AtomicUsize::new(usize::MAX / 2),
         wanted: (0..windows.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
         bell: AtomicU32::new(0),
         busy: AtomicU64::new(0),
@@ -176,13 +176,13 @@ fn door_lazy(
 }
 
 /// Puts the working set in place before anybody can touch it.
-fn read_working_set(door: &Door, source: &dyn PageSource) -> Result<(), RestoreError> {
+fn read_working_set(inserter: &Inserter, source: &dyn PageSource) -> Result<(), RestoreError> {
     source.read_working_set(&mut |run, bytes| {
         // What follows on the image's last stored page is zero and has no place.
-        let room = door.pages().saturating_sub(run.start).min(bytes.len() / PAGE_SIZE);
+        let room = inserter.pages().saturating_sub(run.start).min(bytes.len() / PAGE_SIZE);
         match room {
             0 => Ok(()),
-            _ => Ok(door.put(run.start, &bytes[..room * PAGE_SIZE])?),
+            _ => Ok(inserter.put(run.start, &bytes[..room * PAGE_SIZE])?),
         }
     })?;
     Ok(())

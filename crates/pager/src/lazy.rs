@@ -15,17 +15,14 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_memory::Door;
-use afresh_sys::errno::{EAGAIN, EBUSY, EEXIST, EFAULT, EINVAL};
+use afresh_memory::Inserter;
+use afresh_sys::errno::{EAGAIN, EBUSY, EEXIST, EINVAL};
 use afresh_sys::fault::{Fault, FaultCause, FaultHandler, FaultSignal};
-use afresh_sys::{Call, Memfd, PAGE_SIZE, PageRange, Reservation, SysError, Uffd, futex};
+use afresh_sys::{Call, HUGE_PAGES, PAGE_SIZE, PageRange, Reservation, SysError, Uffd, futex};
 
 use crate::control::Control;
 use crate::staging::Staging;
 use crate::{PageSource, SourceError};
-
-/// Pages in a huge page.
-pub(crate) const HUGE: usize = 512;
 
 const MISSING: u32 = 0;
 const FILLING: u32 = 1;
@@ -36,31 +33,20 @@ const PRESENT: u32 = 3;
 /// How pages are put in place.
 #[derive(Debug)]
 pub(crate) enum Fill {
-    /// Copied from a mapping of the source.
-    CopyView(Reservation),
     /// Read into staged pages and copied.
     Copy,
     /// Read into staged pages and moved.
     Move,
-    /// Mapped from a memfd that holds them already.
-    Held,
-    /// Read into a memfd through a second mapping of it, then mapped.
-    Shared {
-        /// The second mapping.
-        door: Reservation,
-        /// Keeps the file that both map.
-        _file: Memfd,
-    },
-    /// Read into staged pages and put through the door of a lazily filled image.
-    Door(Door),
+    /// Read into staged pages and put through the inserter of a lazily filled image.
+    Insert(Inserter),
 }
 
-/// Where chunks are read to.
+/// Where huge pages are read to.
 #[derive(Debug)]
 pub(crate) enum Huge {
     /// Slots that are used again and again.
     Pool(Staging),
-    /// A range as large as the target, every chunk of which is used once. Moving a huge page away leaves
+    /// A range as large as the target, every huge page of which is used once. Moving a huge page away leaves
     /// an empty page table behind, and the next fault there would get small pages.
     Once(Reservation),
 }
@@ -87,8 +73,8 @@ pub(crate) struct Lazy {
     pub(crate) states: Box<[AtomicU32]>,
     /// Windows not yet present.
     pub(crate) remaining: AtomicUsize,
-    /// Next chunk to stream; past the end when nothing streams.
-    pub(crate) next_chunk: AtomicUsize,
+    /// Next huge page to stream; past the end when nothing streams.
+    pub(crate) next_hugepage: AtomicUsize,
     /// Windows that faulting threads wait for and a server thread fills; a bit each.
     pub(crate) wanted: Box<[AtomicU64]>,
     /// Futex word: counts wishes, to wake the server.
@@ -102,14 +88,14 @@ pub(crate) struct Lazy {
 }
 
 /// Puts those of the pages from `first` on in place that the working set has not.
-fn put_missing(door: &Door, first: usize, content: &[u8]) -> Result<(), SourceError> {
+fn put_missing(inserter: &Inserter, first: usize, content: &[u8]) -> Result<(), SourceError> {
     let pages = content.len() / PAGE_SIZE;
     let mut at = 0;
     while at < pages {
-        let there = door.has(first + at);
-        let run = (at..pages).take_while(|page| door.has(first + page) == there).count();
+        let there = inserter.has(first + at);
+        let run = (at..pages).take_while(|page| inserter.has(first + page) == there).count();
         if !there {
-            door.put(first + at, &content[at * PAGE_SIZE..(at + run) * PAGE_SIZE])?;
+            inserter.put(first + at, &content[at * PAGE_SIZE..(at + run) * PAGE_SIZE])?;
         }
         at += run;
     }
@@ -117,9 +103,9 @@ fn put_missing(door: &Door, first: usize, content: &[u8]) -> Result<(), SourceEr
 }
 
 impl Lazy {
-    /// Number of chunks that streaming goes through.
-    fn chunks(&self) -> usize {
-        self.range.len.div_ceil(HUGE)
+    /// Number of huge pages that streaming goes through.
+    fn hugepages(&self) -> usize {
+        self.range.len.div_ceil(HUGE_PAGES)
     }
 
     fn windows_of(&self, pages: PageRange) -> std::ops::Range<usize> {
@@ -157,28 +143,12 @@ impl Lazy {
     /// Puts claimed pages in place. Takes no lock and allocates nothing if the source does not.
     fn fill(&self, pages: PageRange) -> Result<(), SourceError> {
         let uffd = match (&self.fill, &self.uffd) {
-            (Fill::Door(door), _) => return self.fill_door(door, pages),
+            (Fill::Insert(inserter), _) => return self.fill_image(inserter, pages),
             (_, Some(uffd)) => uffd,
             (_, None) => return Err(SysError::new(Call::UffdFill, EINVAL).into()),
         };
         match &self.fill {
-            Fill::Door(_) => Ok(()),
-            Fill::Held => self.place(pages, |at, len| uffd.resume(at, len)),
-            Fill::Shared { door, .. } => {
-                // SAFETY: the pages are claimed, so nobody else reads or writes them through the door,
-                // and nobody sees them in the target before `resume`.
-                unsafe { self.source.read(pages.start, door.page_ptr(pages.start), pages.len) }?;
-                self.place(pages, |at, len| uffd.resume(at, len))
-            }
-            Fill::CopyView(view) => {
-                let base = self.address(0) as usize;
-                self.place(pages, |at, len| {
-                    let from = view.page_ptr((at as usize - base) / PAGE_SIZE);
-                    // SAFETY: the view maps every page of the source readable; the target range is
-                    // registered with this descriptor, which was given to us to fill.
-                    unsafe { uffd.copy(at, from, len) }
-                })
-            }
+            Fill::Insert(_) => Ok(()),
             Fill::Copy | Fill::Move => {
                 let _slot;
                 let staged = match (&self.small, &self.huge) {
@@ -194,7 +164,7 @@ impl Lazy {
                     (_, None) => return Err(SysError::new(Call::UffdFill, EINVAL).into()),
                 };
                 // SAFETY: the slot is ours until it is dropped, and has room for what `fill` is asked
-                // for: a window, or a chunk. A range that is used once is ours where we have claimed
+                // for: a window, or a huge page. A range that is used once is ours where we have claimed
                 // the target's pages.
                 unsafe { self.source.read(pages.start, staged, pages.len) }?;
                 let base = self.address(pages.start) as usize;
@@ -204,8 +174,8 @@ impl Lazy {
                     if matches!(self.fill, Fill::Move) {
                         // SAFETY: staged pages are anonymous memory that only we use.
                         match unsafe { uffd.take(at, from, len) } {
-                            // A page that something has pinned can be copied.
-                            Err(e) if e.errno == EBUSY => {}
+                            // A page that something has pinned can be copied; before Linux 6.8 nothing is moved.
+                            Err(e) if matches!(e.errno, EBUSY | EINVAL) => {}
                             other => return other,
                         }
                     }
@@ -217,13 +187,13 @@ impl Lazy {
     }
 
     /// Reads claimed pages of an image, each group whole and checked, and then shows them.
-    fn fill_door(&self, door: &Door, pages: PageRange) -> Result<(), SourceError> {
+    fn fill_image(&self, inserter: &Inserter, pages: PageRange) -> Result<(), SourceError> {
         if self.source.is_distant() && pages.len > self.window {
             // One request, whatever its size. Only threads of the pager's own come here.
             let mut buffer = vec![0u8; pages.byte_len()];
             // SAFETY: the buffer is ours, and as long as what is read.
             unsafe { self.source.read(pages.start, buffer.as_mut_ptr(), pages.len) }?;
-            return put_missing(door, pages.start, &buffer);
+            return put_missing(inserter, pages.start, &buffer);
         }
         let Some(pool) = &self.small else {
             return Err(SysError::new(Call::UffdFill, EINVAL).into());
@@ -235,7 +205,7 @@ impl Lazy {
             unsafe { self.source.read(first, slot.ptr(), len) }?;
             // SAFETY: as above; `read` has written all of them.
             let staged = unsafe { std::slice::from_raw_parts(slot.ptr(), len * PAGE_SIZE) };
-            put_missing(door, first, staged)?;
+            put_missing(inserter, first, staged)?;
         }
         Ok(())
     }
@@ -286,30 +256,22 @@ impl Lazy {
         let first = self.pages_of(from).start;
         let pages = PageRange::new(first, self.pages_of(until - 1).end() - first);
         if let Err(error) = self.fill(pages) {
-            match &error {
-                // The kernel met a page of the view that the file no longer has.
-                SourceError::Sys(sys)
-                    if sys.errno == EFAULT && matches!(self.fill, Fill::CopyView(_)) =>
-                {
-                    self.control.fail_cut();
-                }
-                error => self.control.fail(error),
-            }
+            self.control.fail(&error);
             return None;
         }
         (from..until).for_each(|window| self.publish(window));
         Some(until)
     }
 
-    /// Fills every missing window of chunk `chunk`, whole if none was there.
-    pub(crate) fn fill_chunk(&self, chunk: usize) -> bool {
-        let start = chunk * HUGE;
-        let chunk = PageRange::new(start, HUGE.min(self.range.len - start));
-        let windows = self.windows_of(chunk);
-        if let Fill::Door(door) = &self.fill
+    /// Fills every missing window of huge page `hugepage`, whole if none was there.
+    pub(crate) fn fill_hugepage(&self, hugepage: usize) -> bool {
+        let start = hugepage * HUGE_PAGES;
+        let hugepage = PageRange::new(start, HUGE_PAGES.min(self.range.len - start));
+        let windows = self.windows_of(hugepage);
+        if let Fill::Insert(inserter) = &self.fill
             && self.source.is_distant()
         {
-            return self.fill_at_once(door, windows);
+            return self.fill_at_once(inserter, windows);
         }
         let mut from = windows.start;
         while from < windows.end {
@@ -325,8 +287,8 @@ impl Lazy {
         true
     }
 
-    /// Fills those of `windows` that are missing with a single read, for the door of an image.
-    fn fill_at_once(&self, door: &Door, windows: std::ops::Range<usize>) -> bool {
+    /// Fills those of `windows` that are missing with a single read, for the inserter of an image.
+    fn fill_at_once(&self, inserter: &Inserter, windows: std::ops::Range<usize>) -> bool {
         let claimed: Vec<usize> = windows.filter(|window| self.claim(*window)).collect();
         let (Some(first), Some(last)) = (claimed.first(), claimed.last()) else { return true };
         let start = self.pages_of(*first).start;
@@ -339,7 +301,7 @@ impl Lazy {
             for run in claimed.chunk_by(|a, b| a + 1 == *b) {
                 let (from, to) = (self.pages_of(run[0]), self.pages_of(run[run.len() - 1]));
                 let bytes = (from.start - start) * PAGE_SIZE..(to.end() - start) * PAGE_SIZE;
-                put_missing(door, from.start, &buffer[bytes])?;
+                put_missing(inserter, from.start, &buffer[bytes])?;
             }
             Ok(())
         });
@@ -355,15 +317,15 @@ impl Lazy {
         }
     }
 
-    /// Streams the next chunk; `false` when there is none or the restore failed.
+    /// Streams the next huge page; `false` when there is none or the restore failed.
     pub(crate) fn stream_next(&self) -> bool {
-        let chunk = self.next_chunk.fetch_add(1, Ordering::AcqRel);
-        if chunk >= self.chunks() {
+        let hugepage = self.next_hugepage.fetch_add(1, Ordering::AcqRel);
+        if hugepage >= self.hugepages() {
             // Stays past the end without ever wrapping.
-            self.next_chunk.store(self.chunks(), Ordering::Release);
+            self.next_hugepage.store(self.hugepages(), Ordering::Release);
             return false;
         }
-        !self.control.has_failed() && self.fill_chunk(chunk)
+        !self.control.has_failed() && self.fill_hugepage(hugepage)
     }
 
     /// Streams until nothing is left or the restore is stopped.
@@ -400,7 +362,7 @@ impl Lazy {
                     futex::wait(word, MISSING, Duration::from_millis(5));
                 }
                 FILLING => {
-                    // Somebody streams this chunk: rather than sleep, stream the next one.
+                    // Somebody streams this huge page: rather than sleep, stream the next one.
                     if inline && !helped && self.huge.is_some() {
                         helped = true;
                         if self.stream_next() {
@@ -418,7 +380,7 @@ impl Lazy {
                 state => futex::wait(word, state, Duration::from_millis(50)),
             }
             let since = since.get_or_insert_with(Instant::now);
-            if since.elapsed() > self.control.patience {
+            if since.elapsed() > self.control.timeout {
                 self.control.fail_stuck();
                 return false;
             }
@@ -481,11 +443,7 @@ impl Lazy {
     fn refill(&self, page: usize) -> bool {
         let Some(uffd) = &self.uffd else { return true };
         let at = self.address(page);
-        let result = match self.fill {
-            Fill::Held | Fill::Shared { .. } => uffd.resume(at, PAGE_SIZE),
-            _ => uffd.zero(at, PAGE_SIZE),
-        };
-        match result {
+        match uffd.zero(at, PAGE_SIZE) {
             Ok(_) => true,
             Err(e) if e.errno == EEXIST || e.errno == EAGAIN => true,
             Err(e) => {

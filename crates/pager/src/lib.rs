@@ -1,8 +1,8 @@
 //! Fills memory from a page source: before the guest starts, when it touches a page, or both at once.
 //!
 //! A [`Restore`] fills a range of a reservation from a [`PageSource`] (a file, an image this host holds,
-//! a snapshot, or the embedder's own) by one of the [`Strategy`]s. Each can be forced;
-//! [`Strategy::choose`] decides otherwise.
+//! a snapshot, or the embedder's own) by one of the [`FillStrategy`]s. Each can be forced;
+//! [`FillStrategy::choose`] decides otherwise.
 //!
 //! A [`LazyImage`] is the same for the engine's own images: any number of slots use it while it is filled.
 //!
@@ -21,7 +21,6 @@ mod coordinator;
 mod detach;
 mod eager;
 mod error;
-mod folios;
 mod image;
 mod lazy;
 mod memory;
@@ -31,14 +30,17 @@ mod restore;
 mod source;
 mod staging;
 mod strategy;
+mod sum;
+mod turn;
 pub mod vmm;
 
 pub use error::{RestoreError, SourceError};
-pub use folios::{Folios, folios};
 pub use image::LazyImage;
-pub use memory::{SaveMemoryError, SaveWith, SnapshotMemory};
+pub use memory::{SaveMemoryError, SnapshotMemory, SnapshotOptions};
 pub use options::Options;
 pub use recorder::Recorder;
 pub use restore::{Restore, Status};
-pub use source::{Backing, FileSource, MemfdSource, PageSource, Piece, SnapshotSource, Take};
-pub use strategy::{Answer, Strategy, UnknownStrategy};
+pub use source::{FileSource, MemfdSource, PageSource, Piece, SnapshotSource, Take};
+pub use strategy::{Answer, FillStrategy, UnknownStrategy};
+pub use sum::StateSum;
+pub use turn::{turn_applied, turn_since};

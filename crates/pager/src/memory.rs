@@ -14,11 +14,13 @@ use crate::{LazyImage, Options, PageSource, RestoreError, SnapshotSource};
 
 /// How a frozen guest is saved.
 #[derive(Clone, Debug)]
-pub struct SaveWith {
+pub struct SnapshotOptions {
     /// How pages are stored.
     pub encoding: Encoding,
     /// Store only what differs from this snapshot of the same store.
     pub parent: Option<Snapshot>,
+    /// With a parent: the only pages that can differ from it. Without it all are compared.
+    pub changed: Option<Vec<PageRange>>,
     /// Pages to keep a compact copy of, which is read first: see [`SnapshotMemory::touched`].
     pub working_set: Vec<PageRange>,
     /// Seal the snapshot with this key.
@@ -29,11 +31,12 @@ pub struct SaveWith {
     pub sign: Option<afresh_store::seal::SigningKey>,
 }
 
-impl Default for SaveWith {
+impl Default for SnapshotOptions {
     fn default() -> Self {
         Self {
             encoding: Encoding::Raw,
             parent: None,
+            changed: None,
             working_set: Vec::new(),
             #[cfg(feature = "seal")]
             seal: None,
@@ -92,13 +95,14 @@ impl SnapshotMemory {
         name: &str,
         build: GuestBuild,
         state: Vec<u8>,
-        with: &SaveWith,
+        with: &SnapshotOptions,
     ) -> Result<Sha256, SaveMemoryError> {
         self.pages.complete()?;
         let options = SaveOptions {
             state,
             encoding: with.encoding,
             parent: with.parent.clone(),
+            changed: with.changed.clone(),
             working_set: with.working_set.clone(),
             #[cfg(feature = "seal")]
             seal: with.seal.clone(),

@@ -2,24 +2,24 @@
 
 use std::time::Duration;
 
-use crate::{Answer, Strategy};
+use crate::{Answer, FillStrategy};
 
 /// How a restore is to be done.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// How memory is filled; `None` lets the source decide.
-    pub strategy: Option<Strategy>,
+    pub strategy: Option<FillStrategy>,
     /// Who answers faults, for the strategies that have any.
     pub answer: Answer,
-    /// Pages filled on a fault: a power of two, 1 to 512. `None` takes the strategy's own.
+    /// Pages filled on a fault: a power of two, 1 to 512. `None` leaves it to the strategy.
     pub window: Option<usize>,
-    /// Whether pages are streamed ahead. `None` takes the strategy's own: the on-demand ones do not.
-    pub background: Option<bool>,
+    /// Whether pages are streamed ahead of being touched; otherwise they come on demand only.
+    pub background: bool,
     /// Threads that stream.
     pub streams: usize,
     /// How long a filler may take for one window before the memory is closed. Longer than a remote source
     /// sits out an outage of its server, so that a guest lives once the server is back.
-    pub patience: Duration,
+    pub timeout: Duration,
     /// Whether the guest is known to write most of its memory, which the automatic choice asks.
     pub mostly_written: bool,
 }
@@ -30,9 +30,9 @@ impl Default for Options {
             strategy: None,
             answer: Answer::Sigbus,
             window: None,
-            background: None,
+            background: true,
             streams: 1,
-            patience: Duration::from_secs(45),
+            timeout: Duration::from_secs(45),
             mostly_written: false,
         }
     }
@@ -41,13 +41,13 @@ impl Default for Options {
 impl Options {
     /// Options with this strategy and everything else by default.
     #[must_use]
-    pub fn with(strategy: Strategy) -> Self {
+    pub fn with(strategy: FillStrategy) -> Self {
         Self { strategy: Some(strategy), ..Self::default() }
     }
 
     /// Options that bring in exactly the pages that are touched, to learn the working set.
     #[must_use]
     pub fn recording() -> Self {
-        Self { window: Some(1), ..Self::with(Strategy::UffdMove) }
+        Self { window: Some(1), background: false, ..Self::with(FillStrategy::Stream) }
     }
 }

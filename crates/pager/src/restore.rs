@@ -6,27 +6,28 @@ use std::time::Duration;
 
 use afresh_sys::fault::Registration;
 use afresh_sys::{
-    Advice, Call, Interest, Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError, Uffd,
-    UffdMode, fault,
+    Advice, Call, Features, HUGE_PAGES, HUGE_SIZE, Interest, PageRange, Protection, Reservation,
+    SysError, Uffd, UffdMode, fault,
 };
 
 use crate::control::Control;
 use crate::detach::Detach;
-use crate::lazy::{Fill, HUGE, Huge, Lazy};
-use crate::source::Backing;
+use crate::lazy::{Fill, Huge, Lazy};
 use crate::staging::Staging;
 use crate::strategy::MAX_PIECES;
-use crate::{Answer, Options, PageSource, RestoreError, SourceError, Strategy, coordinator, eager};
+use crate::{
+    Answer, FillStrategy, Options, PageSource, RestoreError, SourceError, coordinator, eager,
+};
 
 /// Memory that is being filled.
 ///
 /// While it lives, touching a page of the range waits for the page. Dropping it before it is done
 /// closes the memory. Once done, the memory is ordinary and nothing of the source is mapped or open;
-/// only [`Strategy::Mmap`], [`Strategy::MmapPopulate`] and [`Strategy::Held`] never let go of it.
+/// only with [`FillStrategy::Held`] it stays mapped.
 #[derive(Debug)]
 pub struct Restore {
     control: Arc<Control>,
-    strategy: Strategy,
+    strategy: FillStrategy,
     engine: Arc<Mutex<Option<Engine>>>,
     range: PageRange,
 }
@@ -56,7 +57,7 @@ impl std::fmt::Debug for Engine {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status {
     /// The strategy in use.
-    pub strategy: Strategy,
+    pub strategy: FillStrategy,
     /// Faults answered so far, not counting those the kernel answers.
     pub faults: usize,
     /// Whether nothing of the source is needed any more.
@@ -68,15 +69,15 @@ fn map_source(
     target: &Reservation,
     range: PageRange,
     source: &dyn PageSource,
-    strategy: Strategy,
+    strategy: FillStrategy,
 ) -> Result<Vec<PageRange>, RestoreError> {
     let unsupported =
         |why: &str| RestoreError::Unsupported { strategy: strategy.name(), why: why.to_owned() };
     let pieces = source.pieces().ok_or_else(|| {
-        unsupported("the source can not be mapped, or was not checked; use copy-hybrid")
+        unsupported("the source cannot be mapped, or was not checked; use stream")
     })?;
     if pieces.len() > MAX_PIECES {
-        return Err(unsupported("the source is in too many pieces; compact it or use copy-hybrid"));
+        return Err(unsupported("the source is in too many pieces; compact it or use stream"));
     }
     let mut zero = Vec::new();
     let mut next = 0;
@@ -92,12 +93,12 @@ fn map_source(
         let pages = PageRange::new(next, len);
         next += len;
         let at = PageRange::new(range.start + pages.start, pages.len);
-        match piece.backing {
-            Backing::Zero => {
+        match piece.file {
+            None => {
                 target.map_anonymous(at, Protection::ReadWrite)?;
                 zero.push(pages);
             }
-            Backing::File(file, page) => {
+            Some((file, page)) => {
                 target.map_file(at, Protection::ReadWrite, file, page)?;
             }
         }
@@ -129,9 +130,10 @@ impl Restore {
             let (pages, wanted) = (source.pages(), range.len);
             return Err(SourceError::TooShort { pages, wanted }.into());
         }
-        let strategy =
-            options.strategy.unwrap_or_else(|| Strategy::choose(&*source, options.mostly_written));
-        let control = Arc::new(Control::new(Some((target.clone(), range)), options.patience));
+        let strategy = options.strategy.unwrap_or_else(|| {
+            FillStrategy::choose(&*source, options.mostly_written, Features::host())
+        });
+        let control = Arc::new(Control::new(Some((target.clone(), range)), options.timeout));
         let this = |engine| Self {
             control: control.clone(),
             strategy,
@@ -143,26 +145,23 @@ impl Restore {
             return Ok(this(None));
         }
         match strategy {
-            Strategy::Mmap | Strategy::MmapPopulate | Strategy::Held => {
-                if strategy == Strategy::Held && source.held().is_none() {
+            FillStrategy::Held => {
+                if source.held().is_none() {
                     return Err(RestoreError::Unsupported {
                         strategy: strategy.name(),
                         why: "the source is not held in memory; use map-detach".to_owned(),
                     });
                 }
                 map_source(&target, range, &*source, strategy)?;
-                if strategy == Strategy::MmapPopulate {
-                    target.advise(range, Advice::PopulateRead)?;
-                }
                 control.finish();
                 Ok(this(None))
             }
-            Strategy::Read | Strategy::ReadHuge => {
-                eager::read_all(&target, range, &*source, strategy == Strategy::ReadHuge)?;
+            FillStrategy::Read => {
+                eager::read_all(&target, range, &*source)?;
                 control.finish();
                 Ok(this(None))
             }
-            Strategy::MapDetach => {
+            FillStrategy::MapDetach => {
                 let zero = map_source(&target, range, &*source, strategy)?;
                 let detach = Arc::new(Detach::new(
                     control.clone(),
@@ -184,14 +183,8 @@ impl Restore {
                 coordinator::spawn(restore.engine.clone(), Work::Detach(detach), Some(source), 1)?;
                 Ok(restore)
             }
-            _ => {
-                let streams = match options.background {
-                    None if matches!(strategy, Strategy::CopyHybrid | Strategy::WorkingSet) => {
-                        options.streams.max(1)
-                    }
-                    Some(true) => options.streams.max(1),
-                    _ => 0,
-                };
+            FillStrategy::Stream | FillStrategy::WorkingSet => {
+                let streams = if options.background { options.streams.max(1) } else { 0 };
                 let lazy = lazy(control.clone(), target.clone(), range, source, strategy, options)?;
                 let lazy = Arc::new(lazy);
                 let registration = match options.answer {
@@ -218,7 +211,7 @@ impl Restore {
 
     /// The strategy in use.
     #[must_use]
-    pub fn strategy(&self) -> Strategy {
+    pub fn strategy(&self) -> FillStrategy {
         self.strategy
     }
 
@@ -241,7 +234,7 @@ impl Restore {
     /// them: one that meets a missing page fails with `EFAULT`.
     ///
     /// # Errors
-    /// [`RestoreError::Failed`] when they can not be filled.
+    /// [`RestoreError::Failed`] when they cannot be filled.
     pub fn resolve(&self, pages: PageRange) -> Result<(), RestoreError> {
         let Some(pages) = pages.intersect(PageRange::new(0, self.range.len)) else {
             return self.control.check();
@@ -267,8 +260,8 @@ impl Restore {
         }
     }
 
-    /// Waits until everything is in place and the source is let go. Strategies that only answer faults
-    /// start to stream now.
+    /// Waits until everything is in place and the source is let go. A restore without a background
+    /// starts to stream now.
     ///
     /// # Errors
     /// [`RestoreError::Failed`] with the cause, [`RestoreError::Timeout`] while it goes on.
@@ -312,19 +305,17 @@ fn lazy(
     target: Arc<Reservation>,
     range: PageRange,
     source: Arc<dyn PageSource>,
-    strategy: Strategy,
+    strategy: FillStrategy,
     options: &Options,
 ) -> Result<Lazy, RestoreError> {
-    let all = PageRange::new(0, range.len);
-    let default = match strategy {
-        Strategy::UffdCopy | Strategy::UffdMove | Strategy::WorkingSet => 64,
-        _ => HUGE,
-    };
+    let set_first = strategy == FillStrategy::WorkingSet;
+    // What the set leaves out is touched here and there; and so is what nobody streams.
+    let default = if set_first || !options.background { 64 } else { HUGE_PAGES };
     let window = options.window.unwrap_or(default);
     let unsupported = |why: String| RestoreError::Unsupported { strategy: strategy.name(), why };
-    if !window.is_power_of_two() || window > HUGE {
+    if !window.is_power_of_two() || window > HUGE_PAGES {
         return Err(unsupported(format!(
-            "a window of {window} pages is no power of two up to 512"
+            "a window of {window} pages is not a power of two up to 512"
         )));
     }
     let mode = match options.answer {
@@ -332,64 +323,24 @@ fn lazy(
         Answer::Thread => UffdMode::Events,
     };
     let uffd = Uffd::open(mode).map_err(|e| unsupported(format!("{e}; use map-detach")))?;
-    let mut interest = Interest::MISSING;
-    let (mut small, mut huge) = (None, None);
-    let fill = match strategy {
-        Strategy::UffdContinue => match source.held() {
-            Some(file) => {
-                target.map_private(range, Protection::ReadWrite, file, 0)?;
-                interest = Interest::MINOR;
-                Fill::Held
-            }
-            None => {
-                let file = Memfd::new(c"afresh-restore")?;
-                file.set_len(range.byte_len())?;
-                let door = Reservation::new(range.len)?;
-                door.map_shared(all, Protection::ReadWrite, &file, 0)?;
-                target.map_shared(range, Protection::ReadWrite, &file, 0)?;
-                interest = Interest { missing: true, write_protect: false, minor: true };
-                Fill::Shared { door, _file: file }
-            }
-        },
-        _ => {
-            target.map_anonymous(range, Protection::ReadWrite)?;
-            if strategy == Strategy::WorkingSet {
-                target.advise(range, Advice::NoHugePage)?;
-                eager::read_working_set(&target, range, &*source)?;
-            }
-            match strategy {
-                Strategy::UffdCopy if source.pieces().is_some() => {
-                    let view = Reservation::new(range.len)?;
-                    map_source(&view, all, &*source, strategy)?;
-                    Fill::CopyView(view)
-                }
-                Strategy::UffdCopy | Strategy::WorkingSet => {
-                    if window < HUGE {
-                        small = Some(Staging::new(window)?);
-                    }
-                    huge = Some(Huge::Pool(Staging::new(HUGE)?));
-                    Fill::Copy
-                }
-                _ => {
-                    if window < HUGE {
-                        small = Some(Staging::new(window)?);
-                    }
-                    let staging = Reservation::aligned(range.len, HUGE * PAGE_SIZE)?;
-                    staging.map_anonymous(all, Protection::ReadWrite)?;
-                    staging.advise(all, Advice::HugePage)?;
-                    huge = Some(Huge::Once(staging));
-                    Fill::Move
-                }
-            }
-        }
+    target.map_anonymous(range, Protection::ReadWrite)?;
+    let small = if window < HUGE_PAGES { Some(Staging::new(window)?) } else { None };
+    let (fill, huge) = if set_first {
+        // Its pages are small, and so is what lies between them.
+        target.advise(range, Advice::NoHugePage)?;
+        eager::read_working_set(&target, range, &*source)?;
+        (Fill::Copy, Huge::Pool(Staging::new(HUGE_PAGES)?))
+    } else {
+        let staging = Reservation::aligned(range.len, HUGE_SIZE)?;
+        staging.map_anonymous(PageRange::new(0, range.len), Protection::ReadWrite)?;
+        staging.advise(PageRange::new(0, range.len), Advice::HugePage)?;
+        (Fill::Move, Huge::Once(staging))
     };
-    uffd.register(target.page_ptr(range.start), range.byte_len(), interest)
+    uffd.register(target.page_ptr(range.start), range.byte_len(), Interest::MISSING)
         .map_err(|e| unsupported(format!("{e}; use map-detach")))?;
     let windows = range.len.div_ceil(window);
     Ok(Lazy {
-        inline: options.answer == Answer::Thread
-            || source.signal_safe()
-            || matches!(fill, Fill::Held | Fill::CopyView(_)),
+        inline: options.answer == Answer::Thread || source.signal_safe(),
         control,
         source,
         uffd: Some(uffd),
@@ -399,10 +350,10 @@ fn lazy(
         around: 1,
         fill,
         small,
-        huge,
+        huge: Some(huge),
         states: (0..windows).map(|_| AtomicU32::new(0)).collect(),
         remaining: AtomicUsize::new(windows),
-        next_chunk: AtomicUsize::new(usize::MAX / 2),
+        next_hugepage: AtomicUsize::new(usize::MAX / 2),
         wanted: (0..windows.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
         bell: AtomicU32::new(0),
         busy: AtomicU64::new(0),

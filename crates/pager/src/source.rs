@@ -10,22 +10,13 @@ use afresh_sys::{Memfd, PAGE_SIZE, PageRange, file};
 
 use crate::SourceError;
 
-/// What a run of pages can be mapped from.
-#[derive(Clone, Copy, Debug)]
-pub enum Backing<'a> {
-    /// Nothing: the pages are zero.
-    Zero,
-    /// A file, from this page of it on.
-    File(BorrowedFd<'a>, usize),
-}
-
 /// A run of pages that can be mapped at once.
 #[derive(Clone, Copy, Debug)]
 pub struct Piece<'a> {
     /// The pages.
     pub pages: PageRange,
-    /// What to map them from.
-    pub backing: Backing<'a>,
+    /// The file to map them from, and the page of it that is the first; `None` where the pages are zero.
+    pub file: Option<(BorrowedFd<'a>, usize)>,
 }
 
 /// Takes pages that a source brings by itself: which they are, and their bytes.
@@ -65,7 +56,7 @@ pub trait PageSource: Send + Sync {
         false
     }
 
-    /// The pages as mappable runs, in order and without gaps, or `None` when they can not be mapped
+    /// The pages as mappable runs, in order and without gaps, or `None` when they cannot be mapped
     /// or were not checked.
     fn pieces(&self) -> Option<Vec<Piece<'_>>> {
         None
@@ -173,7 +164,7 @@ impl PageSource for FileSource {
 
     fn pieces(&self) -> Option<Vec<Piece<'_>>> {
         let pages = PageRange::new(0, self.pages);
-        Some(vec![Piece { pages, backing: Backing::File(self.file.as_fd(), 0) }])
+        Some(vec![Piece { pages, file: Some((self.file.as_fd(), 0)) }])
     }
 
     fn check_unchanged(&self) -> Result<(), SourceError> {
@@ -200,10 +191,9 @@ impl MemfdSource {
     /// The first `pages` pages of a sealed memfd, or as many as it has.
     #[must_use]
     pub fn new(file: Arc<Memfd>, pages: usize) -> Self {
-        // A page past the end of the file would be a SIGBUS for whoever touches it. One whose length can not
+        // A page past the end of the file would be a SIGBUS for whoever touches it. One whose length cannot
         // be told has none.
-        let len = rustix::fs::fstat(file.as_fd()).map_or(0, |stat| stat.st_size);
-        let held = usize::try_from(len).unwrap_or(0) / PAGE_SIZE;
+        let held = file.bytes() / PAGE_SIZE;
         Self { file, pages: pages.min(held) }
     }
 }
@@ -225,7 +215,7 @@ impl PageSource for MemfdSource {
 
     fn pieces(&self) -> Option<Vec<Piece<'_>>> {
         let pages = PageRange::new(0, self.pages);
-        Some(vec![Piece { pages, backing: Backing::File(self.file.as_fd(), 0) }])
+        Some(vec![Piece { pages, file: Some((self.file.as_fd(), 0)) }])
     }
 
     fn held(&self) -> Option<&Memfd> {
@@ -241,7 +231,7 @@ pub struct SnapshotSource {
 }
 
 impl SnapshotSource {
-    /// Pages are checked when they are read; nothing is mapped, since a mapping can not be checked
+    /// Pages are checked when they are read; nothing is mapped, since a mapping cannot be checked
     /// at each use.
     #[must_use]
     pub fn new(snapshot: Snapshot) -> Self {
@@ -284,14 +274,16 @@ impl PageSource for SnapshotSource {
         }
         let mut pieces = Vec::with_capacity(self.snapshot.map().runs().len());
         for run in self.snapshot.map().runs() {
-            let backing = match run.origin {
-                Origin::Zero => Backing::Zero,
+            let file = match run.origin {
+                Origin::Zero => None,
                 Origin::Layer { layer, stored } => {
                     let (file, start) = self.snapshot.layers()[layer].file()?;
-                    Backing::File(file.as_fd(), (start + stored) as usize)
+                    Some((file.as_fd(), (start + stored) as usize))
                 }
+                // Made when they are read.
+                Origin::Turn { .. } => return None,
             };
-            pieces.push(Piece { pages: run.pages, backing });
+            pieces.push(Piece { pages: run.pages, file });
         }
         Some(pieces)
     }

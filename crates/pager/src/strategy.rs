@@ -1,90 +1,69 @@
 //! The ways to fill memory, and the choice between them.
+//!
+//! Each wins somewhere (`afresh bench restore`, docs/restore.md), or works where the others do not. The ways they
+//! are measured against live in the benchmark.
 
 use std::str::FromStr;
+
+use afresh_sys::{Feature, Features};
 
 use crate::PageSource;
 
 /// A way to fill memory from a source.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Strategy {
-    /// Map the source privately and leave it mapped. The rival to beat. Whoever cuts the file short ends
-    /// the guest by SIGBUS.
-    Mmap,
-    /// Map it and fault every page in at once.
-    MmapPopulate,
-    /// Map it, fault pages in ahead from a second thread, then replace the mapping by owned memory
+pub enum FillStrategy {
+    /// Map an image that this host holds in memory, copy-on-write.
+    Held,
+    /// Map the source, fault pages in ahead from a second thread, then replace the mapping by owned memory
     /// piece by piece while the guest runs. A file that is cut short or changed before the end closes the
     /// memory.
     MapDetach,
-    /// Read everything into 4 KiB pages before the guest starts.
-    Read,
-    /// Read everything into huge pages before the guest starts.
-    ReadHuge,
-    /// On demand by UFFDIO_COPY.
-    UffdCopy,
-    /// On demand: read into staged pages, move them in by UFFDIO_MOVE.
-    UffdMove,
-    /// On demand by UFFDIO_CONTINUE, from a memfd.
-    UffdContinue,
     /// Answer faults while streaming ahead, huge page by huge page; nothing of the source is mapped.
-    CopyHybrid,
+    Stream,
     /// The working set first, from its compact copy, before the guest starts; the rest as
-    /// [`Strategy::CopyHybrid`].
+    /// [`FillStrategy::Stream`].
     WorkingSet,
-    /// Map an image that this host holds in memory, copy-on-write.
-    Held,
+    /// Read everything before the guest starts: for hosts without userfaultfd, and for whoever wants no page to
+    /// be late.
+    Read,
 }
 
-impl Strategy {
+impl FillStrategy {
     /// Every strategy.
-    pub const ALL: [Strategy; 11] = [
-        Strategy::Mmap,
-        Strategy::MmapPopulate,
-        Strategy::MapDetach,
-        Strategy::Read,
-        Strategy::ReadHuge,
-        Strategy::UffdCopy,
-        Strategy::UffdMove,
-        Strategy::UffdContinue,
-        Strategy::CopyHybrid,
-        Strategy::WorkingSet,
-        Strategy::Held,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::Held, Self::MapDetach, Self::Stream, Self::WorkingSet, Self::Read];
 
     /// The name used on command lines and in results.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
-            Strategy::Mmap => "mmap",
-            Strategy::MmapPopulate => "mmap-populate",
-            Strategy::MapDetach => "map-detach",
-            Strategy::Read => "read",
-            Strategy::ReadHuge => "read-huge",
-            Strategy::UffdCopy => "uffd-copy",
-            Strategy::UffdMove => "uffd-move",
-            Strategy::UffdContinue => "uffd-continue",
-            Strategy::CopyHybrid => "copy-hybrid",
-            Strategy::WorkingSet => "working-set",
-            Strategy::Held => "held",
+            Self::Held => "held",
+            Self::MapDetach => "map-detach",
+            Self::Stream => "stream",
+            Self::WorkingSet => "working-set",
+            Self::Read => "read",
         }
     }
 
-    /// The choice for `source` when nobody forces one: what the host holds is mapped; a recorded
-    /// working set is read first; a file that may be mapped is mapped and detached, unless the guest
-    /// is known to write most of its memory; anything else is streamed.
+    /// The choice for `source` on a host with `features`, when nobody forces one: what the host holds is mapped;
+    /// a recorded working set is read first; a file that may be mapped is mapped and detached, unless the guest
+    /// is known to write most of its memory; anything else is streamed. Without userfaultfd a file is mapped and
+    /// detached, and what cannot be mapped is read.
     #[must_use]
-    pub fn choose(source: &dyn PageSource, mostly_written: bool) -> Strategy {
+    pub fn choose(source: &dyn PageSource, mostly_written: bool, features: &Features) -> Self {
+        let mappable = || source.pieces().is_some_and(|pieces| pieces.len() <= MAX_PIECES);
+        let lazy = features.has(Feature::UffdSigbus);
         if source.held().is_some() {
-            Strategy::Held
-        } else if !source.working_set().is_empty() {
-            Strategy::WorkingSet
-        } else if source.pieces().is_some_and(|pieces| pieces.len() <= MAX_PIECES)
-            && !mostly_written
-        {
-            Strategy::MapDetach
+            Self::Held
+        } else if lazy && !source.working_set().is_empty() {
+            Self::WorkingSet
+        } else if !(lazy && mostly_written) && mappable() {
+            Self::MapDetach
+        } else if lazy {
+            Self::Stream
         } else {
-            Strategy::CopyHybrid
+            Self::Read
         }
     }
 }
@@ -94,14 +73,14 @@ pub(crate) const MAX_PIECES: usize = 4096;
 
 /// A name that is no strategy.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("unknown restore strategy `{0}`; known are auto, {known}", known = Strategy::ALL.map(Strategy::name).join(", "))]
+#[error("unknown restore strategy `{0}`; known are {known}", known = FillStrategy::ALL.map(FillStrategy::name).join(", "))]
 pub struct UnknownStrategy(String);
 
-impl FromStr for Strategy {
+impl FromStr for FillStrategy {
     type Err = UnknownStrategy;
 
     fn from_str(name: &str) -> Result<Self, UnknownStrategy> {
-        Strategy::ALL
+        Self::ALL
             .into_iter()
             .find(|strategy| strategy.name() == name)
             .ok_or_else(|| UnknownStrategy(name.to_owned()))

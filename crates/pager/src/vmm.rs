@@ -7,7 +7,7 @@
 //! afterwards, whether the VMM says so or not.
 //!
 //! What it promises:
-//! * A page that can not be filled is poisoned, so that touching it raises SIGBUS; where the VMM did not
+//! * A page that cannot be filled is poisoned, so that touching it raises SIGBUS; where the VMM did not
 //!   allow that, the VMM is ended by SIGBUS. It never reads zeros, and waits no longer than the source
 //!   takes to answer or to fail.
 //! * A hostile message is refused by name before anything is done with it. A VMM that brought a userfaultfd
@@ -46,7 +46,7 @@ pub struct VmmOptions<'a> {
     pub handshake: Duration,
     /// Ends the service when set. Pages that are missing then are closed as after a failure.
     pub stop: &'a AtomicBool,
-    /// Whether a VMM whose memory can not be filled nor poisoned, or whose handshake is refused while it
+    /// Whether a VMM whose memory cannot be filled nor poisoned, or whose handshake is refused while it
     /// waits for pages, is ended by SIGBUS. Otherwise it waits for ever, as it would for any dead pager.
     pub end_on_failure: bool,
 }
@@ -75,8 +75,8 @@ pub enum VmmError {
     /// The VMM sent something else than the handshake.
     #[error("the VMM's handshake is refused: {0}")]
     Handshake(String),
-    /// A call on the VMM's userfaultfd failed.
-    #[error("the VMM's userfaultfd: {0}")]
+    /// A call on the VMM's socket, process or userfaultfd failed.
+    #[error("serving the VMM: {0}")]
     Sys(#[from] SysError),
     /// Pages could not be read.
     #[error(transparent)]

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_pager::{
-    Backing, LazyImage, Options, PageSource, Piece, Restore, SnapshotMemory, SnapshotSource,
-    SourceError, Strategy,
+    FillStrategy, LazyImage, Options, PageSource, Piece, Restore, SnapshotMemory, SnapshotSource,
+    SourceError,
 };
 use afresh_store::Store;
 use afresh_sys::{PAGE_SIZE, PageRange, Protection, Reservation};
@@ -47,7 +47,7 @@ fn contradictions() -> Vec<(&'static str, Snapshot)> {
         Some(Layer::new(WORKING_SET, pages, pages.min(600) as usize, extents))
     };
     vec![
-        // The stored pages end at 4, so the door of a lazy image is shorter than the memory.
+        // The stored pages end at 4, so the inserter of a lazy image is shorter than the memory.
         (
             "a run that straddles the end",
             Snapshot::new(PAGES, vec![base()], set(600, &[(2, 500, 0)])),
@@ -99,7 +99,7 @@ fn restore_beside(snapshot: &afresh_store::Snapshot, what: &str) {
     let memory = Arc::new(Reservation::new(all).unwrap());
     memory.map_anonymous(PageRange::new(0, all), Protection::ReadWrite).unwrap();
     let source: Arc<dyn PageSource> = Arc::new(SnapshotSource::new(snapshot.clone()));
-    for strategy in Strategy::ALL {
+    for strategy in FillStrategy::ALL {
         let restore = Restore::start(
             memory.clone(),
             PageRange::new(0, own),
@@ -143,7 +143,7 @@ impl PageSource for Liar {
     }
 
     fn pieces(&self) -> Option<Vec<Piece<'_>>> {
-        let piece = |pages: &PageRange| Piece { pages: *pages, backing: Backing::Zero };
+        let piece = |pages: &PageRange| Piece { pages: *pages, file: None };
         Some(self.pieces.as_ref()?.iter().map(piece).collect())
     }
 
@@ -197,7 +197,7 @@ fn what_a_source_says_about_ranges_is_not_believed() {
     ];
     for (number, (occupied, set, pieces)) in lies.into_iter().enumerate() {
         let source: Arc<dyn PageSource> = Arc::new(Liar { occupied, set, pieces });
-        for strategy in Strategy::ALL {
+        for strategy in FillStrategy::ALL {
             let (own, beside) = (PageRange::new(0, 8), PageRange::new(8, 4096));
             let memory = Arc::new(Reservation::new(beside.end()).unwrap());
             memory.map_anonymous(PageRange::new(0, beside.end()), Protection::ReadWrite).unwrap();

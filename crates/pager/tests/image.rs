@@ -112,7 +112,7 @@ fn a_recorded_working_set_is_there_before_the_guest_starts() {
         "page 2999 is zero, and so in no set"
     );
     let snapshot = save(dir.path(), Encoding::Raw, recorder.pages(1.0));
-    let options = Options { background: Some(false), ..Options::default() };
+    let options = Options { background: false, ..Options::default() };
     let image = LazyImage::start(Arc::new(SnapshotSource::new(snapshot)), &options).unwrap();
     let slot = slot(&image).unwrap();
     touched.iter().flat_map(|run| run.start..run.end()).for_each(|p| check(&slot, p, &content));
@@ -174,7 +174,7 @@ impl PageSource for Stuck {
 #[test]
 fn a_source_that_hangs_ends_in_an_error_within_its_patience() {
     let source = Arc::new(Stuck(AtomicBool::new(false)));
-    let options = Options { patience: Duration::from_millis(300), ..Options::default() };
+    let options = Options { timeout: Duration::from_millis(300), ..Options::default() };
     let image = LazyImage::start(source.clone(), &options).unwrap();
     let started = Instant::now();
     let error = image.image().resolve(PageRange::new(5, 1)).unwrap_err().to_string();
@@ -188,7 +188,7 @@ fn dropping_the_image_early_ends_the_filling() {
     let dir = tempfile::tempdir().unwrap();
     let source: Arc<dyn PageSource> =
         Arc::new(SnapshotSource::new(save(dir.path(), Encoding::Raw, vec![])));
-    let options = Options { background: Some(false), ..Options::default() };
+    let options = Options { background: false, ..Options::default() };
     drop(LazyImage::start(source.clone(), &options).unwrap());
     let end = Instant::now() + PATIENCE;
     while Arc::strong_count(&source) > 1 && Instant::now() < end {
@@ -202,7 +202,7 @@ fn however_many_images_are_live_each_is_filled_lazily_and_with_its_own_pages() {
     let dir = tempfile::tempdir().unwrap();
     let content = content();
     let snapshot = save(dir.path(), Encoding::Raw, vec![]);
-    let options = Options { background: Some(false), ..Options::default() };
+    let options = Options { background: false, ..Options::default() };
     let open = || LazyImage::start(Arc::new(SnapshotSource::new(snapshot.clone())), &options);
     let images: Vec<LazyImage> = (0..130).map(|_| open().unwrap()).collect();
     assert!(images.iter().all(|image| !image.image().is_complete()), "one was read at once");

@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use afresh_memory::{Feature, Features, Slot, SlotConfig};
 use afresh_pager::{
-    FileSource, LazyImage, Options, Restore, RestoreError, SnapshotSource, Strategy,
+    FileSource, FillStrategy, LazyImage, Options, Restore, RestoreError, SnapshotSource,
 };
 use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Snapshot, Store};
 use afresh_sys::{PAGE_SIZE, PageRange, Reservation};
@@ -61,11 +61,11 @@ fn has_userfaultfd() -> bool {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Way {
     Slots,
-    CopyHybrid,
+    Stream,
     MapDetach,
 }
 
-const WAYS: [Way; 3] = [Way::Slots, Way::CopyHybrid, Way::MapDetach];
+const WAYS: [Way; 3] = [Way::Slots, Way::Stream, Way::MapDetach];
 
 /// Those that a snapshot allows: what is compressed cannot be mapped.
 fn ways(snapshot: &Snapshot) -> &'static [Way] {
@@ -83,7 +83,7 @@ impl Running {
     fn start(way: Way, snapshot: Snapshot, background: bool) -> Self {
         let mut options = Options::default();
         if !background {
-            options.background = Some(false);
+            options.background = false;
         }
         if way == Way::Slots {
             let image = LazyImage::start(Arc::new(SnapshotSource::new(snapshot)), &options);
@@ -96,8 +96,8 @@ impl Running {
             _ => SnapshotSource::new(snapshot),
         };
         options.strategy = Some(match way {
-            Way::MapDetach => Strategy::MapDetach,
-            _ => Strategy::CopyHybrid,
+            Way::MapDetach => FillStrategy::MapDetach,
+            _ => FillStrategy::Stream,
         });
         let memory = Arc::new(Reservation::aligned(PAGES, 2 << 20).unwrap());
         let range = PageRange::new(0, PAGES);
@@ -300,7 +300,7 @@ fn a_source_cut_short_or_overwritten_under_a_restore_is_an_error_that_says_so() 
             let store = Store::create(dir.path()).unwrap();
             save(&store, 1, Encoding::Raw);
             let (file, snapshot) = (layer(&store), store.load("a").unwrap());
-            let mut options = Options { background: Some(false), ..Options::default() };
+            let mut options = Options { background: false, ..Options::default() };
             if way == Way::Slots {
                 let source = Arc::new(SnapshotSource::new(snapshot));
                 let image = LazyImage::start(source, &options).unwrap();
@@ -321,10 +321,10 @@ fn a_source_cut_short_or_overwritten_under_a_restore_is_an_error_that_says_so() 
                 // Between the check and the restore, so that the pager meets it for certain.
                 let source = SnapshotSource::checked(snapshot).unwrap();
                 harm.befall(&file);
-                options.strategy = Some(Strategy::MapDetach);
+                options.strategy = Some(FillStrategy::MapDetach);
                 begin(source, &options)
             } else {
-                options.strategy = Some(Strategy::CopyHybrid);
+                options.strategy = Some(FillStrategy::Stream);
                 let restore = begin(SnapshotSource::new(snapshot), &options);
                 harm.befall(&file);
                 restore
@@ -332,24 +332,6 @@ fn a_source_cut_short_or_overwritten_under_a_restore_is_an_error_that_says_so() 
             let error = restore.wait(PATIENCE).unwrap_err().to_string();
             assert!(says(&error), "{harm:?}, {way:?}: {error}");
         }
-    }
-}
-
-#[test]
-fn a_view_that_pages_are_copied_from_and_that_is_cut_short_is_an_error_that_says_so() {
-    if !has_userfaultfd() {
-        return;
-    }
-    for harm in [Harm::CutShort, Harm::Emptied] {
-        let file = tempfile::tempfile().unwrap();
-        file.write_all_at(&content(1), 0).unwrap();
-        let source = Arc::new(FileSource::new(file.try_clone().unwrap()).unwrap());
-        let memory = Arc::new(Reservation::aligned(PAGES, 2 << 20).unwrap());
-        let options = Options::with(Strategy::UffdCopy);
-        let restore = Restore::start(memory, PageRange::new(0, PAGES), source, &options).unwrap();
-        harm.befall(&file);
-        let error = restore.wait(PATIENCE).unwrap_err().to_string();
-        assert!(error.contains("cut short"), "{harm:?}: {error}");
     }
 }
 
@@ -382,7 +364,7 @@ fn a_guest_on_a_mapped_file_that_is_cut_short_is_ended_by_sigsegv_and_sees_no_wr
         let source = Arc::new(FileSource::new(file.try_clone().unwrap()).unwrap());
         let memory = Arc::new(Reservation::aligned(LARGE, 2 << 20).unwrap());
         let range = PageRange::new(0, LARGE);
-        let options = Options::with(Strategy::MapDetach);
+        let options = Options::with(FillStrategy::MapDetach);
         let restore = Restore::start(memory.clone(), range, source, &options).unwrap();
         // Before, while, and after the pager has faulted pages in. The guest reads all the time, so that
         // it is often the first to meet what is gone.

@@ -8,11 +8,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afresh_pager::{
-    Answer, FileSource, MemfdSource, Options, PageSource, Recorder, Restore, RestoreError,
-    SnapshotSource, SourceError, Strategy,
+    Answer, FileSource, FillStrategy, MemfdSource, Options, PageSource, Recorder, Restore,
+    RestoreError, SnapshotSource, SourceError,
 };
 use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
-use afresh_sys::{Memfd, PAGE_SIZE, PageRange, Reservation};
+use afresh_sys::{Feature, Features, Memfd, PAGE_SIZE, PageRange, Reservation};
 
 const PAGES: usize = 1500;
 const PATIENCE: Duration = Duration::from_secs(20);
@@ -123,14 +123,15 @@ fn check(source: Arc<dyn PageSource>, options: &Options) {
 
 fn every_variant() -> Vec<Options> {
     let mut all = Vec::new();
-    for strategy in Strategy::ALL {
+    for strategy in FillStrategy::ALL {
         for answer in [Answer::Sigbus, Answer::Thread] {
             for window in [None, Some(1), Some(16)] {
                 let mut options = Options::with(strategy);
                 options.answer = answer;
                 options.window = window;
+                options.background = false;
                 all.push(options.clone());
-                options.background = Some(true);
+                options.background = true;
                 options.streams = 2;
                 all.push(options);
             }
@@ -148,7 +149,7 @@ fn every_strategy_restores_a_file_while_the_guest_runs() {
         set.iter().flat_map(|r| bytes[r.byte_start()..][..r.byte_len()].to_vec()).collect();
     std::fs::write(dir.path().join("set"), compact).unwrap();
     for options in every_variant() {
-        if options.strategy == Some(Strategy::Held) {
+        if options.strategy == Some(FillStrategy::Held) {
             continue;
         }
         let source = FileSource::new(file(dir.path(), &bytes))
@@ -171,18 +172,14 @@ fn snapshots_are_restored_and_checked_on_the_way() {
     let bytes = content();
     let set = vec![PageRange::new(0, 40), PageRange::new(77, 3)];
     for encoding in [Encoding::Raw, Encoding::Zstd] {
-        for strategy in [
-            Strategy::Read,
-            Strategy::UffdCopy,
-            Strategy::UffdMove,
-            Strategy::UffdContinue,
-            Strategy::CopyHybrid,
-            Strategy::WorkingSet,
-        ] {
-            for answer in [Answer::Sigbus, Answer::Thread] {
+        for strategy in [FillStrategy::Read, FillStrategy::Stream, FillStrategy::WorkingSet] {
+            for (answer, ahead) in
+                [(Answer::Sigbus, true), (Answer::Thread, true), (Answer::Sigbus, false)]
+            {
                 let dir = tempfile::tempdir().unwrap();
                 let mut options = Options::with(strategy);
                 options.answer = answer;
+                options.background = ahead;
                 check(Arc::new(snapshot(dir.path(), &bytes, encoding, set.clone())), &options);
             }
         }
@@ -194,11 +191,24 @@ fn the_automatic_choice_fits_the_source() {
     let dir = tempfile::tempdir().unwrap();
     let bytes = content();
     let plain = FileSource::new(file(dir.path(), &bytes)).unwrap();
-    assert_eq!(Strategy::choose(&plain, false), Strategy::MapDetach);
-    assert_eq!(Strategy::choose(&plain, true), Strategy::CopyHybrid);
-    assert_eq!(Strategy::choose(&*memfd(&bytes), false), Strategy::Held);
+    let cold = snapshot(dir.path(), &bytes, Encoding::Zstd, vec![PageRange::new(0, 40)]);
+    let poorer = Features::host().without(Feature::UffdSigbus);
+    let poor = |source: &dyn PageSource| FillStrategy::choose(source, true, &poorer);
+    assert_eq!(poor(&*memfd(&bytes)), FillStrategy::Held);
+    assert_eq!(poor(&plain), FillStrategy::MapDetach);
+    assert_eq!(poor(&cold), FillStrategy::Read);
+    if !Features::host().has(Feature::UffdSigbus) {
+        println!("SKIPPED: the choice where there is userfaultfd: this host has none");
+        return;
+    }
+    let choose =
+        |source: &dyn PageSource, written| FillStrategy::choose(source, written, Features::host());
+    assert_eq!(choose(&plain, false), FillStrategy::MapDetach);
+    assert_eq!(choose(&plain, true), FillStrategy::Stream);
+    assert_eq!(choose(&*memfd(&bytes), false), FillStrategy::Held);
+    assert_eq!(choose(&cold, false), FillStrategy::WorkingSet);
     let cold = snapshot(dir.path(), &bytes, Encoding::Zstd, Vec::new());
-    assert_eq!(Strategy::choose(&cold, false), Strategy::CopyHybrid);
+    assert_eq!(choose(&cold, false), FillStrategy::Stream);
     check(Arc::new(cold), &Options::default());
     check(Arc::new(plain), &Options::default());
 }
@@ -215,13 +225,10 @@ fn nothing_of_the_source_is_mapped_or_open_when_a_restore_ends() {
     };
     let bytes = content();
     for strategy in [
-        Strategy::MapDetach,
-        Strategy::Read,
-        Strategy::UffdCopy,
-        Strategy::UffdMove,
-        Strategy::UffdContinue,
-        Strategy::CopyHybrid,
-        Strategy::WorkingSet,
+        FillStrategy::MapDetach,
+        FillStrategy::Read,
+        FillStrategy::Stream,
+        FillStrategy::WorkingSet,
     ] {
         let source = Arc::new(FileSource::new(file(dir.path(), &bytes)).unwrap());
         let (memory, range) = target();
@@ -239,7 +246,7 @@ fn a_restored_guest_can_be_saved_over_its_own_file_while_it_is_streamed() {
     let dir = tempfile::tempdir().unwrap();
     let mut bytes = content();
     let path = dir.path().join("pages");
-    for strategy in [Strategy::MapDetach, Strategy::CopyHybrid, Strategy::UffdMove] {
+    for strategy in [FillStrategy::MapDetach, FillStrategy::Stream] {
         let source = Arc::new(FileSource::new(file(dir.path(), &bytes)).unwrap());
         let (memory, range) = target();
         let restore =
@@ -287,11 +294,12 @@ impl PageSource for Faulty {
 
 fn faulty_options() -> Vec<Options> {
     let mut all = Vec::new();
-    for strategy in [Strategy::CopyHybrid, Strategy::UffdMove, Strategy::UffdContinue] {
+    for ahead in [true, false] {
         for answer in [Answer::Sigbus, Answer::Thread] {
-            let mut options = Options::with(strategy);
+            let mut options = Options::with(FillStrategy::Stream);
             options.answer = answer;
-            options.patience = Duration::from_millis(200);
+            options.background = ahead;
+            options.timeout = Duration::from_millis(200);
             all.push(options);
         }
     }
@@ -362,7 +370,7 @@ fn damaged_pages_of_a_snapshot_are_never_seen() {
     let source = Arc::new(SnapshotSource::new(store.load("a").unwrap()));
     let (memory, range) = target();
     let restore =
-        Restore::start(memory, range, source, &Options::with(Strategy::CopyHybrid)).unwrap();
+        Restore::start(memory, range, source, &Options::with(FillStrategy::Stream)).unwrap();
     let error = restore.wait(PATIENCE).unwrap_err().to_string();
     assert!(error.contains("do not match their digest"), "{error}");
     assert!(SnapshotSource::checked(store.load("a").unwrap()).is_err());
@@ -407,10 +415,10 @@ fn a_recorded_working_set_is_read_from_its_compact_copy_alone() {
         Err(error) => println!("SKIPPED: emptying a read-only file: {error}"),
     }
     let (memory, range) = target();
-    let mut options = Options::with(Strategy::WorkingSet);
-    options.background = Some(false);
+    let mut options = Options::with(FillStrategy::WorkingSet);
+    options.background = false;
     let source = Arc::new(SnapshotSource::new(loaded));
-    assert_eq!(Strategy::choose(&*source, false), Strategy::WorkingSet);
+    assert_eq!(FillStrategy::choose(&*source, false, Features::host()), FillStrategy::WorkingSet);
     let restore = Restore::start(memory.clone(), range, source, &options).unwrap();
     for page in touched {
         assert_eq!(peek(&memory, page * PAGE_SIZE + 9), bytes[page * PAGE_SIZE + 9]);
@@ -425,8 +433,8 @@ fn a_guest_that_never_stops_writing_loses_no_write() {
     const LARGE: usize = 8192;
     let dir = tempfile::tempdir().unwrap();
     // Several times, for what is looked for happens between two instructions.
-    let detach = [Strategy::MapDetach; 6];
-    for strategy in detach.into_iter().chain([Strategy::CopyHybrid, Strategy::WorkingSet]) {
+    let detach = [FillStrategy::MapDetach; 6];
+    for strategy in detach.into_iter().chain([FillStrategy::Stream, FillStrategy::WorkingSet]) {
         let zeros_and_marks: Vec<u8> = (0..LARGE)
             .flat_map(|page| {
                 let mut bytes = vec![0; PAGE_SIZE];
@@ -435,7 +443,7 @@ fn a_guest_that_never_stops_writing_loses_no_write() {
             })
             .collect();
         let mut source = FileSource::new(file(dir.path(), &zeros_and_marks)).unwrap();
-        if strategy == Strategy::WorkingSet {
+        if strategy == FillStrategy::WorkingSet {
             let set = vec![PageRange::new(0, 3), PageRange::new(4000, 1)];
             let path = dir.path().join("set");
             let compact: Vec<u8> = set

@@ -167,9 +167,9 @@ fn no_thread_ever_sees_a_part_of_a_page() {
         for (direct, streams) in [(true, false), (true, true), (false, true)] {
             let source = Slow { direct, ..Slow::new(PAGES, Duration::from_micros(300)) };
             let options = Options {
-                background: Some(streams),
+                background: streams,
                 window: Some(16),
-                patience: PATIENCE,
+                timeout: PATIENCE,
                 ..Options::default()
             };
             let image = LazyImage::start(Arc::new(source), &options).unwrap();
@@ -228,7 +228,7 @@ fn a_spoilt_byte_is_never_read() {
     let direct = argument.ends_with("true");
     let source =
         Arc::new(Slow { spoilt: Some(SPOILT), direct, ..Slow::new(64, Duration::from_millis(20)) });
-    let options = Options { background: Some(false), window: Some(16), ..Options::default() };
+    let options = Options { background: false, window: Some(16), ..Options::default() };
     let image = LazyImage::start(source.clone(), &options).unwrap();
     let slot = kind.slot(image.image());
     let base = slot.base() as usize;
@@ -295,7 +295,7 @@ fn untouched_pages_are_right_however_the_host_treats_huge_pages_of_shared_memory
         for (kind, pages) in Kind::all().into_iter().flat_map(|kind| SIZES.map(|n| (kind, n))) {
             for set in &sets {
                 let source = Slow { set: set.clone(), ..Slow::new(pages, Duration::ZERO) };
-                let options = Options { background: Some(false), ..Options::default() };
+                let options = Options { background: false, ..Options::default() };
                 let image = LazyImage::start(Arc::new(source), &options).unwrap();
                 let mut slot = kind.slot(image.image());
                 let base = slot.base() as usize;
@@ -336,7 +336,7 @@ fn child_looks(base: usize, page: usize, write: bool) -> Option<u8> {
 fn a_forked_child_gets_the_content_or_dies_and_takes_nothing_from_its_parent() {
     const PAGES: usize = 300;
     for kind in Kind::all() {
-        let options = Options { background: Some(false), ..Options::default() };
+        let options = Options { background: false, ..Options::default() };
         let image = LazyImage::start(Arc::new(Slow::new(PAGES, Duration::ZERO)), &options).unwrap();
         let mut slot = kind.slot(image.image());
         let base = slot.base() as usize;
@@ -364,7 +364,7 @@ fn a_forked_child_gets_the_content_or_dies_and_takes_nothing_from_its_parent() {
 fn a_forked_child_is_told_that_pages_will_not_come() {
     const PAGES: usize = 300;
     for kind in Kind::all() {
-        let options = Options { background: Some(false), ..Options::default() };
+        let options = Options { background: false, ..Options::default() };
         let image = LazyImage::start(Arc::new(Slow::new(PAGES, Duration::ZERO)), &options).unwrap();
         let mut slot = kind.slot(image.image());
         slot.fetch(0, 1).unwrap();

@@ -134,7 +134,7 @@ impl Budget {
         this
     }
 
-    /// The budget of this process. A forked child goes on with a copy: it has the same pools, and its own books.
+    /// The budget of this process. A forked child goes on with a copy: it has the same pools, and its own accounts.
     #[must_use]
     pub fn process() -> &'static Self {
         static PROCESS: Inherited<Budget> = Inherited::new();

@@ -1,4 +1,4 @@
-//! The pool: hand-out, return, limits, books.
+//! The pool: hand-out, return, limits, accounts.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -334,7 +334,7 @@ impl<T: Recycle> Shared<T> {
         }
     }
 
-    /// Enters an item's new size into the books and trims it when the budget is passed; `false` when
+    /// Enters an item's new size into the accounts and trims it when the budget is passed; `false` when
     /// trimming failed and the item must go.
     #[cold]
     fn account(&self, idle: &mut Idle<T>, now: usize) -> bool {
@@ -345,7 +345,7 @@ impl<T: Recycle> Shared<T> {
         self.trim(idle)
     }
 
-    /// Enters an item's new size into the books; returns the sum over all.
+    /// Enters an item's new size into the accounts; returns the sum over all.
     fn resize(&self, idle: &mut Idle<T>, now: usize) -> usize {
         let before = std::mem::replace(&mut idle.resident, now);
         self.budget.resize(before, now);
@@ -356,7 +356,7 @@ impl<T: Recycle> Shared<T> {
         }
     }
 
-    /// Trims an item and enters what is left into the books; `false` when it must go.
+    /// Trims an item and enters what is left into the accounts; `false` when it must go.
     fn trim(&self, idle: &mut Idle<T>) -> bool {
         if idle.item.trim().is_err() {
             return false;
@@ -366,7 +366,7 @@ impl<T: Recycle> Shared<T> {
         true
     }
 
-    /// Takes an item out of the books.
+    /// Takes an item out of the accounts.
     fn strike(&self, idle: Idle<T>) -> T {
         let Idle { item, resident, mappings, returns, .. } = idle;
         self.retired_returns.fetch_add(returns, Ordering::Relaxed);
@@ -476,7 +476,7 @@ impl<T: Recycle> Evict for Shared<T> {
 
 impl<T: Recycle> Drop for Shared<T> {
     fn drop(&mut self) {
-        // Through the books: the budget outlives the pool.
+        // Through the accounts: the budget outlives the pool.
         self.clear(None);
     }
 }
@@ -505,7 +505,7 @@ impl<'a, T: Recycle> Returning<'a, T> {
         Self { pool, idle: Some(idle), grew: false }
     }
 
-    /// Makes the item pristine and enters it into the books; `false` when it is gone instead.
+    /// Makes the item pristine and enters it into the accounts; `false` when it is gone instead.
     #[inline]
     fn clean(&mut self, spare: bool) -> bool {
         let Some(idle) = self.idle.as_mut() else { return false };

@@ -48,7 +48,7 @@ fn alone() -> MutexGuard<'static, ()> {
     guard
 }
 
-/// Nothing is in the books any more, once the thread that looks for idle items has let go of what it looks at.
+/// Nothing is in the accounts any more, once the thread that looks for idle items has let go of what it looks at.
 fn empty() {
     let since = Instant::now();
     loop {

@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use afresh::wasm::wasmtime::{self, Caller, Extern, Linker, Memory, ResourceLimiter};
-use afresh::wasm::{Host, Imports, Limiter, State, Watch};
+use afresh::wasm::{Host, Imports, Limiter, State, Watch, hand_over};
 use minicbor::{Decoder, Encoder};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
@@ -21,6 +21,17 @@ use crate::value;
 
 /// The module that interpreters import their host's functions from.
 const INTERPRETER: &str = "afresh_interpreter";
+
+/// What frames of a guest begin with that has one function of its host's, `host.call`, as the language `python` has.
+/// `_driver.py` is the other side.
+mod frame {
+    pub(super) const ANSWER: u8 = 0;
+    pub(super) const STDOUT: u8 = 1;
+    pub(super) const STDERR: u8 = 2;
+    pub(super) const TOOL: u8 = 3;
+    /// What the guest is told of a frame that cannot be taken.
+    pub(super) const FAULT: i32 = -2;
+}
 
 /// Ends calls from elsewhere: once set it stays so.
 #[derive(Clone, Debug, Default)]
@@ -80,6 +91,8 @@ pub(crate) struct CallState {
     tools: Option<Py<PyAny>>,
     /// Of the last tool.
     answer: Vec<u8>,
+    /// What a guest answered that does so by a function of its host's.
+    pub(crate) given: Option<Vec<u8>>,
     signals: Signals,
     /// Who is told of an interruption, where no call has begun.
     warm_up: Option<Interruption>,
@@ -305,6 +318,53 @@ fn take(mut caller: Caller<'_, Host>, address: i32) -> wasmtime::Result<()> {
     Ok(())
 }
 
+/// Takes a frame of the guest's, and gives what is said to it where the guest's allocator has made room: its address
+/// and its length are put where the guest wants them. What is nothing needs no room.
+fn take_frame(
+    mut caller: Caller<'_, Host>,
+    address: i32,
+    len: i32,
+    to_address: i32,
+    to_len: i32,
+) -> wasmtime::Result<i32> {
+    let (memory, state) = parts(&mut caller)?;
+    let Some((what, inside)) = named(memory, address, len)?.split_first() else {
+        return Ok(frame::FAULT);
+    };
+    let mut said = Vec::new();
+    match *what {
+        frame::ANSWER => state.given = Some(inside.to_vec()),
+        stream @ (frame::STDOUT | frame::STDERR) => {
+            state.print(i32::from(stream), inside).map_err(|error| ended(state, error))?;
+        }
+        frame::TOOL => {
+            // Nobody looks while a tool runs, which may take as long as it likes.
+            if !state.goes_on() {
+                return Err(wasmtime::Error::msg("the call was stopped before a tool was called"));
+            }
+            state.call(inside).map_err(|error| ended(state, error))?;
+            said = std::mem::take(&mut state.answer);
+        }
+        _ => return Ok(frame::FAULT),
+    }
+    let at = match said.is_empty() {
+        true => 0,
+        false => match hand_over(&mut caller, &said)? {
+            Some(at) => at,
+            None => return Ok(frame::FAULT),
+        },
+    };
+    let (memory, _) = parts(&mut caller)?;
+    for (to, word) in [(to_address, at), (to_len, said.len() as u32)] {
+        let to = to as u32 as usize;
+        let Some(room) = to.checked_add(4).and_then(|end| memory.get_mut(to..end)) else {
+            return Ok(frame::FAULT);
+        };
+        room.copy_from_slice(&word.to_le_bytes());
+    }
+    Ok(0)
+}
+
 /// What interrupted a warm-up, whose state nobody sees.
 #[derive(Clone, Default)]
 pub(crate) struct Interruption(Arc<Mutex<Option<PyErr>>>);
@@ -326,6 +386,7 @@ fn imports() -> Imports {
         linker.func_wrap(INTERPRETER, "write", write)?;
         linker.func_wrap(INTERPRETER, "call", call)?;
         linker.func_wrap(INTERPRETER, "take", take)?;
+        linker.func_wrap("host", "call", take_frame)?;
         Ok(())
     })
 }

@@ -6,6 +6,7 @@
 
 mod call;
 mod error;
+mod files;
 mod outcome;
 mod session;
 mod signals;

@@ -2,6 +2,7 @@
 
 use std::time::Instant;
 
+use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Function, Lease};
 use minicbor::{Decoder, Encoder};
 use pyo3::prelude::*;
@@ -10,6 +11,39 @@ use pyo3::types::{PyString, PyTuple};
 use crate::call::{CallState, Limits, Reason, Stop};
 use crate::error::{self, GuestError, MarshalError, StoppedError};
 use crate::value;
+
+/// How an interpreter is asked, and where it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Form {
+    /// An array in CBOR, answered by what the handler returns.
+    Array,
+    /// A header and parts behind it, which `_driver.py` describes; answered by a frame to the host.
+    Frame,
+}
+
+/// Bytes of a frame's header.
+const HEADER: usize = 37;
+
+/// A request, once it is known who gets it.
+pub(crate) struct Request {
+    bytes: Vec<u8>,
+    form: Form,
+}
+
+impl Request {
+    /// For a handler that is no interpreter.
+    pub(crate) fn plain(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.to_vec(), form: Form::Array }
+    }
+
+    /// Tells a clone its number, and entropy of its own.
+    fn address_to(&mut self, generation: u64) {
+        if self.form == Form::Frame {
+            self.bytes[1..9].copy_from_slice(&generation.to_le_bytes());
+            self.bytes[9..25].copy_from_slice(&entropy_bytes());
+        }
+    }
+}
 
 /// What a sandbox's calls have in common.
 #[derive(Clone)]
@@ -46,8 +80,22 @@ impl Setup {
         source: &str,
         name: &str,
         arguments: Option<&[u8]>,
-    ) -> Vec<u8> {
+        form: Form,
+    ) -> Request {
+        // An empty array, where there are none.
+        let arguments = arguments.unwrap_or(&[0x80]);
         let mut request = Vec::with_capacity(source.len() + self.tools.len() + 64);
+        if form == Form::Frame {
+            request.push(what);
+            request.resize(HEADER - 12, 0);
+            for part in [self.tools.len(), source.len(), name.len()] {
+                request.extend_from_slice(&(part as u32).to_le_bytes());
+            }
+            for part in [&self.tools, source.as_bytes(), name.as_bytes(), arguments] {
+                request.extend_from_slice(part);
+            }
+            return Request { bytes: request, form };
+        }
         // An array of five.
         request.push(0x85);
         request.push(what);
@@ -56,9 +104,8 @@ impl Setup {
         let Ok(()) = (|| out.str(source)?.str(name)?.ok())() else {
             unreachable!("writing to memory does not fail")
         };
-        // Or an empty one.
-        request.extend_from_slice(arguments.unwrap_or(&[0x80]));
-        request
+        request.extend_from_slice(arguments);
+        Request { bytes: request, form }
     }
 
     fn state(&self, sink: Option<Py<PyAny>>, stops: [Stop; 2]) -> CallState {
@@ -83,14 +130,16 @@ pub(crate) fn evaluate(
     setup: &Setup,
     sink: Option<Py<PyAny>>,
     stops: [Stop; 2],
-    request: &[u8],
+    mut request: Request,
 ) -> (Outcome, bool) {
     let state = setup.state(sink, stops);
     if let Some(module) = lease.as_module() {
-        *module.host_mut().state::<CallState>() = state;
+        let host = module.host_mut();
+        *host.state::<CallState>() = state;
+        request.address_to(host.generation());
     }
     let started = Instant::now();
-    let answer = lease.call(handler, request);
+    let mut answer = lease.call(handler, &request.bytes);
     let us = started.elapsed().as_secs_f64() * 1e6;
     let (mut state, mut dirty) = (CallState::default(), None);
     if let Some(module) = lease.as_module() {
@@ -98,6 +147,9 @@ pub(crate) fn evaluate(
         dirty = module.dirty_pages().ok();
     }
     let whole = answer.is_ok();
+    if let (Ok(answer), Some(given)) = (&mut answer, state.given.take()) {
+        *answer = given;
+    }
     (Outcome { answer, state, dirty, us }, whole)
 }
 

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::call::Stop;
 use crate::error::{self, BusyError, SaveError, SessionError};
-use crate::outcome::{Outcome, Setup, evaluate};
+use crate::outcome::{Outcome, Request, Setup, evaluate};
 use crate::signals;
 use crate::warm::{Warm, no_interpreter, reference};
 
@@ -121,7 +121,7 @@ impl Session {
         export: Option<&str>,
         sink: Option<Py<PyAny>>,
         stop: Option<Stop>,
-        request: &[u8],
+        request: Request,
     ) -> PyResult<Outcome> {
         signals::check()?;
         let (warm, setup) = (self.warm.get(), self.setup());
@@ -130,7 +130,7 @@ impl Session {
             let stops = [self.stop.clone(), stop.unwrap_or_default()];
             let looked_up;
             let handler = match export {
-                None => warm.handler.as_ref().ok_or_else(no_interpreter)?,
+                None => &warm.interpreter.as_ref().ok_or_else(no_interpreter)?.handler,
                 Some(export) => {
                     looked_up =
                         warm.guest.function(export).map_err(|error| error::of_call(&error))?;
@@ -216,9 +216,10 @@ impl Session {
         stopper: Option<&Bound<'py, Stopper>>,
         exact: bool,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        let request = self.setup().request(what, code, name, arguments);
+        let form = self.warm.get().interpreter.as_ref().ok_or_else(no_interpreter)?.form;
+        let request = self.setup().request(what, code, name, arguments, form);
         let stop = stopper.map(|stopper| stopper.get().stop.clone());
-        self.ask(py, None, sink, stop, &request)?.into_python(py, exact)
+        self.ask(py, None, sink, stop, request)?.into_python(py, exact)
     }
 
     /// Calls a handler of bytes.
@@ -231,7 +232,7 @@ impl Session {
         stopper: Option<&Bound<'py, Stopper>>,
     ) -> PyResult<Bound<'py, PyBytes>> {
         let stop = stopper.map(|stopper| stopper.get().stop.clone());
-        let outcome = self.ask(py, Some(export), None, stop, input)?;
+        let outcome = self.ask(py, Some(export), None, stop, Request::plain(input))?;
         Ok(PyBytes::new(py, &outcome.into_bytes()?))
     }
 
@@ -309,12 +310,55 @@ impl Session {
         self.with(py, |session| Ok(checkpoint(session.at())))
     }
 
-    /// Saves the present state; returns its id.
+    /// Saves what became of it since it was last saved there; returns the id of what is there.
     fn save(&self, py: Python<'_>, to: &str) -> PyResult<String> {
         let to = reference(to)?;
         self.with(py, |session| {
-            let saved = session.save(&to, &SaveOptions::new());
+            let saved = session.save_turn(&to, &SaveOptions::new());
             Ok(saved.map_err(|error| error::raise::<SaveError>(&error))?.id.to_string())
+        })
+    }
+
+    /// What became of it since a state.
+    fn delta<'py>(&self, py: Python<'py>, since: Which<'_>) -> PyResult<Bound<'py, PyBytes>> {
+        let since = since.plain();
+        let delta = self.with(py, |session| session.delta(&since).map_err(refused))?;
+        Ok(PyBytes::new(py, &delta))
+    }
+
+    /// Goes to the state that a delta makes of the present one.
+    fn apply(&self, py: Python<'_>, delta: &[u8]) -> PyResult<Checkpoint> {
+        self.with(py, |session| session.apply(delta).map(checkpoint).map_err(refused))
+    }
+
+    /// All bytes of a file.
+    fn read_file<'py>(&self, py: Python<'py>, path: &str) -> PyResult<Bound<'py, PyBytes>> {
+        let bytes = self.with(py, |session| {
+            session.files().and_then(|files| files.read(path)).map_err(refused)
+        })?;
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Writes a whole file.
+    fn write_file(&self, py: Python<'_>, path: &str, bytes: &[u8]) -> PyResult<()> {
+        self.with(py, |session| {
+            session.files().and_then(|mut files| files.write(path, bytes)).map_err(refused)
+        })
+    }
+
+    /// The names in a directory, in order.
+    fn list_files(&self, py: Python<'_>, path: &str) -> PyResult<Vec<String>> {
+        self.with(py, |session| {
+            let listed = session.files().and_then(|files| files.list(path)).map_err(refused)?;
+            let name = |name: &[u8]| String::from_utf8_lossy(name).into_owned();
+            Ok(listed.iter().map(|entry| name(&entry.name)).collect())
+        })
+    }
+
+    /// Removes a file, or a directory with everything in it.
+    fn remove_file(&self, py: Python<'_>, path: &str) -> PyResult<()> {
+        self.with(py, |session| {
+            session.files().and_then(|mut files| files.remove(path)).map_err(refused)
         })
     }
 

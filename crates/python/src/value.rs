@@ -9,19 +9,29 @@ use pyo3::exceptions::PyTypeError;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{
-    PyBool, PyByteArray, PyBytes, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PyMapping, PySet,
-    PyString, PyTuple, PyType,
+    PyBool, PyByteArray, PyBytes, PyComplex, PyDict, PyFloat, PyFrozenSet, PyInt, PyList,
+    PyMapping, PySet, PyString, PyTuple, PyType,
 };
 
 use crate::error::MarshalError;
 
 /// How deep a value may be nested.
 const DEEPEST: usize = 128;
+/// A date and time as text, and a date.
+const TIMESTAMP: Tag = Tag::new(0);
+const DAY: Tag = Tag::new(1004);
 const DATE: Tag = Tag::new(1);
 const POSITIVE: Tag = Tag::new(2);
 const NEGATIVE: Tag = Tag::new(3);
 const NAMED: Tag = Tag::new(39);
 const SET: Tag = Tag::new(258);
+/// Real and imaginary part.
+const COMPLEX: Tag = Tag::new(43_000);
+/// Many numbers as they lie in memory, 64 bits each and little-endian: integers, floating point.
+const INTEGERS: Tag = Tag::new(79);
+const FLOATS: Tag = Tag::new(86);
+/// Of our own: a list that was a tuple.
+const TUPLE: Tag = Tag::new(65_584);
 
 /// Something of Python's own that is looked up once.
 struct Known {
@@ -44,6 +54,7 @@ impl Known {
 static OPAQUE: Known = Known::new("afresh._values", "Opaque");
 static UNDEFINED: Known = Known::new("afresh._values", "UNDEFINED");
 static DATETIME: Known = Known::new("datetime", "datetime");
+static DAY_TYPE: Known = Known::new("datetime", "date");
 static UTC: Known = Known::new("datetime", "timezone");
 
 fn broken(error: minicbor::decode::Error) -> PyErr {
@@ -97,7 +108,7 @@ pub(crate) fn read<'py>(
             number.into_pyobject(py)?.into_any()
         }
         Item::Simple | Item::Break | Item::Unknown(_) => {
-            return Err(MarshalError::new_err("what the guest sent is no value"));
+            return Err(MarshalError::new_err("what the guest sent is not a value"));
         }
         _ => from.i64().map_err(broken)?.into_pyobject(py)?.into_any(),
     })
@@ -128,6 +139,23 @@ fn length(given: Option<u64>) -> PyResult<u64> {
     given.ok_or_else(|| MarshalError::new_err("a length is missing in what the guest sent"))
 }
 
+fn text<'b>(from: &mut Decoder<'b>) -> PyResult<&'b str> {
+    from.str().map_err(broken)
+}
+
+/// Numbers as they lie in memory.
+fn words<'b>(from: &mut Decoder<'b>) -> PyResult<impl ExactSizeIterator<Item = [u8; 8]> + 'b> {
+    let bytes = from.bytes().map_err(broken)?;
+    if !bytes.len().is_multiple_of(8) {
+        return Err(MarshalError::new_err("numbers that the guest sent are cut off"));
+    }
+    Ok(bytes.chunks_exact(8).map(|word| {
+        let mut own = [0; 8];
+        own.copy_from_slice(word);
+        own
+    }))
+}
+
 fn read_tagged<'py>(
     py: Python<'py>,
     from: &mut Decoder<'_>,
@@ -139,6 +167,22 @@ fn read_tagged<'py>(
             let seconds = from.f64().map_err(broken)?;
             let utc = UTC.get(py)?.getattr("utc")?;
             DATETIME.get(py)?.call_method1("fromtimestamp", (seconds, utc))
+        }
+        TIMESTAMP => DATETIME.get(py)?.call_method1("fromisoformat", (text(from)?,)),
+        DAY => DAY_TYPE.get(py)?.call_method1("fromisoformat", (text(from)?,)),
+        TUPLE => Ok(read_list(py, from, exact, depth)?.to_tuple().into_any()),
+        COMPLEX => {
+            from.array().map_err(broken)?;
+            let (real, imaginary) = (from.f64().map_err(broken)?, from.f64().map_err(broken)?);
+            Ok(PyComplex::from_doubles(py, real, imaginary).into_any())
+        }
+        INTEGERS => {
+            let words = words(from)?;
+            Ok(PyList::new(py, words.map(i64::from_le_bytes))?.into_any())
+        }
+        FLOATS => {
+            let words = words(from)?;
+            Ok(PyList::new(py, words.map(f64::from_le_bytes))?.into_any())
         }
         SET => {
             let members = read_list(py, from, exact, depth)?;

@@ -10,19 +10,36 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::call::{Limits, Stop, guest_options};
 use crate::error::{self, GuestError, OpenError, SaveError};
-use crate::outcome::{Setup, evaluate};
+use crate::files::{self, Below};
+use crate::outcome::{Form, Request, Setup, evaluate};
 use crate::session::Session;
 use crate::signals;
 
-/// The handler of an interpreter's guest.
-pub(crate) const EVALUATE: &str = "evaluate";
+/// The handlers of interpreters' guests.
+const HANDLERS: [(&str, Form); 2] = [("evaluate", Form::Array), ("turn", Form::Frame)];
+
+/// What evaluates code.
+pub(crate) struct Interpreter {
+    pub(crate) handler: Function,
+    pub(crate) form: Form,
+}
+
+impl Interpreter {
+    /// The guest's, if it has one.
+    fn of(guest: &Guest) -> Option<Self> {
+        let module = guest.as_module()?;
+        HANDLERS.iter().find_map(|(name, form)| {
+            module.function_type(name).ok()?;
+            Some(Self { handler: guest.function(name).ok()?, form: *form })
+        })
+    }
+}
 
 /// A guest in its warm state.
 #[pyclass(frozen, module = "afresh._native")]
 pub(crate) struct Warm {
     pub(crate) guest: Guest,
-    /// Of an interpreter.
-    pub(crate) handler: Option<Function>,
+    pub(crate) interpreter: Option<Interpreter>,
     setup: Setup,
 }
 
@@ -43,9 +60,10 @@ pub(crate) fn limits(
 
 #[pymethods]
 impl Warm {
-    /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up.
+    /// Opens `reference`, or makes a guest of `wasm` that errors call so, and warms it up. `below` are the files that it
+    /// finds, or those that a snapshot needs; `env` is the environment.
     #[staticmethod]
-    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, stack))]
+    #[pyo3(signature = (reference, wasm, warm_up, cache, memory, timeout, output, stack, below, env))]
     #[allow(clippy::too_many_arguments, reason = "called by the Python half only")]
     fn open(
         py: Python<'_>,
@@ -57,10 +75,22 @@ impl Warm {
         timeout: Option<f64>,
         output: usize,
         stack: Option<usize>,
+        below: Vec<Below>,
+        env: Vec<(String, String)>,
     ) -> PyResult<Self> {
         let limits = limits(timeout, memory, output)?;
-        let (wasm_options, interruption) = guest_options();
+        let (mut wasm_options, interruption) = guest_options();
+        wasm_options.wasi.env = env;
         let mut options = Options::new().wasm(wasm_options);
+        match (files::tree(&below)?, &wasm) {
+            // Sandboxes of an interpreter of the package's own have files, with nothing below them if nothing is said.
+            (None, Some(_)) => {
+                options = options.files(afresh::files::Tree::new(afresh::files::Budget::default()));
+            }
+            (Some(tree), Some(_)) => options = options.files(tree),
+            (None, None) => {}
+            (Some(tree), None) => options = options.files_below(tree),
+        }
         if let Some(cache) = cache {
             options = options.cache(cache);
         }
@@ -83,11 +113,8 @@ impl Warm {
         let guest = opened.map_err(|error| {
             interruption.take().unwrap_or_else(|| error::raise::<OpenError>(&error))
         })?;
-        let handler = guest
-            .as_module()
-            .and_then(|module| module.function_type(EVALUATE).ok())
-            .and_then(|_| guest.function(EVALUATE).ok());
-        Ok(Self { guest, handler, setup: Setup::new(limits, &[], None)? })
+        let interpreter = Interpreter::of(&guest);
+        Ok(Self { guest, interpreter, setup: Setup::new(limits, &[], None)? })
     }
 
     /// What it is: `module`, `component` or `machine`.
@@ -104,7 +131,7 @@ impl Warm {
     /// Whether it evaluates code.
     #[getter]
     fn is_interpreter(&self) -> bool {
-        self.handler.is_some()
+        self.interpreter.is_some()
     }
 
     /// Calls a handler of bytes from the warm state, and forgets what the call did.
@@ -115,12 +142,13 @@ impl Warm {
         input: &[u8],
     ) -> PyResult<Bound<'py, PyBytes>> {
         signals::check()?;
+        let request = Request::plain(input);
         let outcome = py.detach(|| {
             let handler = self.guest.function(export).map_err(|error| error::of_call(&error))?;
             let mut lease =
                 self.guest.lease().map_err(|error| error::raise::<GuestError>(&error))?;
             Ok::<_, PyErr>(
-                evaluate(&mut lease, &handler, &self.setup, None, Default::default(), input).0,
+                evaluate(&mut lease, &handler, &self.setup, None, Default::default(), request).0,
             )
         })?;
         Ok(PyBytes::new(py, &outcome.into_bytes()?))
@@ -129,13 +157,13 @@ impl Warm {
     /// Evaluates code from the warm state, and forgets what it did.
     fn run<'py>(&self, py: Python<'py>, code: &str, name: &str) -> PyResult<Bound<'py, PyTuple>> {
         signals::check()?;
-        let handler = self.handler.as_ref().ok_or_else(no_interpreter)?;
+        let Interpreter { handler, form } = self.interpreter.as_ref().ok_or_else(no_interpreter)?;
         let outcome = py.detach(|| {
-            let request = self.setup.request(0, code, name, None);
+            let request = self.setup.request(0, code, name, None, *form);
             let mut lease =
                 self.guest.lease().map_err(|error| error::raise::<GuestError>(&error))?;
             let stops: [Stop; 2] = Default::default();
-            Ok::<_, PyErr>(evaluate(&mut lease, handler, &self.setup, None, stops, &request).0)
+            Ok::<_, PyErr>(evaluate(&mut lease, handler, &self.setup, None, stops, request).0)
         })?;
         outcome.into_python(py, false)
     }

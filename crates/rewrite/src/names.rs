@@ -11,8 +11,13 @@ pub const RESEED: &str = "afresh_reseed";
 /// before a handler that takes bytes.
 pub const BUFFER: &str = "afresh_buffer";
 
+/// The guest's own exports that may be its allocator, `(param i32) (result i32)`, the first that is there: the host
+/// calls it for bytes that it hands to a handler which takes an address, or that a host function gives back.
+pub const ALLOCATORS: [&str; 4] = ["afresh_alloc", "host_alloc", "alloc", "malloc"];
+
 /// The guest's own exports that the host calls by itself; roots wherever they are there.
-pub const HOOKS: [&str; 2] = [RESEED, BUFFER];
+pub const HOOKS: [&str; 6] =
+    [RESEED, BUFFER, ALLOCATORS[0], ALLOCATORS[1], ALLOCATORS[2], ALLOCATORS[3]];
 
 /// The prefix of every added export.
 pub const PREFIX: &str = "afresh:";

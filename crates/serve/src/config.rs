@@ -35,6 +35,12 @@ pub struct Config {
     pub guests: Vec<GuestConfig>,
     /// Sandboxes, if there are any.
     pub sandboxes: Option<SandboxConfig>,
+    /// Other machines that share the work, if there are any.
+    #[cfg(feature = "fleet")]
+    pub fleet: Option<crate::fleet::FleetConfig>,
+    /// The certificate and key to serve HTTPS with, in place of HTTP.
+    #[cfg(feature = "tls")]
+    pub tls: Option<crate::tls::TlsConfig>,
 }
 
 impl Default for Config {
@@ -51,6 +57,10 @@ impl Default for Config {
             grace: Duration::from_secs(30),
             guests: Vec::new(),
             sandboxes: None,
+            #[cfg(feature = "fleet")]
+            fleet: None,
+            #[cfg(feature = "tls")]
+            tls: None,
         }
     }
 }
@@ -124,7 +134,7 @@ impl GuestConfig {
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let number: u64 = digits.parse().map_err(|_| {
-        format!("`{text}` is no time: write a whole number, and s, ms or us behind it")
+        format!("`{text}` is not a duration: write a whole number followed by s, ms or us")
     })?;
     match &text[digits.len()..] {
         "" | "s" => Ok(Duration::from_secs(number)),

@@ -24,6 +24,13 @@ pub enum ManifestError {
         /// The line, from 1.
         line: usize,
     },
+    /// A certificate without its key, or a key without its certificate.
+    #[cfg(feature = "tls")]
+    #[error("{}: `tls-cert` and `tls-key` go together", path.display())]
+    Half {
+        /// The file.
+        path: PathBuf,
+    },
     /// It says something that is not known, or lacks something.
     #[error("{}", path.display())]
     Parse {
@@ -43,7 +50,7 @@ pub enum ServeError {
     Nothing,
     /// Two guests for the same requests.
     #[error(
-        "two guests answer the same requests: `{first}` and `{second}`; give one another route or host"
+        "two guests answer the same requests: `{first}` and `{second}`; give one of them another route or host"
     )]
     Twice {
         /// One of them.
@@ -52,7 +59,7 @@ pub enum ServeError {
         second: String,
     },
     /// A route that no request could have.
-    #[error("`{route}` is no route: it begins with `/`, and has no query")]
+    #[error("`{route}` is not a route: a route begins with `/` and has no query")]
     Route {
         /// What was given.
         route: String,
@@ -68,6 +75,22 @@ pub enum ServeError {
     /// There can be no sandboxes.
     #[error("sandboxes cannot be served")]
     Sandboxes {
+        /// Why not.
+        source: afresh::Cause,
+    },
+    /// There can be no HTTPS.
+    #[cfg(feature = "tls")]
+    #[error("HTTPS cannot be served with {}", path.display())]
+    Tls {
+        /// The certificate or the key.
+        path: PathBuf,
+        /// What is wrong with it.
+        source: afresh::Cause,
+    },
+    /// The fleet cannot be joined.
+    #[cfg(feature = "fleet")]
+    #[error("the fleet cannot be joined")]
+    Fleet {
         /// Why not.
         source: afresh::Cause,
     },

@@ -31,6 +31,8 @@ pub(crate) enum Turned {
 
 /// The gate. Lines are numbered in the order of their shares.
 pub(crate) struct Gate {
+    #[cfg(feature = "fleet")]
+    places: usize,
     state: Mutex<State>,
 }
 
@@ -89,7 +91,11 @@ impl Gate {
         let lines = shares.into_iter();
         let lines = lines.map(|share| Line { share, running: 0, waiting: VecDeque::new() });
         let state = State { free: places.max(1), lines: lines.collect(), next: 0 };
-        Arc::new(Self { state: Mutex::new(state) })
+        Arc::new(Self {
+            #[cfg(feature = "fleet")]
+            places: places.max(1),
+            state: Mutex::new(state),
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -140,6 +146,14 @@ impl Gate {
             // Where nobody waits for it any more, the pass comes back, is dropped, and the next is called.
             drop(sender.send(Pass { gate: self.clone(), line: number }));
         }
+    }
+
+    /// Requests that run or wait, of so many that may run.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn busy(&self) -> (usize, usize) {
+        let state = self.state();
+        let waiting: usize = state.lines.iter().map(|line| line.waiting.len()).sum();
+        (self.places - state.free.min(self.places) + waiting, self.places)
     }
 
     /// Requests of `line` that run, and that wait.

@@ -30,6 +30,8 @@ mod budget;
 mod config;
 mod error;
 mod failure;
+#[cfg(feature = "fleet")]
+pub mod fleet;
 mod gate;
 mod manifest;
 mod metrics;
@@ -43,6 +45,9 @@ mod shelf;
 mod site;
 mod status;
 mod table;
+#[cfg(feature = "tls")]
+mod tls;
+mod wire;
 
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
@@ -50,3 +55,5 @@ pub use sandbox::{
     Keys, Language, Outcome, SandboxConfig, Shown, Stream, Template, Thrown, language,
 };
 pub use server::{Handle, Server};
+#[cfg(feature = "tls")]
+pub use tls::TlsConfig;

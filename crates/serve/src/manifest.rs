@@ -61,6 +61,25 @@ struct File {
     #[serde(default)]
     guest: Vec<Guest>,
     sandboxes: Option<Sandboxes>,
+    #[cfg(feature = "fleet")]
+    fleet: Option<Fleet>,
+    #[cfg(feature = "tls")]
+    tls_cert: Option<PathBuf>,
+    #[cfg(feature = "tls")]
+    tls_key: Option<PathBuf>,
+}
+
+#[cfg(feature = "fleet")]
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+struct Fleet {
+    nats: String,
+    credentials: Option<PathBuf>,
+    store: Option<String>,
+    fleet: Option<String>,
+    name: Option<String>,
+    lease: Option<Time>,
+    replicas: Option<usize>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -160,6 +179,20 @@ impl Guest {
     }
 }
 
+#[cfg(feature = "fleet")]
+impl Fleet {
+    fn config(self, dir: &Path) -> crate::fleet::FleetConfig {
+        let mut config = crate::fleet::FleetConfig::new(self.nats);
+        config.credentials = self.credentials.map(|file| dir.join(file));
+        config.store = self.store.map(|store| seen_from(dir, &store));
+        set(&mut config.fleet, self.fleet);
+        config.name = self.name;
+        set(&mut config.lease, self.lease.map(|time| time.0));
+        set(&mut config.replicas, self.replicas);
+        config
+    }
+}
+
 impl Sandboxes {
     fn config(self, dir: &Path, open: &Options) -> Result<SandboxConfig, ManifestError> {
         let mut config = SandboxConfig::new(dir.join(&self.store));
@@ -215,6 +248,19 @@ impl Config {
             Some(sandboxes) => Some(sandboxes.config(dir, open)?),
             None => None,
         };
+        #[cfg(feature = "fleet")]
+        {
+            config.fleet = file.fleet.map(|fleet| fleet.config(dir));
+        }
+        #[cfg(feature = "tls")]
+        match (file.tls_cert, file.tls_key) {
+            (Some(certificate), Some(key)) => {
+                let (certificate, key) = (dir.join(certificate), dir.join(key));
+                config.tls = Some(crate::tls::TlsConfig { certificate, key });
+            }
+            (None, None) => {}
+            _ => return Err(ManifestError::Half { path: path.to_owned() }),
+        }
         Ok(config)
     }
 }

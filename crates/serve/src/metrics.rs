@@ -50,7 +50,7 @@ pub(crate) struct Metrics {
     pub(crate) failed_reloads: Counter,
 }
 
-/// The books of the guests' pools.
+/// What the guests' pools count.
 #[derive(Debug, Default)]
 struct Pools {
     alive: Family<Labels, Gauge>,
@@ -178,6 +178,27 @@ impl Metrics {
         }
     }
 
+    /// Shows what a fleet counts.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn count_fleet(&mut self, counts: &crate::fleet::Counts) {
+        let fleet = self.registry.sub_registry_with_prefix("fleet");
+        let all = [
+            ("calls_held", "Calls that went to a host that holds what they need", &counts.held),
+            ("calls_elsewhere", "Calls that went to a host that does not", &counts.elsewhere),
+            ("calls_forwarded", "Calls that another host answered", &counts.forwarded),
+            ("taken", "Sandboxes that were taken over", &counts.taken),
+            (
+                "lost",
+                "Sandboxes that ended, or were lost before they were ever saved",
+                &counts.lost,
+            ),
+            ("adverts", "What hosts were heard to say of themselves", &counts.adverts),
+        ];
+        for (name, help, counter) in all {
+            fleet.register(name, help, counter.clone());
+        }
+    }
+
     /// What is counted for the guest of this name.
     pub(crate) fn guest(&self, name: &str) -> GuestMetrics {
         let requests = |code| self.requests.get_or_create_owned(&two(name, "code", code));
@@ -200,7 +221,7 @@ impl Metrics {
         self.pools.idle.get_or_create(&labels).set(gauge(pool.idle));
         self.pools.resident.get_or_create(&labels).set(gauge(pool.resident_bytes));
         let raise = |counter: &Counter<u64, AtomicU64>, to: u64| {
-            // A guest that was exchanged begins its books anew, while a counter never goes back.
+            // A guest that was exchanged begins its counts anew, while a counter never goes back.
             counter.inc_by(to.saturating_sub(counter.get()));
         };
         raise(&self.pools.created.get_or_create(&labels), pool.created);

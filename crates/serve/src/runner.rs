@@ -107,6 +107,11 @@ impl Runner {
         }
     }
 
+    /// Whether the guest takes and gives the bytes of HTTP itself.
+    pub(crate) fn listens(&self) -> bool {
+        matches!(self, Self::Other { guest, .. } if guest.listens())
+    }
+
     /// Brings back instances that nobody has wanted for a while.
     pub(crate) fn sweep(&self) {
         match self {

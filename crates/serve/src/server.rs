@@ -16,7 +16,8 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpListener;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_io_timeout::TimeoutStream;
@@ -36,6 +37,8 @@ pub struct Server {
     listener: TcpListener,
     admin: Option<TcpListener>,
     config: Config,
+    #[cfg(feature = "tls")]
+    tls: Option<crate::tls::Acceptor>,
 }
 
 impl std::fmt::Debug for Server {
@@ -68,13 +71,7 @@ impl Handle {
 
     /// Has the server end, once it has answered what has reached it.
     pub fn shutdown(&self) {
-        self.shared.phase.send_if_modified(|phase| {
-            let running = *phase == Phase::Running;
-            if running {
-                *phase = Phase::Draining;
-            }
-            running
-        });
+        self.shared.shutdown();
     }
 }
 
@@ -101,7 +98,20 @@ impl Server {
             Some(addr) => Some(listen(addr).await?),
             None => None,
         };
-        Ok(Self { shared, listener, admin, config })
+        #[cfg(feature = "tls")]
+        let tls = config.tls.as_ref().map(crate::tls::Acceptor::open).transpose()?;
+        #[cfg(feature = "fleet")]
+        if let Some(fleet) = &shared.fleet {
+            fleet.begin(&shared).await?;
+        }
+        Ok(Self {
+            shared,
+            listener,
+            admin,
+            config,
+            #[cfg(feature = "tls")]
+            tls,
+        })
     }
 
     /// Where requests come in.
@@ -116,6 +126,15 @@ impl Server {
         self.admin.as_ref().map_or_else(|| self.addr(), |admin| local(admin, self.config.addr))
     }
 
+    /// Whether requests come in encrypted.
+    #[must_use]
+    pub fn is_https(&self) -> bool {
+        #[cfg(feature = "tls")]
+        return self.tls.is_some();
+        #[cfg(not(feature = "tls"))]
+        false
+    }
+
     /// What it can be told while it runs.
     #[must_use]
     pub fn handle(&self) -> Handle {
@@ -124,17 +143,38 @@ impl Server {
 
     /// Serves until it is told to end, and then until what has reached it is answered.
     pub async fn run(self) {
-        let Self { shared, listener, admin, config } = self;
+        #[cfg(feature = "tls")]
+        let tls = self.tls;
+        let Self { shared, listener, admin, config, .. } = self;
         let operations = admin.is_none();
         let sweeping = tokio::spawn(sweep(shared.clone()));
         let admin = admin.map(|admin| {
             let config = Config { max_concurrent_connections: 64, ..config.clone() };
-            tokio::spawn(accept_all(shared.clone(), admin, Door::Operations, config))
+            tokio::spawn(accept_all(
+                shared.clone(),
+                admin,
+                Door::Operations,
+                config,
+                #[cfg(feature = "tls")]
+                None,
+            ))
         });
-        accept_all(shared.clone(), listener, Door::Requests { operations }, config).await;
+        accept_all(
+            shared.clone(),
+            listener,
+            Door::Requests { operations },
+            config,
+            #[cfg(feature = "tls")]
+            tls,
+        )
+        .await;
         sweeping.abort();
         if let Some(routes) = &shared.sandboxes {
             routes.sandboxes.save_all().await;
+        }
+        #[cfg(feature = "fleet")]
+        if let Some(fleet) = &shared.fleet {
+            fleet.leave().await;
         }
         if let Some(admin) = admin {
             // It has the same phases, and was waited for.
@@ -163,6 +203,8 @@ struct Accepting {
     config: Arc<Config>,
     places: Arc<Semaphore>,
     connections: JoinSet<()>,
+    #[cfg(feature = "tls")]
+    tls: Option<crate::tls::Acceptor>,
 }
 
 impl Accepting {
@@ -184,8 +226,21 @@ impl Accepting {
         match accepted {
             Ok((stream, _)) => {
                 let (shared, config, door) = (self.shared.clone(), self.config.clone(), self.door);
+                #[cfg(feature = "tls")]
+                let tls = self.tls.clone();
                 self.connections.spawn(async move {
                     shared.metrics.connections.inc();
+                    // Answers go out when they are written.
+                    let _ = stream.set_nodelay(true);
+                    #[cfg(feature = "tls")]
+                    match tls {
+                        None => connection(stream, &shared, door, &config).await,
+                        Some(tls) => match tls.accept(stream, config.head_timeout).await {
+                            Ok(stream) => connection(stream, &shared, door, &config).await,
+                            Err(error) => tracing::debug!(%error, "no handshake"),
+                        },
+                    }
+                    #[cfg(not(feature = "tls"))]
                     connection(stream, &shared, door, &config).await;
                     shared.metrics.connections.dec();
                     drop(place);
@@ -200,7 +255,13 @@ impl Accepting {
     }
 }
 
-async fn accept_all(shared: Arc<Shared>, listener: TcpListener, door: Door, config: Config) {
+async fn accept_all(
+    shared: Arc<Shared>,
+    listener: TcpListener,
+    door: Door,
+    config: Config,
+    #[cfg(feature = "tls")] tls: Option<crate::tls::Acceptor>,
+) {
     let mut phase = shared.phase.subscribe();
     let places = Arc::new(Semaphore::new(config.max_concurrent_connections.max(1)));
     let (drain, grace) = (config.drain, config.grace);
@@ -210,6 +271,8 @@ async fn accept_all(shared: Arc<Shared>, listener: TcpListener, door: Door, conf
         config: Arc::new(config),
         places,
         connections: JoinSet::new(),
+        #[cfg(feature = "tls")]
+        tls,
     };
     loop {
         tokio::select! {
@@ -231,9 +294,12 @@ async fn accept_all(shared: Arc<Shared>, listener: TcpListener, door: Door, conf
     }
 }
 
-async fn connection(stream: TcpStream, shared: &Arc<Shared>, door: Door, config: &Config) {
-    // Answers go out when they are written.
-    let _ = stream.set_nodelay(true);
+async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
+    stream: S,
+    shared: &Arc<Shared>,
+    door: Door,
+    config: &Config,
+) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(config.body_timeout));
     let begun = AtomicBool::new(false);

@@ -17,6 +17,8 @@ use crate::body::{BodyLimits, Limited};
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::ServeError;
+#[cfg(feature = "fleet")]
+use crate::fleet::{Fleet, Way};
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::sandbox::{Routes, Sandboxes};
@@ -53,6 +55,8 @@ pub(crate) struct Shared {
     pub(crate) phase: watch::Sender<Phase>,
     /// What answers requests that are about sandboxes.
     pub(crate) sandboxes: Option<Routes>,
+    #[cfg(feature = "fleet")]
+    pub(crate) fleet: Option<Arc<Fleet>>,
     body_time: Duration,
     ids: Ids,
 }
@@ -88,14 +92,34 @@ impl Ids {
 
 impl Shared {
     pub(crate) async fn open(config: &Config) -> Result<Self, ServeError> {
-        let (budget, metrics) = (Budget::new(config.max_buffered_bytes), Metrics::new());
+        let budget = Budget::new(config.max_buffered_bytes);
+        #[cfg_attr(not(feature = "fleet"), allow(unused_mut, reason = "a fleet counts more"))]
+        let mut metrics = Metrics::new();
         let table = Table::open(config, &budget, &metrics).await?;
-        let sandboxes = match &config.sandboxes {
-            Some(sandboxes) => Some(Routes::new(Sandboxes::open(sandboxes).await?)),
+        #[cfg(feature = "fleet")]
+        let fleet = match &config.fleet {
+            Some(fleet) => Some(Fleet::join(fleet).await?),
             None => None,
         };
+        let sandboxes = match &config.sandboxes {
+            Some(sandboxes) => {
+                let opened = Sandboxes::open(
+                    sandboxes,
+                    #[cfg(feature = "fleet")]
+                    fleet.as_ref(),
+                );
+                Some(Routes::new(opened.await?))
+            }
+            None => None,
+        };
+        #[cfg(feature = "fleet")]
+        if let Some(fleet) = &fleet {
+            metrics.count_fleet(&fleet.counts);
+        }
         Ok(Self {
             sandboxes,
+            #[cfg(feature = "fleet")]
+            fleet,
             table: RwLock::new(Arc::new(table)),
             budget,
             metrics,
@@ -179,14 +203,96 @@ impl Shared {
             if !held.add(usize::try_from(size).unwrap_or(usize::MAX)) {
                 return Refusal::no_memory().into_response();
             }
-            return sandboxes.answer(request.map(|b| Body::new(Limited::new(b, limits)))).await;
+            let request = request.map(|b| Body::new(Limited::new(b, limits)));
+            #[cfg(feature = "fleet")]
+            let request = match &self.fleet {
+                Some(fleet) => {
+                    let about = Routes::about(&request);
+                    match fleet.sandbox_way(&sandboxes.sandboxes, about, request).await {
+                        Way::Here(request) => request,
+                        Way::Answered(response) => return response,
+                    }
+                }
+                None => request,
+            };
+            return sandboxes.answer(request).await;
         }
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
         let table = self.table();
-        match table.find(host, request.uri().path()) {
+        let site = table.find(host, request.uri().path());
+        #[cfg(feature = "fleet")]
+        if let Some(fleet) = &self.fleet {
+            let limits = BodyLimits {
+                bytes: site.map_or(fleet.config.max_body, |site| site.config.max_body),
+                time: self.body_time,
+            };
+            let request = request.map(|body| Body::new(Limited::new(body, limits)));
+            return match fleet.guest_way(site.map(|site| &site.config), request).await {
+                Way::Answered(response) => response,
+                Way::Here(request) => match site {
+                    Some(site) => site.answer(request, &table.common).await,
+                    None => Refusal::no_route().into_response(),
+                },
+            };
+        }
+        match site {
             Some(site) => site.answer(request, &table.common).await,
             None => Refusal::no_route().into_response(),
+        }
+    }
+
+    /// Answers a request that another host has sent here; nothing, if what it is about is not here.
+    #[cfg(feature = "fleet")]
+    pub(crate) async fn answer_other(
+        &self,
+        request: Request<Body>,
+        take: bool,
+    ) -> Option<Response> {
+        let fleet = self.fleet.as_ref()?;
+        if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
+            if let crate::fleet::About::Sandbox { id, .. } = Routes::about(&request) {
+                let all = &sandboxes.sandboxes;
+                if !all.has(&id) {
+                    if !take {
+                        return None;
+                    }
+                    match all.take(fleet, &id).await {
+                        Ok(None) => {}
+                        Ok(Some(_)) => return None,
+                        Err(refusal) => return Some(refusal.into_response()),
+                    }
+                }
+                if let Err(refusal) = all.check(&id) {
+                    return Some(refusal.into_response());
+                }
+            }
+            let size = request.body().size_hint().upper().unwrap_or(sandboxes.most() as u64);
+            let mut held = self.budget.hold();
+            if !held.add(usize::try_from(size).unwrap_or(usize::MAX)) {
+                return Some(Refusal::no_memory().into_response());
+            }
+            return Some(sandboxes.answer(request).await);
+        }
+        let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
+        let host = request.uri().host().or(host);
+        let table = self.table();
+        let site = table.find(host, request.uri().path())?;
+        Some(site.answer(request, &table.common).await)
+    }
+
+    /// Has the server end, once it has answered what has reached it.
+    pub(crate) fn shutdown(&self) {
+        self.phase.send_if_modified(|phase| {
+            let running = *phase == Phase::Running;
+            if running {
+                *phase = Phase::Draining;
+            }
+            running
+        });
+        #[cfg(feature = "fleet")]
+        if let Some(fleet) = &self.fleet {
+            fleet.begin_to_end();
         }
     }
 

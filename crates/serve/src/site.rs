@@ -22,6 +22,7 @@ use crate::gate::{Gate, Share};
 use crate::metrics::{GuestMetrics, Metrics};
 use crate::refusal::Refusal;
 use crate::runner::Runner;
+use crate::wire;
 
 /// A guest under its route.
 pub(crate) struct Site {
@@ -112,7 +113,11 @@ impl Site {
             return proxy.answer(request, left, pass).await.map_err(|error| self.refused(error));
         }
         let mut held = common.budget.hold();
-        let input = body::read(request.into_body(), self.limits, &mut held).await?;
+        let (parts, body) = request.into_parts();
+        let mut input = body::read(body, self.limits, &mut held).await?;
+        if self.runner.listens() {
+            input = wire::request(&parts, &input).into();
+        }
         let waiting = Instant::now();
         let pass = common.gate.enter(self.line, self.config.timeout).await?;
         let left = self.config.timeout.saturating_sub(waiting.elapsed());
@@ -120,6 +125,13 @@ impl Site {
         drop(pass);
         if !held.add(answer.len()) {
             return Err(Refusal::no_memory());
+        }
+        if self.runner.listens() {
+            let (status, headers, body) = wire::answer(&answer).ok_or_else(|| {
+                self.refused(Failure::Guest("what the program answered is no HTTP".to_owned()))
+            })?;
+            let body = Body::new(Counted::new(Bytes::from(body), held));
+            return Ok((status, headers, body).into_response());
         }
         let body = Counted::new(Bytes::from(answer), held);
         let mut headers = HeaderMap::with_capacity(2);

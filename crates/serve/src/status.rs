@@ -59,7 +59,12 @@ pub(crate) fn data(shared: &Shared) -> Value {
         Phase::Running => "running",
         _ => "ending",
     };
+    #[cfg(feature = "fleet")]
+    let fleet = shared.fleet.as_ref().map(|fleet| fleet.about());
+    #[cfg(not(feature = "fleet"))]
+    let fleet = None::<()>;
     json!({
+        "fleet": fleet,
         "version": env!("CARGO_PKG_VERSION"),
         "phase": phase,
         "connections": shared.metrics.connections.get(),

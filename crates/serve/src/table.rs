@@ -20,14 +20,14 @@ pub(crate) struct Table {
 }
 
 /// Whether a path lies below a route, by whole segments.
-fn below(path: &str, route: &str) -> bool {
+pub(crate) fn below(path: &str, route: &str) -> bool {
     let route = route.strip_suffix('/').unwrap_or(route);
     let rest = path.strip_prefix(route);
     rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
 }
 
 /// A host without its port.
-fn without_port(host: &str) -> &str {
+pub(crate) fn without_port(host: &str) -> &str {
     match host.rsplit_once(':') {
         Some((name, port)) if port.bytes().all(|b| b.is_ascii_digit()) => name,
         _ => host,

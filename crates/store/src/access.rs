@@ -40,6 +40,11 @@ impl Access {
         self
     }
 
+    /// Opens what was sealed with this key, if there is one.
+    pub(crate) fn with_seal(self, key: Option<SealKey>) -> Self {
+        Self { key, ..self }
+    }
+
     /// Refuses what asks for more than `limits`.
     #[must_use]
     pub fn with_limits(mut self, limits: Limits) -> Self {
@@ -53,6 +58,21 @@ impl Access {
 
     pub(crate) fn limits(&self) -> &Limits {
         &self.limits
+    }
+
+    /// Refuses the last turn of a session, of which this is the digest, unless one of the trusted keys signed it.
+    pub(crate) fn check_turn(
+        &self,
+        root: &[u8; 32],
+        signature: Option<&[u8]>,
+    ) -> Result<(), OpenError> {
+        #[cfg(feature = "seal")]
+        if let Some(keys) = &self.trust {
+            crate::seal::check_turn(keys, root, signature)?;
+        }
+        #[cfg(not(feature = "seal"))]
+        let _ = (root, signature);
+        Ok(())
     }
 
     /// Refuses a manifest whose configuration none of the trusted keys signed.

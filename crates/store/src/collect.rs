@@ -10,8 +10,10 @@ use std::fs;
 use serde_json::Value;
 
 use crate::blobs::read_bounded;
+use crate::descriptor::JOURNAL;
 use crate::digest::from_hex;
 use crate::temporary::{TEMPORARY, sync_dir};
+use crate::turn::{JOURNALS, is_journal};
 use crate::{OpenError, SaveError, Sha256, Store};
 
 /// Largest manifest of another tool that is read. The specification advises 4 MiB.
@@ -28,6 +30,14 @@ pub struct Collected {
     pub kept: usize,
 }
 
+/// What is reached.
+#[derive(Default)]
+struct Live {
+    blobs: HashSet<Sha256>,
+    /// Files of turns.
+    journals: HashSet<String>,
+}
+
 impl Store {
     /// Removes every blob that nothing in `index.json` reaches, and what killed writers left. Waits until no
     /// snapshot is being saved; saves that begin meanwhile wait for it. Snapshots that are open stay
@@ -37,7 +47,7 @@ impl Store {
     /// A damaged manifest or an I/O error; nothing that is reached is ever removed.
     pub fn gc(&self) -> Result<Collected, SaveError> {
         let _locks = self.lock_all_blobs()?;
-        // Names can not change meanwhile, and temporary files beside `index.json` are dead ones.
+        // Names cannot change meanwhile, and temporary files beside `index.json` are dead ones.
         let _index = self.lock_index()?;
         let live = self.live()?;
         let mut collected = Collected::default();
@@ -48,7 +58,7 @@ impl Store {
                 let name = entry.file_name();
                 let Some(name) = name.to_str() else { continue };
                 let dead = match from_hex(name) {
-                    Some(digest) => !live.contains(&Sha256(digest)),
+                    Some(digest) => !live.blobs.contains(&Sha256(digest)),
                     None => name.starts_with(TEMPORARY),
                 };
                 if !dead {
@@ -61,17 +71,41 @@ impl Store {
             }
             sync_dir(&dir).map_err(io)?;
         }
+        self.collect_journals(&live, &mut collected)?;
         Ok(collected)
     }
 
+    /// Removes the turns of sessions that no manifest names any more.
+    fn collect_journals(&self, live: &Live, collected: &mut Collected) -> Result<(), SaveError> {
+        let dir = self.root().join(JOURNALS);
+        let io = |e| SaveError::io(&dir, e);
+        let entries = match fs::read_dir(&dir) {
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+            other => other.map_err(io)?,
+        };
+        for entry in entries {
+            let entry = entry.map_err(io)?;
+            let name = entry.file_name();
+            let Some(name) = name.to_str() else { continue };
+            let dead =
+                name.starts_with(TEMPORARY) || (is_journal(name) && !live.journals.contains(name));
+            if dead {
+                collected.files += 1;
+                collected.bytes += entry.metadata().map_err(io)?.len();
+                fs::remove_file(entry.path()).map_err(io)?;
+            }
+        }
+        sync_dir(&dir).map_err(io)
+    }
+
     /// Every blob that something in `index.json` reaches.
-    fn live(&self) -> Result<HashSet<Sha256>, OpenError> {
-        let mut live = HashSet::new();
+    fn live(&self) -> Result<Live, OpenError> {
+        let mut live = Live::default();
         let mut manifests: Vec<Sha256> = Vec::new();
         for descriptor in self.index()?.manifests {
             // Blobs of other digests lie elsewhere, and are not touched.
             let Ok(id) = descriptor.digest.parse::<Sha256>() else { continue };
-            live.insert(id);
+            live.blobs.insert(id);
             manifests.push(id);
             // Such as the manifest that an artifact is attached to.
             for other in descriptor.others.values() {
@@ -102,17 +136,18 @@ impl Store {
 }
 
 /// Notes every descriptor anywhere in `json`, and which of them are manifests themselves.
-fn reach(json: &Value, live: &mut HashSet<Sha256>, manifests: &mut Vec<Sha256>) {
+fn reach(json: &Value, live: &mut Live, manifests: &mut Vec<Sha256>) {
     match json {
         Value::Array(values) => values.iter().for_each(|value| reach(value, live, manifests)),
         Value::Object(fields) => {
             let text = |name: &str| fields.get(name).and_then(Value::as_str);
             if let Some(id) = text("digest").and_then(|digest| digest.parse::<Sha256>().ok()) {
-                live.insert(id);
+                live.blobs.insert(id);
                 if text("mediaType").is_some_and(names_blobs) {
                     manifests.push(id);
                 }
             }
+            live.journals.extend(text(JOURNAL).map(str::to_owned));
             fields.values().for_each(|value| reach(value, live, manifests));
         }
         _ => {}

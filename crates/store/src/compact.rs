@@ -4,7 +4,7 @@ use afresh_sys::PageRange;
 
 use crate::index::{Encoding, Role};
 use crate::layer_writer::{Plan, write_layer};
-use crate::manifest::{Config, root_text};
+use crate::manifest::{Config, encode_state, root_text};
 use crate::save::{descriptor, write_snapshot};
 use crate::{Pages, SaveError, Sha256, Snapshot, Store};
 
@@ -49,6 +49,10 @@ impl Store {
         let mut layers = vec![descriptor(&base)];
         let mut config: Config = snapshot.config().clone();
         config.parent = None;
+        if snapshot.turns().is_some() {
+            config.state = encode_state(snapshot.state());
+            config.memory.pages = snapshot.pages() as u64;
+        }
         config.memory.layers = vec![root_text(&base.index.root)];
         config.memory.working_set = None;
         let set: Vec<PageRange> = snapshot.working_set();

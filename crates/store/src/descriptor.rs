@@ -10,6 +10,10 @@ use crate::{OpenError, Sha256};
 pub(crate) const MANIFEST_TYPE: &str = "application/vnd.oci.image.manifest.v1+json";
 pub(crate) const ARTIFACT_TYPE: &str = "application/vnd.afresh.snapshot.v1";
 pub(crate) const CONFIG_TYPE: &str = "application/vnd.afresh.snapshot.config.v1+json";
+/// Configuration of a snapshot that turns follow on. A reader that knows of no turns refuses it by this name.
+pub(crate) const SESSION_TYPE: &str = "application/vnd.afresh.session.config.v1+json";
+/// Annotation that names the file of the turns.
+pub(crate) const JOURNAL: &str = "vnd.afresh.session.journal";
 /// Annotation that holds a snapshot's name.
 pub(crate) const REF_NAME: &str = "org.opencontainers.image.ref.name";
 

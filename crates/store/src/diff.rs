@@ -27,7 +27,7 @@ impl Difference {
 /// without being read, so snapshots with a common ancestor compare in proportion to what changed.
 ///
 /// # Errors
-/// [`OpenError`] when pages can not be read or are damaged.
+/// [`OpenError`] when pages cannot be read or are damaged.
 pub fn diff(a: &Snapshot, b: &Snapshot) -> Result<Difference, OpenError> {
     const BATCH: usize = 256;
     let pages = a.pages().max(b.pages());
@@ -81,6 +81,10 @@ fn origin(s: &Snapshot, at: usize, pages: usize) -> (Option<([u8; 32], u64)>, us
             Origin::Zero => (None, run.pages.len),
             Origin::Layer { layer, stored } => {
                 (Some((*s.layers()[layer].root(), stored)), run.pages.len)
+            }
+            // The root of the last turn stands for what all of them made.
+            Origin::Turn { page } => {
+                (s.turned_root().map(|root| (root, page as u64)), run.pages.len)
             }
         },
     }

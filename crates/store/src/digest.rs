@@ -55,7 +55,7 @@ impl FromStr for Sha256 {
 pub(crate) fn to_hex(bytes: &[u8; 32]) -> String {
     use std::fmt::Write;
     bytes.iter().fold(String::with_capacity(64), |mut out, byte| {
-        // Writing to a string can not fail.
+        // Writing to a string cannot fail.
         let _ = write!(out, "{byte:02x}");
         out
     })

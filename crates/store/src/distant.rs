@@ -33,6 +33,7 @@ impl Snapshot {
             match run.origin {
                 Origin::Zero => part.fill(0),
                 Origin::Layer { layer, stored } => wanted[layer].push((stored, part)),
+                Origin::Turn { page } => self.read_turned(page, part)?,
             }
         }
         let mut work: Vec<(&Layer, Parts<'_>)> =

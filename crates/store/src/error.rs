@@ -3,7 +3,7 @@
 use std::io;
 use std::path::{Path, PathBuf};
 
-use crate::Sha256;
+use crate::{Sha256, TurnError};
 
 /// A page layer is damaged, hostile, or of another version.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -89,8 +89,8 @@ pub enum SealError {
         /// Id of the key that was given.
         given: String,
     },
-    /// A sealed blob is none.
-    #[error("a sealed blob can not be read: {0}")]
+    /// What should be a sealed blob is not one.
+    #[error("a sealed blob cannot be read: {0}")]
     Format(&'static str),
     /// A chunk was changed, moved, or belongs to another blob.
     #[error("chunk {0} of a sealed blob is not what was sealed: the file was damaged or replaced")]
@@ -115,7 +115,7 @@ pub enum SealError {
     Key(&'static str),
     /// Others may access a file with a secret key.
     #[error(
-        "others than its owner may access the key file: chmod 600 it, if it is not known to them yet"
+        "other users can read the key file: run `chmod 600` on it, and replace the key if they may have seen it"
     )]
     KeyMode,
     /// The cryptographic library refused.
@@ -250,6 +250,23 @@ pub enum OpenError {
         /// What is wrong.
         source: crate::archive::ArchiveError,
     },
+    /// A turn of a session is damaged, or does not follow on the one before.
+    #[error("turn {number} of the session: {source}")]
+    Turn {
+        /// Which, from 0 on.
+        number: usize,
+        /// What is wrong.
+        source: TurnError,
+    },
+    /// A session's turns are not where its snapshot is.
+    #[error(
+        "the snapshot is a session's, and its turns ({journal}) are not there: they stay in the directory \
+         in which they were saved; `afresh push` and `afresh compact` take them along"
+    )]
+    NoJournal {
+        /// Their file.
+        journal: String,
+    },
     /// A signature or a key does not fit.
     #[error(transparent)]
     Seal(#[from] SealError),
@@ -320,7 +337,7 @@ pub enum SaveError {
         /// The limit.
         limit: u64,
     },
-    /// A delta can not be smaller than its parent.
+    /// A delta cannot be smaller than its parent.
     #[error(
         "the memory has {pages} pages and the parent snapshot {parent}: save it whole, without a \
          parent"
@@ -331,8 +348,20 @@ pub enum SaveError {
         /// Pages of the parent.
         parent: usize,
     },
-    /// The name can not be a tag.
-    #[error("`{0}` can not name a snapshot: use 1 to 128 of A-Z a-z 0-9 . _ - / :")]
+    /// Somebody else goes on from the same saved state.
+    #[error(
+        "{0}: the session was saved by somebody else since, or its name means something else: open it again, \
+         or save under another name"
+    )]
+    Moved(PathBuf),
+    /// A session's turns are signed one by one, by whoever saves them.
+    #[error(
+        "the snapshot is a session's, whose turns are signed when they are saved: `afresh compact` makes one of it \
+         that can be signed"
+    )]
+    Session,
+    /// The name cannot be a tag.
+    #[error("`{0}` cannot name a snapshot: use 1 to 128 of A-Z a-z 0-9 . _ - / :")]
     Name(String),
     /// Compression failed.
     #[error("compressing pages: {0}")]

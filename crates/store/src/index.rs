@@ -247,7 +247,7 @@ impl Footer {
             semantic,
             &self.parent,
         );
-        // A fuzzer can not guess a digest; what comes after must stand on its own.
+        // A fuzzer cannot guess a digest; what comes after must stand on its own.
         if (found != *root || self.root != *root) && !cfg!(fuzzing) {
             return Err(LayerError::Root);
         }

@@ -4,7 +4,7 @@ use afresh_sys::PageRange;
 
 use crate::index::{Encoding, Role};
 use crate::manifest::root_text;
-use crate::{GuestBuild, Origin, Sha256, Snapshot};
+use crate::{GuestBuild, Origin, Sha256, Snapshot, Turns};
 
 /// What a snapshot holds.
 #[derive(Clone, Debug)]
@@ -27,6 +27,10 @@ pub struct Inspection {
     pub runs: usize,
     /// Pages in the working set.
     pub working_set_pages: usize,
+    /// Pages that the turns of a session changed.
+    pub turned_pages: usize,
+    /// The turns of a session that follow on the layers, if it is one's.
+    pub turns: Option<Turns>,
     /// Every layer, bottom first, the working set last.
     pub layers: Vec<LayerInspection>,
 }
@@ -70,11 +74,12 @@ impl Snapshot {
         let mut shared_pages = 0;
         self.each_stored(|_, shared| shared_pages += usize::from(shared));
         let mut used = vec![0; self.layers().len()];
-        let mut zero_pages = 0;
+        let (mut zero_pages, mut turned_pages) = (0, 0);
         for run in self.map().runs() {
             match run.origin {
                 Origin::Zero => zero_pages += run.pages.len,
                 Origin::Layer { layer, .. } => used[layer] += run.pages.len,
+                Origin::Turn { .. } => turned_pages += run.pages.len,
             }
         }
         let working_set_pages = self.working_set().iter().map(|r| r.len).sum();
@@ -104,6 +109,8 @@ impl Snapshot {
             shared_pages,
             runs: self.map().runs().len(),
             working_set_pages,
+            turned_pages,
+            turns: self.turns(),
             layers,
         }
     }
@@ -144,6 +151,15 @@ impl Snapshot {
             let first = n * per_cell;
             PageRange::new(first, per_cell.min(self.pages() - first))
         };
+        for run in self.map().runs() {
+            if let Origin::Turn { .. } = run.origin {
+                let (first, last) =
+                    (run.pages.start / per_cell, run.pages.end().div_ceil(per_cell));
+                picture[first..last]
+                    .iter_mut()
+                    .for_each(|cell| *cell = (*cell).max(PageKind::Stored));
+            }
+        }
         picture.iter().enumerate().map(|(n, kind)| (cell(n), *kind)).collect()
     }
 }

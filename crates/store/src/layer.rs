@@ -180,7 +180,7 @@ impl Layer {
     }
 
     /// The file that holds a raw local layer, and the page of it at which the layer's stored pages
-    /// begin; `None` when they can not be mapped. Whoever maps them checks the groups first, with
+    /// begin; `None` when they cannot be mapped. Whoever maps them checks the groups first, with
     /// [`Layer::verify`].
     #[must_use]
     pub fn file(&self) -> Option<(&File, u64)> {
@@ -277,7 +277,7 @@ impl Layer {
                     return Err(self.bad(LayerError::Decompress(group as u64)));
                 }
             }
-            // As with the root: a fuzzer can not guess a digest.
+            // As with the root: a fuzzer cannot guess a digest.
             if blake3::hash(part) != blake3::Hash::from_bytes(self.index.groups[group])
                 && !cfg!(fuzzing)
             {

@@ -57,6 +57,8 @@ mod store;
 mod temporary;
 #[cfg(feature = "remote")]
 mod transcode;
+mod turn;
+mod turns;
 
 pub use access::Access;
 pub use blob::BlobRead;
@@ -77,3 +79,5 @@ pub use raw::FilePages;
 pub use save::SaveOptions;
 pub use snapshot::Snapshot;
 pub use store::{Store, Tag};
+pub use turn::{Journal, Patch, Signer, Turn, TurnBuilder, TurnError, TurnPiece};
+pub use turns::{FoldOptions, Turns};

@@ -102,7 +102,7 @@ impl Limits {
 /// Text that changes no limit.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "`{0}` is no limit: NAME=SIZE, with a name among {names} and a size such as 4096 or 64GiB",
+    "`{0}` is not a limit: NAME=SIZE, with a name among {names} and a size such as 4096 or 64GiB",
     names = Limits::NAMES.join(", ")
 )]
 pub struct BadLimit(String);

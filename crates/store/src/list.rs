@@ -9,7 +9,7 @@ use crate::{OpenError, SaveError, Sha256, Store, Tag};
 pub struct Listed<E> {
     /// The name and the snapshot it means.
     pub tag: Tag,
-    /// What its manifest says, or why that can not be read.
+    /// What its manifest says, or why that cannot be read.
     pub extent: Result<Extent, E>,
 }
 

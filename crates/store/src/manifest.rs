@@ -10,9 +10,12 @@ use base64::engine::general_purpose::STANDARD;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::descriptor::{ARTIFACT_TYPE, CONFIG_TYPE, Descriptor, MANIFEST_TYPE};
+use crate::descriptor::{
+    ARTIFACT_TYPE, CONFIG_TYPE, Descriptor, JOURNAL, MANIFEST_TYPE, SESSION_TYPE,
+};
 use crate::digest::{from_hex, to_hex};
 use crate::index::{Encoding, MAX_PAGES, Role};
+use crate::turn::is_journal;
 use crate::{GuestBuild, OpenError, SaveError};
 
 pub(crate) const LAYOUT_FILE: &str = "oci-layout";
@@ -66,6 +69,30 @@ impl Manifest {
         self.config.media_type.ends_with(SEALED)
     }
 
+    /// The file of the turns that follow on the snapshot, if there are such.
+    pub(crate) fn journal(&self) -> Result<Option<&str>, OpenError> {
+        if !self.config.media_type.starts_with(SESSION_TYPE) {
+            return Ok(None);
+        }
+        match self.annotations.get(JOURNAL) {
+            Some(id) if is_journal(id) => Ok(Some(id)),
+            _ => Err(OpenError::Json {
+                what: "the manifest",
+                why: "it is a session's, and names no file of turns".to_owned(),
+            }),
+        }
+    }
+
+    /// The same snapshot, with turns to follow in this file, or without any.
+    pub(crate) fn with_journal(&self, id: Option<&str>) -> Self {
+        let mut this = self.clone();
+        let plain = if id.is_some() { SESSION_TYPE } else { CONFIG_TYPE };
+        this.config.media_type = sealed_type(plain, self.is_sealed());
+        this.annotations.remove(JOURNAL);
+        this.annotations.extend(id.map(|id| (JOURNAL.to_owned(), id.to_owned())));
+        this
+    }
+
     pub(crate) fn check(&self) -> Result<(), OpenError> {
         let types = [
             ("the manifest", &self.media_type, MANIFEST_TYPE),
@@ -73,8 +100,11 @@ impl Manifest {
             ("the configuration", &self.config.media_type, CONFIG_TYPE),
         ];
         for (what, found, wanted) in types {
-            let sealed = what == "the configuration" && *found == sealed_type(wanted, true);
-            if found != wanted && !sealed {
+            let config = what == "the configuration"
+                && [CONFIG_TYPE, SESSION_TYPE]
+                    .iter()
+                    .any(|kind| [false, true].map(|it| sealed_type(kind, it)).contains(found));
+            if found != wanted && !config {
                 return Err(OpenError::MediaType { what, found: found.clone() });
             }
         }
@@ -139,7 +169,7 @@ pub(crate) fn root_text(root: &[u8; 32]) -> String {
 pub(crate) fn parse_root(text: &str) -> Result<[u8; 32], OpenError> {
     text.strip_prefix(ROOT_PREFIX).and_then(from_hex).ok_or_else(|| OpenError::Json {
         what: "the configuration",
-        why: format!("`{}` is no blake3 root", text.chars().take(80).collect::<String>()),
+        why: format!("`{}` is not a blake3 root", text.chars().take(80).collect::<String>()),
     })
 }
 

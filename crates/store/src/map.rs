@@ -16,6 +16,11 @@ pub enum Origin {
         /// First stored page.
         stored: u64,
     },
+    /// In the turns of a session: pages that they changed, by a number of theirs.
+    Turn {
+        /// The first.
+        page: usize,
+    },
 }
 
 /// A run of pages with one origin.
@@ -36,6 +41,7 @@ impl MapRun {
             Origin::Layer { layer, stored } => {
                 Origin::Layer { layer, stored: stored + (pages.start - self.pages.start) as u64 }
             }
+            Origin::Turn { page } => Origin::Turn { page: page + pages.start - self.pages.start },
         };
         Some(Self { pages, origin })
     }
@@ -60,6 +66,12 @@ impl PageMap {
             map.overlay(number, index);
         }
         map
+    }
+
+    /// A map of runs that cover `pages` pages.
+    pub(crate) fn from_runs(pages: usize, runs: Vec<MapRun>) -> Self {
+        debug_assert_eq!(runs.iter().map(|run| run.pages.len).sum::<usize>(), pages);
+        Self { pages, runs }
     }
 
     /// Lays the extents of `index` over the runs.

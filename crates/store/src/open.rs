@@ -2,7 +2,7 @@
 //! before it is used.
 
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use serde::Deserialize;
 
@@ -19,6 +19,11 @@ pub(crate) trait Blobs {
 
     /// Opens a blob of pages.
     fn open(&self, digest: Sha256) -> Result<Box<dyn BlobRead>, OpenError>;
+
+    /// Where the turns of a session are; `None` where there are never any.
+    fn journal(&self, _: &str) -> Option<PathBuf> {
+        None
+    }
 }
 
 /// Reads a small blob and checks it against its digest.
@@ -91,11 +96,15 @@ pub(crate) fn open_snapshot(
     let stored = read_small(blobs, "the configuration", config, MAX_CONFIG)?;
     let (config, sealed_config) = parse_config(stored, key)?;
     let mut blob = |_, digest, _| blobs.open(digest);
+    let journal = manifest.journal()?.map(str::to_owned);
     let snapshot = Snapshot::assemble(id, manifest, config, access, key, &mut blob)?;
-    Ok(match key.zip(sealed_config) {
+    let snapshot = match key.zip(sealed_config) {
         None => snapshot,
         Some((key, config)) => snapshot.with_seal(key.clone(), config),
-    })
+    };
+    let Some(journal) = journal else { return Ok(snapshot) };
+    let path = blobs.journal(&journal).ok_or(OpenError::NoJournal { journal })?;
+    snapshot.with_turns(path, access)
 }
 
 /// The plain bytes of a small sealed blob.
@@ -107,7 +116,7 @@ fn unseal(key: &SealKey, stored: &[u8]) -> Result<Vec<u8>, OpenError> {
 }
 
 /// A blob in memory.
-struct BytesBlob(Vec<u8>);
+pub(crate) struct BytesBlob(pub(crate) Vec<u8>);
 
 impl BlobRead for BytesBlob {
     fn len(&self) -> u64 {

@@ -77,7 +77,7 @@ impl Snapshot {
     /// is checked on the way; `progress` is told the pages done. The file appears when it is whole.
     ///
     /// # Errors
-    /// [`SaveError::Io`] when `path` exists or can not be written, [`SaveError::Open`] when pages are
+    /// [`SaveError::Io`] when `path` exists or cannot be written, [`SaveError::Open`] when pages are
     /// damaged.
     pub fn export_memory(
         &self,
@@ -105,7 +105,7 @@ impl Snapshot {
     /// Writes the guest's own state to a new file at `path`.
     ///
     /// # Errors
-    /// [`SaveError::Io`] when `path` exists or can not be written.
+    /// [`SaveError::Io`] when `path` exists or cannot be written.
     pub fn export_state(&self, path: &Path) -> Result<(), SaveError> {
         new_file(path, |file| {
             file.write_all_at(self.state(), 0).map_err(|e| SaveError::io(path, e))

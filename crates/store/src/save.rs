@@ -11,7 +11,7 @@ use crate::manifest::{
 };
 use crate::seal::SealKey;
 use crate::shelf::{BlobDir, Shelf};
-use crate::{GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
+use crate::{FoldOptions, GuestBuild, Pages, SaveError, SealError, Sha256, Snapshot, Store};
 
 /// What to save beside the pages.
 #[derive(Clone, Debug)]
@@ -103,6 +103,8 @@ impl Store {
         pages: &[PageRange],
     ) -> Result<Sha256, SaveError> {
         let _lock = self.lock_blobs()?;
+        // What turns made is in none of the layers.
+        let snapshot = &self.folded(snapshot, &FoldOptions::default())?;
         let mut shelf = self.shelf();
         let stack = snapshot.layers().len();
         for layer in snapshot.layers() {
@@ -155,8 +157,11 @@ pub(crate) fn write_memory(
     let mut layers = Vec::new();
     let mut roots = Vec::new();
     let mut below = [0; 32];
-    // A stack that is full begins anew: the whole memory becomes its bottom.
+    // A stack that is full begins anew: the whole memory becomes its bottom. What turns made of the parent is
+    // in none of its layers.
     let parent = options.parent.as_ref().filter(|parent| parent.layers().len() < MAX_LAYERS);
+    let below_turns = parent.filter(|parent| parent.turns().is_some()).map(Snapshot::base);
+    let parent = below_turns.as_ref().or(parent);
     if let Some(parent) = parent {
         let stack = parent.layers().len();
         if memory.pages() < parent.pages() {
@@ -172,7 +177,12 @@ pub(crate) fn write_memory(
     let plan = Plan {
         role: if parent.is_some() { Role::Delta } else { Role::Base },
         encoding: options.encoding,
-        candidates: candidates(memory, parent, options),
+        // What differs from the turns says nothing of what differs from the layers.
+        candidates: candidates(
+            memory,
+            parent,
+            options.changed.as_deref().filter(|_| below_turns.is_none()),
+        ),
         below: parent,
         parent: below,
         key,
@@ -256,10 +266,10 @@ fn clip(ranges: &[PageRange], pages: usize) -> Vec<PageRange> {
 fn candidates(
     memory: &dyn Pages,
     parent: Option<&Snapshot>,
-    options: &SaveOptions,
+    changed: Option<&[PageRange]>,
 ) -> Vec<PageRange> {
     let Some(parent) = parent else { return memory.occupied() };
-    if let Some(changed) = &options.changed {
+    if let Some(changed) = changed {
         return clip(changed, memory.pages());
     }
     let mut both = memory.occupied();

@@ -23,6 +23,9 @@ impl Snapshot {
     /// # Errors
     /// [`SealError::Library`](crate::SealError::Library) when signing fails.
     pub fn signed(&self, key: &SigningKey) -> Result<Snapshot, SaveError> {
+        if self.turns().is_some() {
+            return Err(SaveError::Session);
+        }
         let mut manifest = self.manifest().clone();
         manifest.sign(key)?;
         self.with_manifest(manifest)
@@ -45,6 +48,9 @@ impl Store {
     pub fn sign(&self, name: &str, key: &SigningKey) -> Result<Sha256, SaveError> {
         let _lock = self.lock_blobs()?;
         let mut manifest = read_manifest(self, self.resolve(name)?)?;
+        if manifest.journal()?.is_some() {
+            return Err(SaveError::Session);
+        }
         manifest.sign(key)?;
         let (id, _) = self.shelf().put(print("the manifest", &manifest)?)?;
         self.tag(name, Some(id))?;

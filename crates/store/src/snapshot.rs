@@ -1,6 +1,7 @@
 //! An opened snapshot: its configuration, its stack of layers, its pages.
 
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use afresh_sys::{PAGE_SIZE, PageRange};
@@ -9,6 +10,7 @@ use crate::access::Access;
 use crate::manifest::{Config, Manifest, print};
 use crate::seal::SealKey;
 use crate::stack::{OpenBlob, Stack};
+use crate::turns::Turned;
 use crate::{
     GuestBuild, Layer, LayerError, Limits, OpenError, Origin, PageMap, Pages, SaveError, Sha256,
 };
@@ -21,6 +23,8 @@ pub struct Snapshot {
     manifest: Arc<Manifest>,
     body: Arc<Body>,
     seal: Option<Arc<Seal>>,
+    /// What a session's turns made of it.
+    turned: Option<Arc<Turned>>,
 }
 
 /// What a sealed snapshot was opened with.
@@ -43,6 +47,8 @@ struct Body {
 impl Snapshot {
     /// Puts a snapshot together from parts whose digests were checked: the manifest is the one that
     /// `id` names, the configuration is the one that the manifest names. `blob` opens the blob of a layer.
+    ///
+    /// Of a session's snapshot it is what the turns follow on, without them.
     pub(crate) fn assemble(
         id: Sha256,
         manifest: Manifest,
@@ -54,7 +60,8 @@ impl Snapshot {
         let stack = Stack::open(&manifest, &config, access, key, blob)?;
         let state = config.state()?;
         let body = Body { config, state, stack, limits: *access.limits() };
-        Ok(Self { id, manifest: Arc::new(manifest), body: Arc::new(body), seal: None })
+        let (manifest, body) = (Arc::new(manifest), Arc::new(body));
+        Ok(Self { id, manifest, body, seal: None, turned: None })
     }
 
     /// Notes how the snapshot was unsealed.
@@ -119,7 +126,7 @@ impl Snapshot {
     /// The guest's own state, as it was saved.
     #[must_use]
     pub fn state(&self) -> &[u8] {
-        &self.body.state
+        self.turned().map_or(&self.body.state, |turned| turned.space.state())
     }
 
     /// Digest of the manifest of the snapshot this one was made from, as text.
@@ -131,7 +138,7 @@ impl Snapshot {
     /// Number of pages, zero ones included.
     #[must_use]
     pub fn pages(&self) -> usize {
-        self.body.stack.map.pages()
+        self.map().pages()
     }
 
     /// The limits that the snapshot keeps to: those that it was opened with.
@@ -143,7 +150,23 @@ impl Snapshot {
     /// Where each page is.
     #[must_use]
     pub fn map(&self) -> &PageMap {
-        &self.body.stack.map
+        self.turned().map_or(&self.body.stack.map, |turned| &turned.map)
+    }
+
+    /// What turns made of the snapshot, if it has any.
+    pub(crate) fn turned(&self) -> Option<&Turned> {
+        self.turned.as_deref()
+    }
+
+    /// The turns that follow on the snapshot in `path`, applied.
+    pub(crate) fn with_turns(self, path: PathBuf, access: &Access) -> Result<Self, OpenError> {
+        let turned = Turned::read(&self, path, access)?;
+        Ok(Self { turned: Some(Arc::new(turned)), ..self })
+    }
+
+    /// The snapshot without its turns.
+    pub(crate) fn base(&self) -> Self {
+        Self { turned: None, ..self.clone() }
     }
 
     /// The page layers, bottom first.
@@ -161,7 +184,10 @@ impl Snapshot {
     /// The recorded working set: the pages that runs touch first, in address order.
     #[must_use]
     pub fn working_set(&self) -> Vec<PageRange> {
-        self.body.stack.set.clone()
+        match self.turned() {
+            None => self.body.stack.set.clone(),
+            Some(turned) => turned.set.clone(),
+        }
     }
 
     /// Reads the pages of the working set from their compact copy, one call of `each` for every run,
@@ -174,6 +200,10 @@ impl Snapshot {
         mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         const BATCH: u64 = 512;
+        if let Some(turned) = self.turned() {
+            // The compact copy is of the pages as they were.
+            return self.read_each(&turned.set, each);
+        }
         let Some(layer) = &self.body.stack.working_set else { return Ok(()) };
         if layer.is_distant() {
             return Self::read_distant_set(layer, each);
@@ -211,13 +241,14 @@ impl Snapshot {
         if self.is_distant() {
             return self.read_distant(range, out);
         }
-        for run in self.body.stack.map.within(range) {
+        for run in self.map().within(range) {
             let part = &mut out[(run.pages.start - first) * PAGE_SIZE..][..run.pages.byte_len()];
             match run.origin {
                 Origin::Zero => part.fill(0),
                 Origin::Layer { layer, stored } => {
                     self.body.stack.layers[layer].read(stored, part)?
                 }
+                Origin::Turn { page } => self.read_turned(page, part)?,
             }
         }
         Ok(())
@@ -246,6 +277,9 @@ impl Snapshot {
     fn compare_working_set(&self) -> Result<(), OpenError> {
         const BATCH: usize = 512;
         let Some(layer) = &self.body.stack.working_set else { return Ok(()) };
+        if self.turned.is_some() {
+            return self.base().compare_working_set();
+        }
         let mut pages = Vec::new();
         self.read_working_set(|run, copy| {
             for (number, copy) in copy.chunks(BATCH * PAGE_SIZE).enumerate() {
@@ -300,7 +334,7 @@ impl Pages for Snapshot {
 
     fn occupied(&self) -> Vec<PageRange> {
         let mut ranges: Vec<PageRange> = Vec::new();
-        for run in self.body.stack.map.runs().iter().filter(|run| run.origin != Origin::Zero) {
+        for run in self.map().runs().iter().filter(|run| run.origin != Origin::Zero) {
             match ranges.last_mut() {
                 Some(last) if last.end() == run.pages.start => last.len += run.pages.len,
                 _ => ranges.push(run.pages),

@@ -10,8 +10,9 @@ use crate::blobs::{FileBlob, read_bounded};
 use crate::descriptor::{ARTIFACT_TYPE, Descriptor};
 use crate::layout::{IndexJson, LayoutJson, resolve_in, tags_of};
 use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse, print};
-use crate::open::{Blobs, open_snapshot, read_kind};
+use crate::open::{Blobs, open_snapshot, read_kind, read_manifest};
 use crate::temporary::{readers, replace_file, sync_dir};
+use crate::turn::JOURNALS;
 use crate::{OpenError, SaveError, Sha256, Snapshot};
 
 /// A name and the snapshot it means.
@@ -49,7 +50,7 @@ impl Store {
     /// Opens a directory, making it an empty image layout first when it is missing or empty.
     ///
     /// # Errors
-    /// [`OpenError::NotALayout`] when it holds something else; an I/O error when it can not be made.
+    /// [`OpenError::NotALayout`] when it holds something else; an I/O error when it cannot be made.
     pub fn create(root: impl Into<PathBuf>) -> Result<Self, SaveError> {
         let root = root.into();
         let io = |e| SaveError::io(&root, e);
@@ -90,6 +91,11 @@ impl Store {
     #[must_use]
     pub fn blob_path(&self, digest: Sha256) -> PathBuf {
         self.blob_dir().join(digest.hex())
+    }
+
+    /// Where a session's turns are.
+    pub(crate) fn journal_path(&self, id: &str) -> PathBuf {
+        self.root.join(JOURNALS).join(id)
     }
 
     /// Replaces a file beside the blobs; who may read those may read it.
@@ -157,7 +163,7 @@ impl Store {
         let mut manifests = self.index()?.manifests;
         manifests.retain(|descriptor| match descriptor.is_snapshot() {
             Some(known) => known,
-            // Copied by a tool that left the type out: the manifest has it, and what can not be read might
+            // Copied by a tool that left the type out: the manifest has it, and what cannot be read might
             // be one of ours.
             None => descriptor
                 .digest("`index.json`")
@@ -223,7 +229,7 @@ impl Store {
     /// that `id` needs are made durable first.
     ///
     /// # Errors
-    /// A name that can not be a tag, or an I/O error; the old meaning stays then.
+    /// A name that cannot be a tag, or an I/O error; the old meaning stays then.
     pub fn tag(&self, name: &str, id: Option<Sha256>) -> Result<(), SaveError> {
         check_name(name)?;
         let dir = self.blob_dir();
@@ -238,8 +244,30 @@ impl Store {
             }
         };
         let mut index = self.index()?;
+        let before = index.manifests.iter().find(|it| it.name() == Some(name)).cloned();
         index.rename(name, descriptor);
-        self.put_file(INDEX_FILE, &index.bytes()?)
+        self.put_file(INDEX_FILE, &index.bytes()?)?;
+        if let Some(before) =
+            before.filter(|it| index.manifests.iter().all(|other| other.digest != it.digest))
+        {
+            self.retire(&before);
+        }
+        Ok(())
+    }
+
+    /// Removes the turns of a session that has no name any more, so that nobody appends to what nobody would find.
+    fn retire(&self, session: &Descriptor) {
+        let journal = (|| {
+            let manifest = read_manifest(self, session.digest("`index.json`").ok()?).ok()?;
+            manifest.journal().ok()?.map(|id| self.journal_path(id))
+        })();
+        // What cannot be removed is left to `gc`; whoever is appending is waited for.
+        if let Some(path) = journal
+            && let Ok(file) = File::open(&path)
+            && file.lock().is_ok()
+        {
+            let _ = fs::remove_file(&path);
+        }
     }
 }
 
@@ -252,9 +280,13 @@ impl Blobs for Store {
         let path = self.blob_path(digest);
         Ok(Box::new(FileBlob::open(&path).map_err(|e| OpenError::io(&path, e))?))
     }
+
+    fn journal(&self, id: &str) -> Option<PathBuf> {
+        Some(self.journal_path(id))
+    }
 }
 
-/// Refuses what can not name a snapshot.
+/// Refuses what cannot name a snapshot.
 pub(crate) fn check_name(name: &str) -> Result<(), SaveError> {
     let valid = |c: char| c.is_ascii_alphanumeric() || "._-/:".contains(c);
     let is_digest = name.parse::<Sha256>().is_ok();
@@ -265,7 +297,7 @@ pub(crate) fn check_name(name: &str) -> Result<(), SaveError> {
 }
 
 /// Makes a directory that only its owner may enter, unless it is there already.
-fn new_dir(path: &Path) -> std::io::Result<()> {
+pub(crate) fn new_dir(path: &Path) -> std::io::Result<()> {
     DirBuilder::new().recursive(true).mode(0o700).create(path)
 }
 

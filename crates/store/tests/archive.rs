@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use afresh_pager::{Backing, PageSource, SnapshotSource};
+use afresh_pager::{PageSource, SnapshotSource};
 use afresh_store::archive::{self, ArchiveError};
 use afresh_store::{
     Encoding, MemoryPages, OpenError, SaveError, SaveOptions, Snapshot, Store, diff,
@@ -149,7 +149,7 @@ fn mapped(snapshot: &Snapshot) -> Vec<u8> {
     let source = SnapshotSource::checked(snapshot.clone()).unwrap();
     for piece in source.pieces().unwrap() {
         let part = &mut out[piece.pages.byte_start()..][..piece.pages.byte_len()];
-        if let Backing::File(file, first) = piece.backing {
+        if let Some((file, first)) = piece.file {
             let file = fs::File::from(file.try_clone_to_owned().unwrap());
             file.read_exact_at(part, (first * PAGE) as u64).unwrap();
         }

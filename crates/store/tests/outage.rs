@@ -15,7 +15,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use afresh_pager::{LazyImage, Options, SnapshotSource};
-use afresh_store::remote::{Patience, Remote};
+use afresh_store::remote::{Remote, RetryPolicy};
 use afresh_store::{MemoryPages, Store};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use support::{PAGE, options, page_of};
@@ -137,7 +137,7 @@ impl Server {
     }
 
     /// The remotes that the server plays.
-    fn remotes(&self, patience: Patience) -> Vec<Remote> {
+    fn remotes(&self, retry: RetryPolicy) -> Vec<Remote> {
         let endpoint = format!("http://{}", self.address);
         let s3 = [
             ("aws_endpoint", endpoint.as_str()),
@@ -146,8 +146,8 @@ impl Server {
             ("aws_region", "us-east-1"),
         ];
         vec![
-            Remote::open_with("s3://bucket/warm", patience, &s3).unwrap(),
-            Remote::open(&format!("oci://{}/warm", self.address), patience).unwrap(),
+            Remote::open_with("s3://bucket/warm", retry, &s3).unwrap(),
+            Remote::open(&format!("oci://{}/warm", self.address), retry).unwrap(),
         ]
     }
 }
@@ -188,9 +188,9 @@ fn a_guest_lives_once_its_server_is_back() {
     let dir = tempfile::tempdir().unwrap();
     let memory = saved(dir.path());
     let mut server = Server::start(dir.path());
-    for remote in server.remotes(Patience::default()) {
+    for remote in server.remotes(RetryPolicy::default()) {
         let snapshot = remote.load("a").unwrap();
-        let options = Options { background: Some(false), ..Options::default() };
+        let options = Options { background: false, ..Options::default() };
         let image = LazyImage::start(Arc::new(SnapshotSource::new(snapshot)), &options).unwrap();
         let mut page = vec![0; PAGE];
         let check = |n: usize, page: &mut Vec<u8>| {
@@ -222,9 +222,9 @@ fn a_server_that_stays_away_is_an_error_that_names_it() {
     let dir = tempfile::tempdir().unwrap();
     saved(dir.path());
     let mut server = Server::start(dir.path());
-    let patience = Patience { outage: Duration::from_millis(700), ..Patience::default() };
+    let retry = RetryPolicy { outage: Duration::from_millis(700), ..RetryPolicy::default() };
     let opened: Vec<_> =
-        server.remotes(patience).iter().map(|remote| remote.load("a").unwrap()).collect();
+        server.remotes(retry).iter().map(|remote| remote.load("a").unwrap()).collect();
     server.kill();
     for snapshot in opened {
         let start = Instant::now();

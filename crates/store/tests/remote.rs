@@ -6,8 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use afresh_pager::{Options, Restore, SnapshotSource, Strategy};
-use afresh_store::remote::{Patience, Remote, RemoteError, trim_cache};
+use afresh_pager::{FillStrategy, Options, Restore, SnapshotSource};
+use afresh_store::remote::{Remote, RemoteError, RetryPolicy, trim_cache};
 use afresh_store::{Encoding, OpenError, Snapshot, Store};
 use afresh_sys::{PageRange, Reservation};
 use object_store::path::Path;
@@ -15,13 +15,13 @@ use support::objects::{Server, Wrong};
 use support::{PAGE, bytes, memory, options, page_of, store};
 
 fn remote(server: &Arc<Server>) -> Remote {
-    let patience = Patience {
+    let retry = RetryPolicy {
         attempts: 3,
         timeout: Duration::from_millis(300),
         pause: Duration::from_millis(1),
         outage: Duration::ZERO,
     };
-    Remote::with_objects(server.clone(), Path::from("team/guest"), patience).unwrap()
+    Remote::with_objects(server.clone(), Path::from("team/guest"), retry).unwrap()
 }
 
 const SEEDS: [u8; 40] = {
@@ -152,7 +152,7 @@ fn wrong_bytes_are_an_error_and_never_memory() {
 }
 
 #[test]
-fn a_silent_server_is_an_error_within_the_patience() {
+fn a_silent_server_is_an_error_within_its_time_limit() {
     let server = Server::new();
     let remote = remote(&server);
     let dir = tempfile::tempdir().unwrap();
@@ -240,12 +240,12 @@ fn a_directory_is_a_remote_and_a_store_at_once() {
     let there = dir.path().join("there");
     std::fs::create_dir(&there).unwrap();
     let url = format!("file://{}", there.display());
-    let remote = Remote::open(&url, Patience::default()).unwrap();
+    let remote = Remote::open(&url, RetryPolicy::default()).unwrap();
     push(&remote, &from, Encoding::Zstd).unwrap();
     assert_eq!(bytes(&remote.load("a").unwrap()), memory(&SEEDS).0);
     assert_eq!(bytes(&Store::open(&there).unwrap().load("a").unwrap()), memory(&SEEDS).0);
     assert!(matches!(
-        Remote::open("gopher://x", Patience::default()),
+        Remote::open("gopher://x", RetryPolicy::default()),
         Err(RemoteError::Url { .. })
     ));
 }
@@ -261,11 +261,12 @@ fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies
     save.working_set = vec![PageRange::new(0, 100)];
     here.save("a", &afresh_store::MemoryPages(large.clone()), &save).unwrap();
     push(&remote, &(here.clone(), here.load("a").unwrap()), Encoding::Zstd).unwrap();
-    let start = |strategy| {
+    let start = |strategy, ahead| {
         let snapshot = remote.load("a").unwrap();
         let memory = Arc::new(Reservation::aligned(3000, 2 << 20).unwrap());
         let mut options = Options::with(strategy);
         options.streams = 3;
+        options.background = ahead;
         let source = Arc::new(SnapshotSource::new(snapshot));
         let restore =
             Restore::start(memory.clone(), PageRange::new(0, 3000), source, &options).unwrap();
@@ -276,8 +277,12 @@ fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies
         unsafe { memory.base().as_ptr().add(at).read_volatile() }
     };
     server.be(Wrong::Slow(Duration::from_millis(2)));
-    for strategy in [Strategy::CopyHybrid, Strategy::WorkingSet, Strategy::UffdMove] {
-        let (memory, restore) = start(strategy);
+    for (strategy, ahead) in [
+        (FillStrategy::Stream, true),
+        (FillStrategy::WorkingSet, true),
+        (FillStrategy::Stream, false),
+    ] {
+        let (memory, restore) = start(strategy, ahead);
         for page in [7, 2999, 1500, 30, 1024] {
             assert_eq!(peek(&memory, page * PAGE + 5), large[page * PAGE + 5]);
         }
@@ -286,8 +291,8 @@ fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies
     }
     // Index, manifest, configuration, two layer tails, the set: so many requests to the first answer.
     server.be(Wrong::Nothing);
-    let mut options = Options::with(Strategy::WorkingSet);
-    options.background = Some(false);
+    let mut options = Options::with(FillStrategy::WorkingSet);
+    options.background = false;
     let source = Arc::new(SnapshotSource::new(remote.load("a").unwrap()));
     let memory = Arc::new(Reservation::aligned(3000, 2 << 20).unwrap());
     let restore =
@@ -296,7 +301,7 @@ fn a_guest_runs_while_the_rest_is_on_the_network_and_learns_when_the_server_dies
     assert_eq!(server.requests.load(Ordering::Relaxed), 6);
     drop(restore);
 
-    let (_, restore) = start(Strategy::UffdMove);
+    let (_, restore) = start(FillStrategy::Stream, false);
     server.be(Wrong::Reset { after: 0, times: usize::MAX });
     let error = restore.resolve(PageRange::new(2000, 10)).unwrap_err().to_string();
     assert!(error.contains("connection reset"), "{error}");

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use afresh_store::remote::{Patience, Remote, RemoteError};
+use afresh_store::remote::{Remote, RemoteError, RetryPolicy};
 use afresh_store::seal::{Access, SealKey, SigningKey};
 use afresh_store::{Encoding, MemoryPages, OpenError, SealError, Store, archive};
 use afresh_sys::PageRange;
@@ -15,13 +15,13 @@ use support::objects::{Server, Wrong};
 use support::{PAGE, bytes, options, page_of, store};
 
 fn remote(server: &Arc<Server>) -> Remote {
-    let patience = Patience {
+    let retry = RetryPolicy {
         attempts: 3,
         timeout: Duration::from_millis(300),
         pause: Duration::from_millis(1),
         outage: Duration::ZERO,
     };
-    Remote::with_objects(server.clone(), Path::from("team/guest"), patience).unwrap()
+    Remote::with_objects(server.clone(), Path::from("team/guest"), retry).unwrap()
 }
 
 fn content() -> MemoryPages {

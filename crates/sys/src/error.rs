@@ -50,6 +50,18 @@ pub enum Call {
     Perf,
     /// Copy memory that may be gone.
     Copy,
+    /// Wait for descriptors.
+    Poll,
+    /// Make, name or change a socket.
+    Socket,
+    /// Receive bytes and descriptors.
+    Receive,
+    /// Refer to another process, or send it a signal.
+    Process,
+    /// Draw random bytes.
+    Random,
+    /// A call of KVM's, by its name.
+    Kvm(&'static str),
 }
 
 impl Call {
@@ -79,6 +91,12 @@ impl Call {
             Call::Schedule => "sched_setscheduler",
             Call::Perf => "perf_event_open",
             Call::Copy => "process_vm_readv",
+            Call::Poll => "poll",
+            Call::Socket => "socket",
+            Call::Receive => "recvmsg",
+            Call::Process => "pidfd_open",
+            Call::Random => "getrandom",
+            Call::Kvm(name) => name,
         }
     }
 }

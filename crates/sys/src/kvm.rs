@@ -1,4 +1,5 @@
-//! What `kvm-ioctls` lacks: the dirty ring, and the dirty log with manual protection.
+//! KVM: the gate that its calls pass, and what `kvm-ioctls` lacks: the dirty ring, and the dirty log with manual
+//! protection.
 //!
 //! Promises: an entry of the ring is reported exactly once; a page that was reported stays
 //! writable until it is given back (`DirtyRing::give_back` and `reset_dirty_rings`, or
@@ -13,4 +14,35 @@ mod watch;
 
 pub use log::{clear_dirty_log, enable_manual_protect, get_dirty_log};
 pub use ring::{DirtyGfn, DirtyRing, dirty_ring_limit, enable_dirty_ring, reset_dirty_rings};
-pub use watch::{KickSignal, StopFlag, install_kick_handler};
+pub use watch::{KickSignal, StopFlag, install_kick_handler, thread_id};
+
+use std::io;
+
+use kvm_ioctls::{VcpuExit, VcpuFd};
+
+use crate::{Call, SysError, inject};
+
+/// Makes a call of KVM's, which `name` names in errors and in plans of [`inject`].
+///
+/// # Errors
+/// What the call says.
+pub fn call<T, E: Into<io::Error>>(
+    name: &'static str,
+    make: impl FnOnce() -> Result<T, E>,
+) -> Result<T, SysError> {
+    inject::gate(Call::Kvm(name))?;
+    make().map_err(|error| SysError::new(Call::Kvm(name), error.into().raw_os_error().unwrap_or(0)))
+}
+
+/// Runs a vCPU until its next exit.
+///
+/// # Errors
+/// What `KVM_RUN` says; `EINTR` when a signal came or its stop flag is up.
+pub fn run(vcpu: &mut VcpuFd) -> Result<VcpuExit<'_>, SysError> {
+    call("KVM_RUN", || vcpu.run())
+}
+
+/// What an `ioctl` returned, with errno where that is a failure.
+fn done(returned: libc::c_int) -> io::Result<u32> {
+    u32::try_from(returned).map_err(|_| io::Error::last_os_error())
+}

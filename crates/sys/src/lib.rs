@@ -1,6 +1,7 @@
 //! The system calls that afresh stands on, and nothing above them.
 //!
-//! This is the only crate that talks to the kernel. Everything it offers is a thin, typed wrapper
+//! Memory, faults, sockets and KVM are reached through this crate alone; what files and guest programs ask of the kernel is
+//! for `afresh-files` and `afresh-linux`. Everything it offers is a thin, typed wrapper
 //! with an error that names the call, the errno and, where one is known, the way out. It promises
 //! no policy: which strategy resets a slot is decided in `afresh-memory`.
 //!
@@ -19,7 +20,9 @@
 //! * [`ZeroStock`]: where zero memory may come from, other than the kernel's faults.
 //! * [`termination`]: SIGTERM and SIGINT as a flag.
 //! * [`Features`]: what this kernel and this process may use; can be masked to play a poorer host.
-//! * `kvm`: the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
+//! * `poll`, `random`, and with the feature `socket` Unix sockets that carry descriptors.
+//! * `folios`: how the page cache holds a file.
+//! * `kvm`: the gate that KVM's calls pass, the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
 //! * [`errno`]: names of the kernel's errors.
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
 //! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings `alone`, a
@@ -59,18 +62,24 @@ pub use error::{Call, SysError};
 pub use features::{Feature, Features, UnknownFeature};
 pub use imp::fault;
 pub use imp::file;
+#[cfg(not(miri))]
+pub use imp::folios;
 pub use imp::fork;
 pub use imp::futex;
 pub use imp::host;
 pub use imp::pagemap;
+#[cfg(all(feature = "socket", not(miri)))]
+pub use imp::socket;
 pub use imp::termination;
 pub use imp::usage;
 pub use imp::{
-    Advice, HUGE_SIZE, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent,
-    UffdMode, Withheld, merges_memory, withhold,
+    Advice, Instructions, Interest, Memfd, Protection, Reservation, Uffd, UffdEvent, UffdMode,
+    Withheld, merges_memory, withhold,
 };
+#[cfg(not(miri))]
+pub use imp::{poll, random};
 pub use inherited::Inherited;
-pub use page::{PAGE_SIZE, PageRange, page_align_up};
+pub use page::{HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, page_align_up};
 pub use per_process::PerProcess;
 pub use stock::ZeroStock;
 pub use worker::Worker;

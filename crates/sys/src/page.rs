@@ -6,6 +6,12 @@
 /// Bytes in a page. afresh supports x86-64 Linux, where the base page is 4 KiB.
 pub const PAGE_SIZE: usize = 4096;
 
+/// Bytes in a huge page of x86-64.
+pub const HUGE_SIZE: usize = 2 << 20;
+
+/// Pages in a huge page.
+pub const HUGE_PAGES: usize = HUGE_SIZE / PAGE_SIZE;
+
 /// Rounds `bytes` up to a whole number of pages, in bytes.
 ///
 /// Saturates at the largest multiple of the page size, so a hostile length cannot wrap to zero.

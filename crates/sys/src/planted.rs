@@ -85,6 +85,12 @@ bugs! {
     HostState = "host-state",
     /// A thawed instance does not know that a segment was dropped.
     Thaw = "thaw",
+    /// A patch of a page lacks a run of bytes.
+    Patch = "patch",
+    /// What a turn made of the guest's own state is lost.
+    Turn = "turn",
+    /// A page that a turn changed is taken for one that it did not.
+    Since = "since",
     /// A general register keeps what the last call left.
     Register = "register",
     /// An exit that the guest left pending is completed in the next call.

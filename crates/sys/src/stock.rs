@@ -2,7 +2,7 @@
 
 use crate::{PageRange, Reservation, SysError};
 
-/// A stock of private zero memory that is resident already, in blocks of [`crate::HUGE_SIZE`].
+/// A stock of private zero memory that is resident already, in huge pages of [`crate::HUGE_SIZE`].
 ///
 /// Whoever needs fresh memory asks a stock first, and leaves what it does not get to the kernel's
 /// faults. A stock never makes anybody wait.
@@ -12,9 +12,9 @@ use crate::{PageRange, Reservation, SysError};
 /// guest as zero memory. An implementation must leave there exactly what the method promises, for as long as
 /// `memory` keeps it, change no mapping outside the range it was given, and keep no way to the pages it moved.
 pub unsafe trait ZeroStock: Send + Sync + std::fmt::Debug {
-    /// Moves resident memory to the beginning of `range`, which must consist of whole blocks of address
+    /// Moves resident memory to the beginning of `range`, which must consist of whole huge pages of address
     /// space and be accessible private anonymous memory that nobody has touched. Returns how many
-    /// pages were moved: whole blocks, possibly none. They are private, anonymous, zero and writable, and
+    /// pages were moved: whole huge pages, possibly none. They are private, anonymous, zero and writable, and
     /// belong to `memory` alone from then on; the rest of the range is as it was.
     ///
     /// # Errors
@@ -22,8 +22,8 @@ pub unsafe trait ZeroStock: Send + Sync + std::fmt::Debug {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError>;
 
     /// What became of pages supplied earlier: so many were `used`, and so many given back because nearly
-    /// nothing of their blocks was.
-    fn judged(&self, used: usize, wasted: usize) {
+    /// nothing of their huge pages was.
+    fn report_use(&self, used: usize, wasted: usize) {
         let _ = (used, wasted);
     }
 }

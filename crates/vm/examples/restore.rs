@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use afresh_pager::Options;
 use afresh_store::Store;
-use afresh_vm::{Frozen, Sandbox, SaveWith, SnapshotMemory};
+use afresh_vm::{Frozen, Sandbox, SnapshotMemory, SnapshotOptions};
 
 /// Rounds of each way, of which the median is shown.
 const ROUNDS: usize = 5;
@@ -54,7 +54,7 @@ fn measure(elf: &[u8], mib: u64) -> Outcome<()> {
     let input = input((heap.len - RESERVED) / 4096);
     let expected = sandbox.checkpoint()?;
     let answer = sandbox.run(&input)?;
-    expected.freeze()?.save(&store, "a", &SaveWith::default())?;
+    expected.freeze()?.save(&store, "a", &SnapshotOptions::default())?;
     drop((sandbox, expected));
 
     type Way = fn(&Store) -> Outcome<Frozen>;

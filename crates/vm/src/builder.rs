@@ -18,7 +18,7 @@ use crate::layout::{BASE, Layout, RegionKind, Sizes};
 use crate::probe::build_processor;
 use crate::sandbox::Sandbox;
 use crate::shared::SharedMemory;
-use crate::strategy::Strategy;
+use crate::strategy::ResetMethod;
 use crate::system::System;
 use crate::template::{Content, ProgramFile, Template, first_image};
 
@@ -160,10 +160,10 @@ impl SandboxBuilder {
         self
     }
 
-    /// How the sandbox is reset; chosen by the host's abilities if not set.
+    /// How the sandbox is reset; the best method that this host has if not set.
     #[must_use]
-    pub fn strategy(mut self, strategy: Strategy) -> Self {
-        self.config.strategy = strategy;
+    pub fn reset_method(mut self, method: ResetMethod) -> Self {
+        self.config.reset = method;
         self
     }
 
@@ -201,14 +201,14 @@ impl SandboxBuilder {
         let template =
             Template::new(&program, file, layout, system, processor, functions, contents);
         let boot = template.system.boot();
-        let strategy = self.config.strategy;
+        let method = self.config.reset;
         // Without tracking, finding out what the initialisation wrote would mean to read everything.
-        let tracked = Config { strategy: Strategy::Auto, ..self.config };
+        let tracked = Config { reset: ResetMethod::default(), ..self.config };
         let mut sandbox = Sandbox::start(Arc::new(template), &image, tracked, entry)?;
         sandbox.initialise(boot)?;
-        match strategy {
-            Strategy::Auto => Ok(sandbox),
-            _ => sandbox.pristine().with_strategy(strategy).spawn(),
+        if method == ResetMethod::default() {
+            return Ok(sandbox);
         }
+        sandbox.pristine().with_reset(method).fork()
     }
 }

@@ -5,6 +5,7 @@
 //! not checked against guest memory and against a limit; the time limit holds inside hypercalls too.
 //! May break it: a host function that trusts its arguments' values, or that takes its time.
 
+use afresh_sys::random;
 use kvm_bindings::kvm_regs;
 
 use crate::abi::{
@@ -274,13 +275,12 @@ impl Sandbox {
         let mut done = 0;
         while done < len {
             let take = (len - done).min(chunk.len() as u64) as usize;
-            let n =
-                rustix::rand::getrandom(&mut chunk[..take], rustix::rand::GetRandomFlags::empty())
-                    .map_err(|error| GuestError::Unexpected(format!("getrandom: {error}")))?;
+            random::fill(&mut chunk[..take])
+                .map_err(|error| GuestError::Unexpected(error.to_string()))?;
             self.memory
-                .write(address + done, &chunk[..n])
+                .write(address + done, &chunk[..take])
                 .map_err(|access| GuestError::BadPointer { call, access })?;
-            done += n as u64;
+            done += take as u64;
             self.in_time(rip)?;
         }
         Ok(())

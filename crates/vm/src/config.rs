@@ -1,42 +1,30 @@
-//! What is the same for every sandbox that is forked from one: limits, log, strategy.
+//! What is the same for every sandbox that is forked from one: limits, log, how it is reset.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_memory::ZeroStock;
 
-use crate::strategy::Strategy;
+use crate::strategy::ResetMethod;
 
 pub(crate) type Log = Arc<dyn Fn(u8, &str) + Send + Sync>;
 
 /// What does not change from fork to fork.
-#[derive(Clone)]
+#[derive(Clone, Default)]
 pub(crate) struct Config {
     pub(crate) timeout: Option<Duration>,
     pub(crate) log: Option<Log>,
-    pub(crate) strategy: Strategy,
+    pub(crate) reset: ResetMethod,
     pub(crate) limits: Limits,
     /// Where resident zero memory comes from, and how many pages of it at most.
     pub(crate) stock: Option<(Arc<dyn ZeroStock>, usize)>,
-}
-
-impl Default for Config {
-    fn default() -> Self {
-        Self {
-            timeout: None,
-            log: None,
-            strategy: Strategy::Auto,
-            limits: Limits::default(),
-            stock: None,
-        }
-    }
 }
 
 impl std::fmt::Debug for Config {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Config")
             .field("timeout", &self.timeout)
-            .field("strategy", &self.strategy)
+            .field("reset", &self.reset)
             .field("limits", &self.limits)
             .finish_non_exhaustive()
     }

@@ -3,11 +3,10 @@
 //! Promises: each error names its cause, and the way out where there is one. May break it: nothing here; the
 //! errors of a single file stay in that file.
 
-use std::io;
-
 use afresh_memory::{ImageError, ResetError, SlotError, TrackError};
 use afresh_pager::{RestoreError, SaveMemoryError};
 use afresh_store::OpenError;
+use afresh_sys::SysError;
 
 use crate::abi::MAX_MESSAGE;
 use crate::crash::Crash;
@@ -27,9 +26,6 @@ pub enum KvmError {
     /// `/dev/kvm` may not be opened.
     #[error("no permission for /dev/kvm: add this user to the group that owns it (often `kvm`)")]
     Permission,
-    /// `/dev/kvm` cannot be opened for another reason.
-    #[error("/dev/kvm cannot be opened")]
-    Open(#[source] io::Error),
     /// The kernel lacks something that every sandbox needs.
     #[error("this kernel's KVM lacks {0}; Linux 5.5 or newer is needed")]
     Lacks(&'static str),
@@ -60,20 +56,11 @@ pub enum KvmError {
     #[error("this kernel's KVM has no {0}; choose another tracker")]
     NoTracker(&'static str),
     /// A KVM call failed.
-    #[error("KVM: {what} failed")]
-    Call {
-        /// Which call.
-        what: &'static str,
-        /// What the kernel said.
-        source: io::Error,
-    },
+    #[error("KVM: {0}")]
+    Call(#[from] SysError),
     /// KVM does not finish an instruction of the last call.
     #[error("KVM does not finish what the last call began; the sandbox can only be dropped")]
     Unfinished,
-}
-
-pub(crate) fn failed<E: Into<io::Error>>(what: &'static str) -> impl FnOnce(E) -> KvmError {
-    move |error| KvmError::Call { what, source: error.into() }
 }
 
 /// Why a sandbox could not be made.
@@ -100,7 +87,7 @@ pub enum BuildError {
     Init(#[source] CallError),
     /// The signal that stops a guest cannot be used.
     #[error("the signal or thread that stops runaway guests could not be set up")]
-    Watchdog(#[source] io::Error),
+    Watchdog(#[source] std::io::Error),
 }
 
 /// What a guest did wrong, or had done to it. The sandbox must be reset and is then pristine.
@@ -198,7 +185,7 @@ pub enum CallError {
     /// the process that made it.
     #[error(
         "this sandbox belongs to the process that made it, and this one was forked from that; make a new one here, \
-         from a snapshot (Snapshot::spawn) or from the program"
+         from a snapshot (Snapshot::fork) or from the program"
     )]
     Forked,
     /// The last call failed and the sandbox was not reset since.

@@ -9,7 +9,7 @@
 //! any snapshot.
 
 use afresh_memory::{Image, PageRange};
-use afresh_pager::{Options, RestoreError, SaveWith, SnapshotMemory};
+use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
 use afresh_store::{GuestBuild, Sha256, Snapshot as Saved, Store};
 use serde::{Deserialize, Serialize};
 
@@ -104,6 +104,17 @@ impl Frozen {
         postcard::to_allocvec(&self.header).map_err(|e| FreezeError::State(e.to_string()))
     }
 
+    /// Whether both are states of one guest, which begins its calls where it does.
+    pub(crate) fn is_sibling(&self, other: &Self) -> bool {
+        let same = |frozen: &Self| {
+            let header = Header { entry: 0, ..frozen.header.clone() };
+            postcard::to_allocvec(&header).ok()
+        };
+        self.guest.pages() == other.guest.pages()
+            && self.header.entry == other.header.entry
+            && same(self) == same(other)
+    }
+
     /// The guest build that a snapshot of it belongs to. The CPU features are those that it was shown, for
     /// it may have detected them and acted upon it.
     #[must_use]
@@ -126,7 +137,12 @@ impl Frozen {
     ///
     /// # Errors
     /// [`FreezeError`]; the name means then what it meant before.
-    pub fn save(&self, store: &Store, name: &str, with: &SaveWith) -> Result<Sha256, FreezeError> {
+    pub fn save(
+        &self,
+        store: &Store,
+        name: &str,
+        with: &SnapshotOptions,
+    ) -> Result<Sha256, FreezeError> {
         Ok(self.memory.save(store, name, self.build(), self.bytes()?, with)?)
     }
 

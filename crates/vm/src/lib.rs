@@ -61,11 +61,11 @@ pub use memory::AccessError;
 pub use sandbox::Sandbox;
 pub use shared::SharedMemory;
 pub use snapshot::{GuestState, Snapshot, SnapshotError};
-pub use strategy::{Abilities, Strategy};
+pub use strategy::{Abilities, ResetMethod, Tracking};
 pub use verify::{Difference, VerifyError};
 pub use watch::StopHandle;
 
-pub use afresh_pager::{SaveWith, SnapshotMemory};
+pub use afresh_pager::{SnapshotMemory, SnapshotOptions};
 
 /// Bytes of a page.
 pub const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;

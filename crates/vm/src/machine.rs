@@ -10,8 +10,9 @@ use std::ffi::c_ulong;
 use std::sync::{Arc, OnceLock};
 
 use afresh_memory::{Feature, Features};
+use afresh_sys::errno::{EACCES, EFAULT, EINTR, ENODEV, ENOENT, ENXIO, EPERM};
 use afresh_sys::kvm::{
-    DirtyRing, StopFlag, dirty_ring_limit, enable_dirty_ring, enable_manual_protect,
+    self, DirtyRing, StopFlag, dirty_ring_limit, enable_dirty_ring, enable_manual_protect,
 };
 use afresh_sys::planted::{Bug, is};
 use kvm_bindings::{
@@ -19,18 +20,17 @@ use kvm_bindings::{
     KVM_EXIT_DIRTY_RING_FULL, KVM_MAX_CPUID_ENTRIES, KVM_MEM_LOG_DIRTY_PAGES, KVM_MEM_READONLY,
     KVM_SYNC_X86_REGS, KVM_SYNC_X86_SREGS, KVM_VCPUEVENT_VALID_NMI_PENDING,
     KVM_VCPUEVENT_VALID_SHADOW, KVM_VCPUEVENT_VALID_TRIPLE_FAULT, Msrs, kvm_debugregs,
-    kvm_enable_cap, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_userspace_memory_region,
+    kvm_enable_cap, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_sregs, kvm_userspace_memory_region,
     kvm_vcpu_events, kvm_xcrs,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuExit, VcpuFd, VmFd};
-use rustix::io::Errno;
 
 use crate::PAGE;
 use crate::abi::PORT;
-use crate::error::{KvmError, failed};
+use crate::error::KvmError;
 use crate::layout::Span;
 use crate::processor::{Processor, host_template};
-use crate::strategy::{Abilities, Tracking};
+use crate::strategy::{Abilities, DirtyTracking};
 use crate::system::ExtendedState;
 use crate::tracker::{Shared, Source, Watched};
 
@@ -51,25 +51,24 @@ fn host() -> Result<&'static Host, KvmError> {
 }
 
 fn open() -> Result<Host, KvmError> {
-    let kvm = Kvm::new().map_err(|error| match Errno::from_raw_os_error(error.errno()) {
-        Errno::NOENT | Errno::NXIO | Errno::NODEV => KvmError::Missing,
-        Errno::ACCESS | Errno::PERM => KvmError::Permission,
-        _ => KvmError::Open(error.into()),
+    let device = kvm::call("open(/dev/kvm)", Kvm::new).map_err(|error| match error.errno {
+        ENOENT | ENXIO | ENODEV => KvmError::Missing,
+        EACCES | EPERM => KvmError::Permission,
+        _ => KvmError::Call(error),
     })?;
     for (cap, name) in [
         (Cap::UserMemory, "KVM_CAP_USER_MEMORY"),
         (Cap::SyncRegs, "KVM_CAP_SYNC_REGS"),
         (Cap::ImmediateExit, "KVM_CAP_IMMEDIATE_EXIT"),
     ] {
-        if !kvm.check_extension(cap) {
+        if !device.check_extension(cap) {
             return Err(KvmError::Lacks(name));
         }
     }
-    let cpuid = kvm
-        .get_supported_cpuid(KVM_MAX_CPUID_ENTRIES)
-        .map_err(failed("KVM_GET_SUPPORTED_CPUID"))?;
-    let ring_limit = dirty_ring_limit(&kvm);
-    Ok(Host { kvm, cpuid, ring_limit })
+    let cpuid =
+        kvm::call("KVM_GET_SUPPORTED_CPUID", || device.get_supported_cpuid(KVM_MAX_CPUID_ENTRIES))?;
+    let ring_limit = dirty_ring_limit(&device);
+    Ok(Host { kvm: device, cpuid, ring_limit })
 }
 
 /// What KVM offers to show by CPUID.
@@ -102,7 +101,7 @@ impl Abilities {
 
 /// A range of guest-physical memory and what backs it.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Backing {
+pub(crate) struct MemorySlot {
     pub(crate) span: Span,
     pub(crate) host: *mut u8,
     pub(crate) read_only: bool,
@@ -154,7 +153,7 @@ pub(crate) struct Machine {
     vm: Arc<VmFd>,
     created: kvm_sregs,
     fresh: &'static [u32; 1024],
-    tracking: Tracking,
+    tracking: DirtyTracking,
     ring: Option<DirtyRing>,
     left: Left,
     /// Which extended state the guest may use, where the processor asks.
@@ -166,14 +165,14 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Creates a machine without memory.
-    pub(crate) fn new(tracking: Tracking, processor: &Processor) -> Result<Self, KvmError> {
+    pub(crate) fn new(tracking: DirtyTracking, processor: &Processor) -> Result<Self, KvmError> {
         let host = host()?;
-        let vm = host.kvm.create_vm().map_err(failed("KVM_CREATE_VM"))?;
+        let vm = kvm::call("KVM_CREATE_VM", || host.kvm.create_vm())?;
         match tracking {
-            Tracking::Off => {}
-            Tracking::Log => enable_manual_protect(&vm)
+            DirtyTracking::Off => {}
+            DirtyTracking::Log => enable_manual_protect(&vm)
                 .map_err(|_| KvmError::NoTracker("dirty log with manual protection"))?,
-            Tracking::Ring(entries) => {
+            DirtyTracking::Ring(entries) => {
                 enable_dirty_ring(&vm, entries).map_err(|_| KvmError::NoTracker("dirty ring"))?
             }
         }
@@ -183,27 +182,25 @@ impl Machine {
         if vm.enable_cap(&cap).is_ok() {
             events |= KVM_VCPUEVENT_VALID_TRIPLE_FAULT;
         }
-        let mut vcpu = vm.create_vcpu(0).map_err(failed("KVM_CREATE_VCPU"))?;
+        let mut vcpu = kvm::call("KVM_CREATE_VCPU", || vm.create_vcpu(0))?;
         let ring = match tracking {
-            Tracking::Ring(entries) => {
-                Some(DirtyRing::map(&vcpu, entries).map_err(failed("mapping the dirty ring"))?)
-            }
+            DirtyTracking::Ring(entries) => Some(DirtyRing::map(&vcpu, entries)?),
             _ => None,
         };
-        vcpu.set_cpuid2(&processor.cpuid).map_err(failed("KVM_SET_CPUID2"))?;
+        kvm::call("KVM_SET_CPUID2", || vcpu.set_cpuid2(&processor.cpuid))?;
         // Elsewhere the guest's extended state is not KVM's to set.
         let xsave = processor.extended == ExtendedState::Xsave;
         let xcr0 = xsave.then_some(processor.xcr0);
         set_xcr0(&vcpu, xcr0)?;
-        let created = vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))?;
+        let created = kvm::call("KVM_GET_SREGS", || vcpu.get_sregs())?;
         let fresh = match FRESH_XSAVE.get() {
             Some(fresh) => fresh,
             None => {
-                let xsave = vcpu.get_xsave().map_err(failed("KVM_GET_XSAVE"))?;
+                let xsave = kvm::call("KVM_GET_XSAVE", || vcpu.get_xsave())?;
                 FRESH_XSAVE.get_or_init(|| xsave.region)
             }
         };
-        let debug = vcpu.get_debug_regs().map_err(failed("KVM_GET_DEBUGREGS"))?;
+        let debug = kvm::call("KVM_GET_DEBUGREGS", || vcpu.get_debug_regs())?;
         vcpu.get_kvm_run().kvm_valid_regs = u64::from(KVM_SYNC_X86_REGS);
         let (vm, left) = (Arc::new(vm), Left::Nothing);
         Ok(Self { vcpu, vm, created, fresh, tracking, ring, left, xcr0, events, debug })
@@ -213,16 +210,16 @@ impl Machine {
     /// tracking is off. `pages` bounds the guest-physical space.
     ///
     /// # Safety
-    /// The backings must stay mapped for as long as the machine runs.
+    /// The memory must stay mapped for as long as the machine runs.
     pub(crate) unsafe fn attach(
         &mut self,
-        memory: &[Backing],
+        memory: &[MemorySlot],
         pages: usize,
     ) -> Result<Option<Shared>, KvmError> {
         let mut watched = Vec::new();
         for (number, backing) in memory.iter().enumerate() {
             let number = number as u32;
-            let track = backing.tracked && self.tracking != Tracking::Off;
+            let track = backing.tracked && self.tracking != DirtyTracking::Off;
             let region = kvm_userspace_memory_region {
                 slot: number,
                 flags: if track { KVM_MEM_LOG_DIRTY_PAGES } else { 0 }
@@ -231,12 +228,14 @@ impl Machine {
                 memory_size: backing.span.len,
                 userspace_addr: backing.host as u64,
             };
-            // SAFETY: the backing is mapped and stays so, by this function's contract.
-            unsafe { self.vm.set_user_memory_region(region) }
-                .map_err(failed("KVM_SET_USER_MEMORY_REGION"))?;
+            kvm::call("KVM_SET_USER_MEMORY_REGION", || {
+                // SAFETY: the memory is mapped and stays so, by this function's contract.
+                unsafe { self.vm.set_user_memory_region(region) }
+            })?;
             if track {
                 let pages = (backing.span.len / PAGE) as usize;
-                let words = if self.tracking == Tracking::Log { pages.div_ceil(64) } else { 0 };
+                let words =
+                    if self.tracking == DirtyTracking::Log { pages.div_ceil(64) } else { 0 };
                 watched.push(Watched {
                     number,
                     first: (backing.span.start / PAGE) as usize,
@@ -246,8 +245,8 @@ impl Machine {
             }
         }
         let source = match (self.tracking, self.ring.take()) {
-            (Tracking::Ring(_), Some(ring)) => Source::Ring(ring),
-            (Tracking::Log, _) => Source::Log,
+            (DirtyTracking::Ring(_), Some(ring)) => Source::Ring(ring),
+            (DirtyTracking::Log, _) => Source::Log,
             _ => return Ok(None),
         };
         Ok(Some(Shared::new(Arc::clone(&self.vm), source, watched, pages)))
@@ -286,12 +285,12 @@ impl Machine {
 
     /// Special registers now; a system call.
     pub(crate) fn get_sregs(&self) -> Result<kvm_sregs, KvmError> {
-        self.vcpu.get_sregs().map_err(failed("KVM_GET_SREGS"))
+        Ok(kvm::call("KVM_GET_SREGS", || self.vcpu.get_sregs())?)
     }
 
     /// Extended state now, as words.
     pub(crate) fn get_xsave(&self) -> Result<[u32; 1024], KvmError> {
-        Ok(self.vcpu.get_xsave().map_err(failed("KVM_GET_XSAVE"))?.region)
+        Ok(kvm::call("KVM_GET_XSAVE", || self.vcpu.get_xsave())?.region)
     }
 
     /// Extended state of a vCPU that never ran.
@@ -305,12 +304,12 @@ impl Machine {
         &self,
         processor: &Processor,
     ) -> Result<Option<&'static str>, KvmError> {
-        let debug = self.vcpu.get_debug_regs().map_err(failed("KVM_GET_DEBUGREGS"))?;
+        let debug = kvm::call("KVM_GET_DEBUGREGS", || self.vcpu.get_debug_regs())?;
         if debug != self.debug {
             return Ok(Some("debug"));
         }
         if let Some(xcr0) = self.xcr0 {
-            let xcrs = self.vcpu.get_xcrs().map_err(failed("KVM_GET_XCRS"))?;
+            let xcrs = kvm::call("KVM_GET_XCRS", || self.vcpu.get_xcrs())?;
             if xcrs.xcrs[0].value != xcr0 {
                 return Ok(Some("extended control"));
             }
@@ -318,14 +317,14 @@ impl Machine {
         let fresh = match processor.fresh_msrs.get() {
             Some(fresh) => fresh,
             None => {
-                let fresh = read_msrs(&Self::new(Tracking::Off, processor)?.vcpu)?;
+                let fresh = read_msrs(&Self::new(DirtyTracking::Off, processor)?.vcpu)?;
                 processor.fresh_msrs.get_or_init(|| fresh)
             }
         };
         if read_msrs(&self.vcpu)? != *fresh {
             return Ok(Some("model-specific"));
         }
-        let events = self.vcpu.get_vcpu_events().map_err(failed("KVM_GET_VCPU_EVENTS"))?;
+        let events = kvm::call("KVM_GET_VCPU_EVENTS", || self.vcpu.get_vcpu_events())?;
         let waiting = [
             events.exception.injected,
             events.exception.pending,
@@ -361,17 +360,14 @@ impl Machine {
         if self.left == Left::Unknown {
             return Ok(false);
         }
-        self.vcpu
-            .set_mp_state(kvm_bindings::kvm_mp_state::default())
-            .map_err(failed("KVM_SET_MP_STATE"))?;
+        kvm::call("KVM_SET_MP_STATE", || self.vcpu.set_mp_state(kvm_mp_state::default()))?;
         if !self.finish()? {
             return Ok(false);
         }
-        self.vcpu
-            .set_vcpu_events(&kvm_vcpu_events { flags: self.events, ..Default::default() })
-            .map_err(failed("KVM_SET_VCPU_EVENTS"))?;
+        let none = kvm_vcpu_events { flags: self.events, ..Default::default() };
+        kvm::call("KVM_SET_VCPU_EVENTS", || self.vcpu.set_vcpu_events(&none))?;
         // Not visible to the guest, but changed by its faults.
-        self.vcpu.set_debug_regs(&self.debug).map_err(failed("KVM_SET_DEBUGREGS"))?;
+        kvm::call("KVM_SET_DEBUGREGS", || self.vcpu.set_debug_regs(&self.debug))?;
         // A processor that was reset by a shutdown (AMD) may have lost it.
         set_xcr0(&self.vcpu, self.xcr0)?;
         Ok(true)
@@ -390,15 +386,15 @@ impl Machine {
         self.left = Left::Unknown;
         self.vcpu.set_kvm_immediate_exit(1);
         for _ in 0..FINISHING_RUNS {
-            match self.vcpu.run() {
+            match kvm::run(&mut self.vcpu) {
                 // The flag is looked at after the rest was done, and not before.
-                Err(error) if error.errno() == Errno::INTR.raw_os_error() => {
+                Err(error) if error.errno == EINTR => {
                     self.left = Left::Nothing;
                     break;
                 }
                 Err(error) => {
                     self.vcpu.set_kvm_immediate_exit(0);
-                    return Err(failed("KVM_RUN")(error));
+                    return Err(error.into());
                 }
                 Ok(
                     VcpuExit::IoIn(..)
@@ -416,7 +412,7 @@ impl Machine {
     /// Runs until the next exit.
     #[inline]
     pub(crate) fn run(&mut self) -> Result<Exit, KvmError> {
-        let (exit, left) = match self.vcpu.run() {
+        let (exit, left) = match kvm::run(&mut self.vcpu) {
             Ok(VcpuExit::IoOut(PORT, data)) if data.len() == 4 => {
                 let number = u32::from_ne_bytes([data[0], data[1], data[2], data[3]]);
                 (Exit::Hypercall(number), Left::Out(self.regs().rip))
@@ -442,14 +438,11 @@ impl Machine {
                 (Exit::Other(what.into()), Left::Unknown)
             }
             Ok(other) => (Exit::Other(format!("{other:?}")), Left::Unknown),
-            Err(error) if error.errno() == Errno::INTR.raw_os_error() => {
-                (Exit::Interrupted, Left::Nothing)
-            }
+            Err(error) if error.errno == EINTR => (Exit::Interrupted, Left::Nothing),
             Err(error) => {
                 // Memory that the host does not provide: the instruction did not happen.
-                let fault = error.errno() == Errno::FAULT.raw_os_error();
-                self.left = if fault { Left::Unfinished } else { Left::Unknown };
-                return Err(failed("KVM_RUN")(error));
+                self.left = if error.errno == EFAULT { Left::Unfinished } else { Left::Unknown };
+                return Err(error.into());
             }
         };
         if self.regs().rflags & TRAP != 0 {
@@ -471,12 +464,13 @@ fn set_xcr0(vcpu: &VcpuFd, xcr0: Option<u64>) -> Result<(), KvmError> {
     let Some(value) = xcr0 else { return Ok(()) };
     let mut xcrs = kvm_xcrs { nr_xcrs: 1, ..Default::default() };
     xcrs.xcrs[0].value = value;
-    vcpu.set_xcrs(&xcrs).map_err(failed("KVM_SET_XCRS"))
+    Ok(kvm::call("KVM_SET_XCRS", || vcpu.set_xcrs(&xcrs))?)
 }
 
 /// The model-specific registers that KVM can read, less those that count time or events.
 fn read_msrs(vcpu: &VcpuFd) -> Result<BTreeMap<u32, u64>, KvmError> {
-    let list = host()?.kvm.get_msr_index_list().map_err(failed("KVM_GET_MSR_INDEX_LIST"))?;
+    let device = &host()?.kvm;
+    let list = kvm::call("KVM_GET_MSR_INDEX_LIST", || device.get_msr_index_list())?;
     let wanted: Vec<u32> = list.as_slice().iter().copied().filter(|it| !counts(*it)).collect();
     let mut found = BTreeMap::new();
     let mut rest = &wanted[..];
@@ -485,7 +479,7 @@ fn read_msrs(vcpu: &VcpuFd) -> Result<BTreeMap<u32, u64>, KvmError> {
         let entries: Vec<_> = rest.iter().take(MSRS_AT_ONCE).map(entry).collect();
         let mut msrs =
             Msrs::from_entries(&entries).map_err(|_| KvmError::Lacks("room for MSRs"))?;
-        let read = vcpu.get_msrs(&mut msrs).map_err(failed("KVM_GET_MSRS"))?;
+        let read = kvm::call("KVM_GET_MSRS", || vcpu.get_msrs(&mut msrs))?;
         found.extend(msrs.as_slice()[..read].iter().map(|entry| (entry.index, entry.data)));
         // It stops at the first that this processor lacks.
         let skip = if read < entries.len() { read + 1 } else { read };

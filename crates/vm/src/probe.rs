@@ -11,6 +11,8 @@
 
 use std::sync::{Arc, OnceLock};
 
+use afresh_memory::Strategy;
+
 use crate::abi::{ABI_VERSION, CALL_READY, PORT};
 use crate::config::Config;
 use crate::cpu::{CpuTemplate, Register};
@@ -21,7 +23,7 @@ use crate::layout::{BASE, Layout, Sizes};
 use crate::machine::supported_cpuid;
 use crate::processor::{Processor, host_template};
 use crate::sandbox::Sandbox;
-use crate::strategy::Strategy;
+use crate::strategy::{ResetMethod, Tracking};
 use crate::system::{ExtendedState, System};
 use crate::template::{ProgramFile, Template, first_image};
 
@@ -166,7 +168,10 @@ fn prepare(elf: &[u8]) -> Result<Sandbox, BuildError> {
     let entry = BASE + program.entry();
     let (file, functions) = (ProgramFile::new(elf), HostFunctions::default());
     let template = Template::new(&program, file, layout, system, processor, functions, Vec::new());
-    let config = Config { strategy: Strategy::FullCopy, ..Config::default() };
+    let config = Config {
+        reset: ResetMethod::new(Strategy::FullCopy, Tracking::Nothing),
+        ..Config::default()
+    };
     Sandbox::start(Arc::new(template), &image, config, entry)
 }
 

@@ -8,7 +8,7 @@ use afresh_memory::ResetReport;
 use crate::error::CallError;
 use crate::generation::next_generation;
 use crate::sandbox::{Sandbox, State};
-use crate::strategy::Strategy;
+use crate::strategy::{ResetMethod, Tracking};
 
 /// Full rings after which a sandbox gives its ring up.
 const OVERFLOWS: u32 = 2;
@@ -34,22 +34,23 @@ impl Sandbox {
     }
 
     fn reset_inner(&mut self) -> Result<ResetReport, CallError> {
-        if self.config.strategy == Strategy::Auto && self.ring_overflows >= OVERFLOWS {
+        let method = self.config.reset;
+        if method == ResetMethod::default() && self.ring_overflows >= OVERFLOWS {
             // A write set larger than the ring would be protected and noticed anew in every run.
-            return self.replace_machine(Strategy::WriteSetLog);
+            return self.replace_machine(ResetMethod { tracking: Tracking::Log, ..method });
         }
         // Before memory is reset: what the last call began may still write there.
         if self.state == State::NeedsReset && !self.machine.revive()? {
-            return self.replace_machine(self.config.strategy);
+            return self.replace_machine(method);
         }
         Ok(self.memory.slot.reset()?)
     }
 
     /// Moves to a new machine in the state that this one returns to.
     #[cold]
-    fn replace_machine(&mut self, strategy: Strategy) -> Result<ResetReport, CallError> {
-        let snapshot = self.pristine().with_strategy(strategy);
-        let mut other = snapshot.spawn().map_err(|error| CallError::Replace(Box::new(error)))?;
+    fn replace_machine(&mut self, method: ResetMethod) -> Result<ResetReport, CallError> {
+        let snapshot = self.pristine().with_reset(method);
+        let mut other = snapshot.fork().map_err(|error| CallError::Replace(Box::new(error)))?;
         std::mem::swap(self, &mut other);
         // Stop handles that were given out keep working.
         self.watch.swap(&other.watch);

@@ -2,7 +2,7 @@
 //!
 //! Promises: after a reset every byte and register the guest can see equals the image; a call that
 //! failed leaves a sandbox that refuses calls until it is reset; a reset that failed leaves one that
-//! refuses everything. May break it: strategy `None`, which is for measuring only.
+//! refuses everything.
 
 use std::sync::Arc;
 
@@ -17,9 +17,9 @@ use crate::crash::NO_FAULT;
 use crate::error::{BuildError, CallError, KvmError};
 use crate::generation::next_generation;
 use crate::layout::Span;
-use crate::machine::{Backing, Machine, abilities};
+use crate::machine::{Machine, MemorySlot, abilities};
 use crate::memory::{AccessError, GuestMemory};
-use crate::strategy::{Strategy, Tracking};
+use crate::strategy::{DirtyTracking, ResetMethod};
 use crate::template::Template;
 use crate::watch::{StopHandle, Watch};
 
@@ -67,10 +67,10 @@ impl Sandbox {
     ) -> Result<Self, BuildError> {
         let writable = template.writable.iter().map(|range| range.len).sum();
         let abilities = abilities()?;
-        let tracking = config.strategy.tracking(writable, &abilities)?;
+        let tracking = config.reset.dirty_tracking(writable, &abilities)?;
         let mut machine = Machine::new(tracking, &template.processor)?;
         let slot_config = SlotConfig {
-            strategy: config.strategy.engine(&abilities),
+            strategy: config.reset.engine(&abilities),
             regions: template.accessible.clone(),
             // KVM writes guest memory in kernel mode.
             host_access: HostAccess::Syscalls,
@@ -81,17 +81,17 @@ impl Sandbox {
             ..SlotConfig::default()
         };
         let mut shared = None;
-        let slot = if tracking == Tracking::Off {
+        let slot = if tracking == DirtyTracking::Off {
             let slot = Slot::new(image, slot_config)?;
-            let backings = backings(&template, slot.base());
+            let memory_slots = memory_slots(&template, slot.base());
             // SAFETY: the sandbox drops its machine before its memory, and keeps the template.
-            unsafe { machine.attach(&backings, slot.capacity()) }?;
+            unsafe { machine.attach(&memory_slots, slot.capacity()) }?;
             slot
         } else {
             Slot::with_tracker(image, slot_config, |base, pages| {
-                let backings = backings(&template, base.as_ptr());
+                let memory_slots = memory_slots(&template, base.as_ptr());
                 // SAFETY: as above.
-                let attached = unsafe { machine.attach(&backings, pages) };
+                let attached = unsafe { machine.attach(&memory_slots, pages) };
                 let tracker = attached
                     .and_then(|shared| shared.ok_or(KvmError::NoTracker("dirty log or dirty ring")))
                     .map_err(|error| TrackError::Backend(Box::new(error)))?;
@@ -155,12 +155,12 @@ impl Sandbox {
         }
     }
 
-    /// How this sandbox is reset: never [`Strategy::Auto`], but what that came to mean.
+    /// How this sandbox is reset: what is automatic is named as what it came to mean.
     #[must_use]
-    pub fn strategy(&self) -> Strategy {
+    pub fn reset_method(&self) -> ResetMethod {
         match abilities() {
-            Ok(abilities) => self.config.strategy.resolve(&abilities).0,
-            Err(_) => self.config.strategy,
+            Ok(abilities) => self.config.reset.resolve(&abilities).0,
+            Err(_) => self.config.reset,
         }
     }
 
@@ -215,8 +215,8 @@ impl Drop for Sandbox {
     }
 }
 
-fn backings(template: &Template, base: *mut u8) -> Vec<Backing> {
-    let in_slot = |span: Span, read_only, tracked| Backing {
+fn memory_slots(template: &Template, base: *mut u8) -> Vec<MemorySlot> {
+    let in_slot = |span: Span, read_only, tracked| MemorySlot {
         span,
         host: base.wrapping_add(span.start as usize),
         read_only,
@@ -226,19 +226,19 @@ fn backings(template: &Template, base: *mut u8) -> Vec<Backing> {
         start: range.byte_start() as u64,
         len: range.byte_len() as u64,
     };
-    let mut backings: Vec<Backing> =
+    let mut memory_slots: Vec<MemorySlot> =
         template.writable.iter().map(|range| in_slot(span(range), false, true)).collect();
-    backings.extend(template.read_only.iter().map(|span| in_slot(*span, true, false)));
-    backings.extend(template.shared.iter().map(|(span, memory)| Backing {
+    memory_slots.extend(template.read_only.iter().map(|span| in_slot(*span, true, false)));
+    memory_slots.extend(template.shared.iter().map(|(span, memory)| MemorySlot {
         span: *span,
         host: memory.pointer(0),
         read_only: false,
         tracked: false,
     }));
     let system = template.system.span;
-    match backings.iter_mut().find(|backing| backing.span.end() == system.start) {
+    match memory_slots.iter_mut().find(|backing| backing.span.end() == system.start) {
         Some(main) => main.span.len += system.len,
-        None => backings.push(in_slot(system, false, false)),
+        None => memory_slots.push(in_slot(system, false, false)),
     }
-    backings
+    memory_slots
 }

@@ -3,12 +3,9 @@
 //! Promises: it is mapped for as long as anyone refers to it, and only copied from and to, never
 //! borrowed; threads of the host may read and write it at the same time, and find a mixture at worst. May break it: expecting it to be reset; it is not part of any image.
 
-use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::io::Errno;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use afresh_sys::{Memfd, PAGE_SIZE, PageRange, Protection, Reservation, SysError};
 
 /// Bytes in a word.
 const WORD: usize = 8;
@@ -16,52 +13,36 @@ const WORD: usize = 8;
 /// A shared region, to be given to [`SandboxBuilder::shared`](crate::SandboxBuilder::shared).
 #[derive(Debug)]
 pub struct SharedMemory {
-    base: NonNull<u8>,
-    len: usize,
+    mapping: Reservation,
 }
-
-// SAFETY: the mapping belongs to no thread, and is only accessed through atomics.
-unsafe impl Send for SharedMemory {}
-// SAFETY: as above.
-unsafe impl Sync for SharedMemory {}
 
 impl SharedMemory {
     /// `len` bytes of zeros; rounded up to whole pages.
     ///
     /// # Errors
-    /// What `memfd_create`, `ftruncate` or `mmap` say.
-    pub fn new(len: usize) -> Result<Self, Errno> {
-        let len = len.max(1).next_multiple_of(crate::PAGE as usize);
-        let file = memfd_create("afresh-shared", MemfdFlags::CLOEXEC)?;
-        ftruncate(&file, len as u64)?;
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe {
-            mmap(
-                std::ptr::null_mut(),
-                len,
-                ProtFlags::READ | ProtFlags::WRITE,
-                MapFlags::SHARED,
-                &file,
-                0,
-            )
-        }?;
-        let base = NonNull::new(base.cast()).ok_or(Errno::NOMEM)?;
-        Ok(Self { base, len })
+    /// The call that failed: `memfd_create`, `ftruncate` or `mmap`.
+    pub fn new(len: usize) -> Result<Self, SysError> {
+        let pages = len.max(1).div_ceil(PAGE_SIZE);
+        let mapping = Reservation::new(pages)?;
+        let file = Memfd::new(c"afresh-shared")?;
+        file.set_len(pages * PAGE_SIZE)?;
+        mapping.map_shared(PageRange::new(0, pages), Protection::ReadWrite, &file, 0)?;
+        Ok(Self { mapping })
     }
 
     /// Length in bytes.
     pub fn len(&self) -> usize {
-        self.len
+        self.mapping.pages() * PAGE_SIZE
     }
 
     /// Never true: there is at least one page.
     pub fn is_empty(&self) -> bool {
-        self.len == 0
+        self.len() == 0
     }
 
     pub(crate) fn pointer(&self, offset: usize) -> *mut u8 {
-        debug_assert!(offset <= self.len);
-        self.base.as_ptr().wrapping_add(offset)
+        debug_assert!(offset <= self.len());
+        self.mapping.base().as_ptr().wrapping_add(offset)
     }
 
     /// The memory as words. Every access of the host goes through them, and all are of this size: two threads
@@ -69,13 +50,15 @@ impl SharedMemory {
     fn words(&self) -> &[AtomicU64] {
         // SAFETY: the mapping is readable and writable, begins at a page and is whole pages long, and lasts as
         // long as `self`. Whoever else writes it is a guest, which no rule of this process's memory model speaks of.
-        unsafe { std::slice::from_raw_parts(self.base.as_ptr().cast(), self.len / WORD) }
+        unsafe {
+            std::slice::from_raw_parts(self.mapping.base().as_ptr().cast(), self.len() / WORD)
+        }
     }
 
     /// Copies out `out.len()` bytes from `offset`; false where they do not fit.
     #[must_use]
     pub fn read(&self, offset: usize, out: &mut [u8]) -> bool {
-        if offset.checked_add(out.len()).is_none_or(|end| end > self.len) {
+        if offset.checked_add(out.len()).is_none_or(|end| end > self.len()) {
             return false;
         }
         let (words, mut done) = (self.words(), 0);
@@ -92,7 +75,7 @@ impl SharedMemory {
     /// Copies `bytes` in at `offset`; false where they do not fit.
     #[must_use]
     pub fn write(&self, offset: usize, bytes: &[u8]) -> bool {
-        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.len) {
+        if offset.checked_add(bytes.len()).is_none_or(|end| end > self.len()) {
             return false;
         }
         let (words, mut done) = (self.words(), 0);
@@ -122,13 +105,6 @@ impl SharedMemory {
             done += len;
         }
         true
-    }
-}
-
-impl Drop for SharedMemory {
-    fn drop(&mut self) {
-        // SAFETY: nobody refers to the mapping any more.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 

@@ -6,14 +6,14 @@
 
 use std::sync::Arc;
 
-use afresh_memory::Image;
+use afresh_memory::{Image, PageRange};
 use afresh_snapshot::{Frozen, Guest};
 
 use crate::config::Config;
-use crate::error::{BuildError, CallError};
+use crate::error::{BuildError, CallError, ThawError};
 use crate::generation::next_generation;
 use crate::sandbox::{Sandbox, State};
-use crate::strategy::Strategy;
+use crate::strategy::ResetMethod;
 use crate::template::Template;
 
 /// A guest's state between two calls: its memory. Registers are the same at the start of every
@@ -32,14 +32,14 @@ impl Snapshot {
     ///
     /// # Errors
     /// See [`BuildError`].
-    pub fn spawn(&self) -> Result<Sandbox, BuildError> {
+    pub fn fork(&self) -> Result<Sandbox, BuildError> {
         Sandbox::start(Arc::clone(&self.template), &self.image, self.config.clone(), self.entry)
     }
 
     /// The same snapshot, whose sandboxes are reset in another way.
     #[must_use]
-    pub fn with_strategy(mut self, strategy: Strategy) -> Self {
-        self.config.strategy = strategy;
+    pub fn with_reset(mut self, method: ResetMethod) -> Self {
+        self.config.reset = method;
         self
     }
 
@@ -139,7 +139,7 @@ impl Guest for Sandbox {
     }
 
     fn make(home: &Snapshot, from: &Frozen<GuestState>) -> Result<Self, SnapshotError> {
-        Ok(home.sibling(from)?.spawn()?)
+        Ok(home.sibling(from)?.fork()?)
     }
 
     fn checkpoint(&mut self) -> Result<Frozen<GuestState>, SnapshotError> {
@@ -169,8 +169,28 @@ impl Snapshot {
         }
     }
 
+    /// A state of this guest that was frozen elsewhere, for a tree.
+    ///
+    /// # Errors
+    /// [`ThawError`] for another guest's.
+    pub fn adopt(&self, frozen: &crate::Frozen) -> Result<Frozen<GuestState>, ThawError> {
+        let own = self.freeze().map_err(|e| ThawError::State(e.to_string()))?;
+        if !own.is_sibling(frozen) {
+            return Err(ThawError::State("it is of another guest".to_owned()));
+        }
+        // What keeps the guest in its place is this sandbox's own.
+        let (all, from) = (self.image.pages(), frozen.guest.pages());
+        let system = self.image.slice(PageRange::new(from, all - from));
+        let image = Image::join(&[frozen.guest.clone(), system]);
+        let state = GuestState { template: self.template.id, entry: frozen.header.entry };
+        Ok(Frozen { memories: Arc::from([image]), state })
+    }
+
     /// The snapshot behind a state of a tree, if it is of this guest.
-    fn sibling(&self, frozen: &Frozen<GuestState>) -> Result<Snapshot, CallError> {
+    ///
+    /// # Errors
+    /// [`CallError::ForeignSnapshot`].
+    pub fn sibling(&self, frozen: &Frozen<GuestState>) -> Result<Snapshot, CallError> {
         match &frozen.memories[..] {
             [image] if frozen.state.template == self.template.id => Ok(Snapshot {
                 image: image.clone(),

@@ -1,13 +1,33 @@
-//! How a sandbox is reset: the engine's strategies, over KVM's ways of noticing writes.
+//! How a sandbox is reset: one of the engine's strategies, over one of the ways to notice what KVM's guest writes.
 
-use afresh_memory::{Strategy as Engine, TrackerKind};
+use std::fmt;
+
+use afresh_memory::{Strategy, TrackerKind};
 
 use crate::error::KvmError;
 
-/// How KVM reports what the guest wrote.
+/// How writes to guest memory are noticed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Tracking {
+    /// The best that this host has.
+    #[default]
+    Auto,
+    /// KVM's dirty ring.
+    Ring,
+    /// KVM's dirty log.
+    Log,
+    /// The host's page tables: asynchronous userfaultfd write protection and `PAGEMAP_SCAN`. Independent of
+    /// KVM.
+    Scan,
+    /// Not at all: every page counts as written.
+    Nothing,
+}
+
+/// What KVM is asked to track.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Tracking {
-    /// Not at all.
+pub(crate) enum DirtyTracking {
+    /// Nothing.
     Off,
     /// A bitmap for each memory slot.
     Log,
@@ -17,116 +37,110 @@ pub(crate) enum Tracking {
 
 /// How a sandbox is brought back to its image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-#[non_exhaustive]
-pub enum Strategy {
-    /// The write set over the best tracker this host has.
-    #[default]
-    Auto,
-    /// Copy all memory back.
-    FullCopy,
-    /// Throw every private page away and let the next run fault it back in.
-    Discard,
-    /// The dirty log; every written page is copied back and write-protected again.
-    Log,
-    /// The dirty ring; every written page is copied back and write-protected again.
-    Ring,
-    /// The write set, with new pages noticed by the dirty log.
-    WriteSetLog,
-    /// The write set, with new pages noticed by the dirty ring.
-    WriteSetRing,
-    /// The write set, with new pages noticed in the host's page tables: asynchronous userfaultfd
-    /// write protection and `PAGEMAP_SCAN`. Independent of KVM's dirty tracking.
-    WriteSetScan,
-    /// The same, with every written page protected again.
-    Scan,
-    /// Every page counts as written: the fallback where nothing can be noticed.
-    Everything,
+pub struct ResetMethod {
+    /// What a reset does. A tracker that a strategy names counts for nothing here: [`ResetMethod::tracking`] does.
+    pub strategy: Strategy,
+    /// How it knows what was written, for the strategies that ask.
+    pub tracking: Tracking,
 }
 
-impl Strategy {
-    /// Every strategy, for tests and benchmarks.
-    pub const ALL: [Self; 10] = [
-        Self::Auto,
-        Self::FullCopy,
-        Self::Discard,
-        Self::Log,
-        Self::Ring,
-        Self::WriteSetLog,
-        Self::WriteSetRing,
-        Self::WriteSetScan,
-        Self::Scan,
-        Self::Everything,
-    ];
+impl ResetMethod {
+    /// Every method that differs from all others, for tests and benchmarks.
+    pub const ALL: [Self; 10] = {
+        const WRITE_SET: Strategy = Strategy::WriteSet(None);
+        [
+            Self::new(Strategy::Auto, Tracking::Auto),
+            Self::new(Strategy::FullCopy, Tracking::Nothing),
+            Self::new(Strategy::Discard, Tracking::Nothing),
+            Self::new(WRITE_SET, Tracking::Ring),
+            Self::new(WRITE_SET, Tracking::Log),
+            Self::new(WRITE_SET, Tracking::Scan),
+            Self::new(WRITE_SET, Tracking::Nothing),
+            Self::new(Strategy::Reprotect, Tracking::Ring),
+            Self::new(Strategy::Reprotect, Tracking::Log),
+            Self::new(Strategy::Reprotect, Tracking::Scan),
+        ]
+    };
 
-    /// The name used by benchmarks and reports.
+    /// This strategy over this tracking.
     #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Auto => "auto",
-            Self::FullCopy => "full-copy",
-            Self::Discard => "discard",
-            Self::Log => "log",
-            Self::Ring => "ring",
-            Self::WriteSetLog => "write-set-log",
-            Self::WriteSetRing => "write-set-ring",
-            Self::WriteSetScan => "write-set-scan",
-            Self::Scan => "scan",
-            Self::Everything => "everything",
-        }
+    pub const fn new(strategy: Strategy, tracking: Tracking) -> Self {
+        Self { strategy, tracking }
+    }
+
+    /// What this method means on a host with `abilities`, nothing in it automatic any more, with the reason in
+    /// words. What is forced means itself.
+    pub(crate) fn resolve(self, abilities: &Abilities) -> (Self, &'static str) {
+        let strategy = match self.strategy {
+            Strategy::Auto | Strategy::WriteSet(_) => Strategy::WriteSet(None),
+            forced => forced,
+        };
+        let (tracking, reason) = match (strategy, self.tracking) {
+            (Strategy::FullCopy | Strategy::Discard, _) => {
+                (Tracking::Nothing, "the strategy does not ask what was written")
+            }
+            (_, Tracking::Auto) if abilities.ring > 0 => {
+                (Tracking::Ring, "KVM has a dirty ring: noticing new pages costs no system call")
+            }
+            (_, Tracking::Auto) if abilities.log => {
+                (Tracking::Log, "KVM has no dirty ring, but a dirty log with manual protection")
+            }
+            (_, Tracking::Auto) if abilities.scan => {
+                (Tracking::Scan, "KVM cannot track writes, but the host's page tables can")
+            }
+            (_, Tracking::Auto) => {
+                (Tracking::Nothing, "nothing here notices writes: all memory is copied back")
+            }
+            (_, forced) => (forced, "it was asked for"),
+        };
+        (Self { strategy, tracking }, reason)
     }
 
     /// What the engine does.
-    pub(crate) fn engine(self, abilities: &Abilities) -> Engine {
-        match self.resolve(abilities).0 {
-            Self::FullCopy => Engine::FullCopy,
-            Self::Discard => Engine::Discard,
-            Self::Log | Self::Ring | Self::Scan => Engine::Scan,
-            Self::WriteSetScan => Engine::WriteSet(Some(TrackerKind::UffdScan)),
-            Self::Everything => Engine::WriteSet(Some(TrackerKind::Everything)),
-            Self::Auto | Self::WriteSetLog | Self::WriteSetRing => Engine::WriteSet(None),
+    pub(crate) fn engine(self, abilities: &Abilities) -> Strategy {
+        let (resolved, _) = self.resolve(abilities);
+        match (resolved.strategy, resolved.tracking) {
+            (Strategy::WriteSet(_), Tracking::Scan) => {
+                Strategy::WriteSet(Some(TrackerKind::UffdScan))
+            }
+            (Strategy::WriteSet(_), Tracking::Nothing) => {
+                Strategy::WriteSet(Some(TrackerKind::Everything))
+            }
+            (strategy, _) => strategy,
         }
     }
 
-    /// What this strategy means on a host with `abilities`, with the reason in words. Only
-    /// [`Strategy::Auto`] means something else than itself.
-    pub(crate) fn resolve(self, abilities: &Abilities) -> (Self, &'static str) {
-        match self {
-            Self::Auto if abilities.ring > 0 => (
-                Self::WriteSetRing,
-                "KVM has a dirty ring: noticing new pages costs no system call",
-            ),
-            Self::Auto if abilities.log => {
-                (Self::WriteSetLog, "KVM has no dirty ring, but a dirty log with manual protection")
-            }
-            Self::Auto if abilities.scan => {
-                (Self::WriteSetScan, "KVM cannot track writes, but the host's page tables can")
-            }
-            Self::Auto => {
-                (Self::Everything, "nothing here notices writes: all memory is copied back")
-            }
-            forced => (forced, "it was asked for"),
-        }
-    }
-
-    /// The tracking it needs, for a guest of `pages` writable pages.
-    pub(crate) fn tracking(
+    /// What it needs of KVM, for a guest of `pages` writable pages.
+    pub(crate) fn dirty_tracking(
         self,
         pages: usize,
         abilities: &Abilities,
-    ) -> Result<Tracking, KvmError> {
+    ) -> Result<DirtyTracking, KvmError> {
         // KVM keeps some entries in reserve and pushes up to 512 at once.
         let wanted = (pages + 1024).next_power_of_two().max(2048);
-        match self.resolve(abilities).0 {
-            Self::Log | Self::WriteSetLog if abilities.log => Ok(Tracking::Log),
-            Self::Log | Self::WriteSetLog => {
-                Err(KvmError::NoTracker("dirty log with manual protection"))
+        match self.resolve(abilities).0.tracking {
+            Tracking::Log if abilities.log => Ok(DirtyTracking::Log),
+            Tracking::Log => Err(KvmError::NoTracker("dirty log with manual protection")),
+            Tracking::Ring if abilities.ring > 0 => {
+                let entries = u32::try_from(wanted).unwrap_or(u32::MAX).min(abilities.ring);
+                Ok(DirtyTracking::Ring(entries))
             }
-            Self::Ring | Self::WriteSetRing if abilities.ring > 0 => {
-                Ok(Tracking::Ring(u32::try_from(wanted).unwrap_or(u32::MAX).min(abilities.ring)))
-            }
-            Self::Ring | Self::WriteSetRing => Err(KvmError::NoTracker("dirty ring")),
-            _ => Ok(Tracking::Off),
+            Tracking::Ring => Err(KvmError::NoTracker("dirty ring")),
+            Tracking::Auto | Tracking::Scan | Tracking::Nothing => Ok(DirtyTracking::Off),
         }
+    }
+}
+
+impl fmt::Display for ResetMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let by = match (self.strategy, self.tracking) {
+            (Strategy::FullCopy | Strategy::Discard, _) | (_, Tracking::Auto) => "",
+            (_, Tracking::Ring) => "-ring",
+            (_, Tracking::Log) => "-log",
+            (_, Tracking::Scan) => "-scan",
+            (_, Tracking::Nothing) => "-everything",
+        };
+        write!(f, "{}{by}", self.strategy)
     }
 }
 
@@ -145,10 +159,10 @@ pub struct Abilities {
 }
 
 impl Abilities {
-    /// What [`Strategy::Auto`] means here, and why.
+    /// What the automatic method means here, and why.
     #[must_use]
-    pub fn choice(&self) -> (Strategy, &'static str) {
-        Strategy::Auto.resolve(self)
+    pub fn choice(&self) -> (ResetMethod, &'static str) {
+        ResetMethod::default().resolve(self)
     }
 }
 
@@ -156,32 +170,47 @@ impl Abilities {
 mod tests {
     use super::*;
 
-    #[test]
-    fn each_missing_ability_selects_the_next_strategy() {
-        let mut abilities = Abilities { ring: 65536, log: true, scan: true, xsave: true };
-        assert_eq!(abilities.choice().0, Strategy::WriteSetRing);
-        abilities.ring = 0;
-        assert_eq!(abilities.choice().0, Strategy::WriteSetLog);
-        abilities.log = false;
-        assert_eq!(abilities.choice().0, Strategy::WriteSetScan);
-        abilities.scan = false;
-        assert_eq!(abilities.choice().0, Strategy::Everything);
+    fn method(strategy: Strategy, tracking: Tracking) -> ResetMethod {
+        ResetMethod::new(strategy, tracking)
     }
 
     #[test]
-    fn a_forced_strategy_that_is_impossible_is_an_error() {
+    fn each_missing_ability_selects_the_next_tracking() {
+        let mut abilities = Abilities { ring: 65536, log: true, scan: true, xsave: true };
+        assert_eq!(abilities.choice().0.tracking, Tracking::Ring);
+        abilities.ring = 0;
+        assert_eq!(abilities.choice().0.tracking, Tracking::Log);
+        abilities.log = false;
+        assert_eq!(abilities.choice().0.tracking, Tracking::Scan);
+        abilities.scan = false;
+        assert_eq!(abilities.choice().0.tracking, Tracking::Nothing);
+        let engine = ResetMethod::default().engine(&abilities);
+        assert_eq!(engine, Strategy::WriteSet(Some(TrackerKind::Everything)));
+    }
+
+    #[test]
+    fn a_forced_method_that_is_impossible_is_an_error() {
         let abilities = Abilities { ring: 0, log: false, scan: true, xsave: true };
-        assert!(Strategy::WriteSetRing.tracking(100, &abilities).is_err());
-        assert!(Strategy::Log.tracking(100, &abilities).is_err());
-        assert!(matches!(Strategy::FullCopy.tracking(100, &abilities), Ok(Tracking::Off)));
+        let needs = |method: ResetMethod| method.dirty_tracking(100, &abilities);
+        assert!(needs(method(Strategy::Auto, Tracking::Ring)).is_err());
+        assert!(needs(method(Strategy::Reprotect, Tracking::Log)).is_err());
+        let copy = method(Strategy::FullCopy, Tracking::Ring);
+        assert!(matches!(needs(copy), Ok(DirtyTracking::Off)));
     }
 
     #[test]
     fn a_ring_holds_every_page_of_a_small_guest_and_never_exceeds_the_limit() {
         let abilities = Abilities { ring: 65536, log: true, scan: true, xsave: true };
         for (pages, entries) in [(100, 2048), (4096, 8192), (1 << 20, 65536)] {
-            let tracking = Strategy::Auto.tracking(pages, &abilities).unwrap();
-            assert_eq!(tracking, Tracking::Ring(entries));
+            let tracking = ResetMethod::default().dirty_tracking(pages, &abilities).unwrap();
+            assert_eq!(tracking, DirtyTracking::Ring(entries));
         }
+    }
+
+    #[test]
+    fn every_method_has_a_name_of_its_own() {
+        let mut names = ResetMethod::ALL.map(|method| method.to_string());
+        names.sort();
+        assert!(names.windows(2).all(|pair| pair[0] != pair[1]), "{names:?}");
     }
 }

@@ -21,7 +21,7 @@ use crate::template::{Content, ProgramFile, Template};
 impl SandboxBuilder {
     /// A sandbox in the state of `frozen`, which it returns to at every reset. No initialisation runs.
     ///
-    /// The builder brings host functions, limits, log and strategy. Sizes and the processor come from the
+    /// The builder brings host functions, limits, log and how it is reset. Sizes and the processor come from the
     /// frozen state.
     /// So do the regions, if the builder adds none; a guest with shared memory needs all of its regions
     /// added as when it was built, for the shared memory is not in the snapshot.

@@ -51,7 +51,7 @@ struct State {
 #[derive(Debug, Clone)]
 pub(crate) struct Shared(Arc<Mutex<State>>);
 
-fn backend(error: std::io::Error) -> TrackError {
+fn backend(error: afresh_sys::SysError) -> TrackError {
     TrackError::Backend(Box::new(error))
 }
 

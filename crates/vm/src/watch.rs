@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
-use afresh_sys::kvm::{KickSignal, StopFlag, install_kick_handler};
+use afresh_sys::kvm::{self, KickSignal, StopFlag, install_kick_handler};
 use afresh_sys::{PerProcess, fork};
 
 /// No call is running.
@@ -160,7 +160,7 @@ fn this_thread() -> i32 {
     if of == process && known != 0 {
         return known;
     }
-    let tid = rustix::thread::gettid().as_raw_nonzero().get();
+    let tid = kvm::thread_id();
     THREAD.set((process, tid));
     tid
 }

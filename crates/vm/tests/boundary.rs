@@ -202,7 +202,7 @@ fn regions_are_what_they_say() {
     let mut seen = [0; 2];
     assert!(shared.read(200, &mut seen));
     assert_eq!(seen, [0x34, 0x12], "shared memory is not reset");
-    let mut other = sandbox.pristine().spawn().unwrap();
+    let mut other = sandbox.pristine().fork().unwrap();
     assert_eq!(other.run(&words(&[5, common.start + 200])).unwrap(), [0x34]);
 
     let error = sandbox.write_memory(constant.start, b"x").unwrap_err();

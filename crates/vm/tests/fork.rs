@@ -79,7 +79,7 @@ fn tries() {
                 assert!(matches!(parents.snapshot(), Err(CallError::Forked)));
                 assert!(matches!(parents.verify(), Err(VerifyError::Call(CallError::Forked))));
                 // A guest of its own is as good as any, and draws other numbers.
-                let mut own = snapshot.spawn().unwrap();
+                let mut own = snapshot.fork().unwrap();
                 assert_eq!(own.run(&words(&[2, 200 * round, 200, 1])).unwrap(), [0; 8]);
             }));
             // SAFETY: ends the child without running the parent's destructors.

@@ -9,12 +9,12 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use afresh_memory::{Door, Feature, Features, Filler, Image, ImageError, PageRange};
+use afresh_memory::{Feature, Features, Filler, Image, ImageError, Inserter, PageRange, Strategy};
 use afresh_pager::Options;
 use afresh_store::{Encoding, GuestBuild, MemoryPages, SaveOptions, Store};
 use afresh_vm::{
-    CallError, Frozen, GuestError, Sandbox, SandboxBuilder, SaveWith, SharedMemory, Snapshot,
-    Strategy, ThawError,
+    CallError, Frozen, GuestError, ResetMethod, Sandbox, SandboxBuilder, SharedMemory, Snapshot,
+    SnapshotOptions, ThawError, Tracking,
 };
 use common::{guest, kvm, words};
 
@@ -47,7 +47,7 @@ fn answers(sandbox: &mut Sandbox) -> Vec<Vec<u8>> {
     inputs.iter().map(|input| sandbox.run(input).unwrap()).collect()
 }
 
-fn save(frozen: &Frozen, dir: &Path, with: &SaveWith) -> Store {
+fn save(frozen: &Frozen, dir: &Path, with: &SnapshotOptions) -> Store {
     let store = Store::create(dir).unwrap();
     frozen.save(&store, "a", with).unwrap();
     store
@@ -62,27 +62,27 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
     if !kvm() {
         return;
     }
-    let some = [Strategy::Auto, Strategy::Discard];
-    for (encoding, strategies) in [(Encoding::Raw, &Strategy::ALL[..]), (Encoding::Zstd, &some)] {
+    let some = [ResetMethod::default(), ResetMethod::new(Strategy::Discard, Tracking::Nothing)];
+    for (encoding, methods) in [(Encoding::Raw, &ResetMethod::ALL[..]), (Encoding::Zstd, &some)] {
         let (mut sandbox, snapshot) = warm();
         let expected = answers(&mut sandbox);
         let dir = tempfile::tempdir().unwrap();
-        let with = SaveWith { encoding, ..SaveWith::default() };
+        let with = SnapshotOptions { encoding, ..SnapshotOptions::default() };
         let store = save(&snapshot.freeze().unwrap(), dir.path(), &with);
         drop((sandbox, snapshot));
-        for &strategy in strategies {
+        for &method in methods {
             let frozen = load(&store, "a");
-            let mut thawed = match builder().strategy(strategy).thaw(&frozen) {
+            let mut thawed = match builder().reset_method(method).thaw(&frozen) {
                 Ok(thawed) => thawed,
                 Err(error) => {
                     // Only what is forced may be missing.
-                    assert!(!matches!(strategy, Strategy::Auto), "{error}");
-                    println!("SKIPPED: {strategy:?} is not to be had here: {error}");
+                    assert!(method != ResetMethod::default(), "{error}");
+                    println!("SKIPPED: {method:?} is not to be had here: {error}");
                     continue;
                 }
             };
             for _ in 0..3 {
-                assert_eq!(answers(&mut thawed), expected, "{strategy:?}");
+                assert_eq!(answers(&mut thawed), expected, "{method:?}");
             }
             thawed.verify().unwrap();
             frozen.memory().wait(Duration::from_secs(20)).unwrap();
@@ -92,7 +92,7 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
         let thawed = builder().thaw(&load(&store, "a")).unwrap();
         let again = tempfile::tempdir().unwrap();
         let frozen = thawed.pristine().freeze().unwrap();
-        let store = save(&frozen, again.path(), &SaveWith::default());
+        let store = save(&frozen, again.path(), &SnapshotOptions::default());
         assert_eq!(answers(&mut builder().thaw(&load(&store, "a")).unwrap()), expected);
     }
 }
@@ -124,12 +124,12 @@ fn a_delta_holds_what_calls_wrote_and_a_guest_goes_on_from_there() {
     }
     let (mut sandbox, snapshot) = warm();
     let dir = tempfile::tempdir().unwrap();
-    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SaveWith::default());
+    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SnapshotOptions::default());
     sandbox.call(&words(&[1, 40, 3, 1, 99])).unwrap();
     let frozen = sandbox.snapshot().unwrap().freeze().unwrap();
     let expected = sandbox.call(&words(&[2, 0, PAGES, 1])).unwrap();
     let parent = Some(store.load("a").unwrap());
-    frozen.save(&store, "b", &SaveWith { parent, ..SaveWith::default() }).unwrap();
+    frozen.save(&store, "b", &SnapshotOptions { parent, ..SnapshotOptions::default() }).unwrap();
     let delta = store.load("b").unwrap().inspect();
     // Three pages, the input buffer and the stack.
     let stored = delta.layers[1].stored;
@@ -149,7 +149,7 @@ fn nothing_of_one_call_is_seen_by_the_next_in_a_thawed_guest() {
     }
     let (_, snapshot) = warm();
     let dir = tempfile::tempdir().unwrap();
-    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SaveWith::default());
+    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SnapshotOptions::default());
     let mut thawed = builder().thaw(&load(&store, "a")).unwrap();
     let heap = thawed.heap();
     let canary = *b"canary: 5cf1d2a8";
@@ -277,7 +277,7 @@ fn only_the_pages_that_calls_touch_are_fetched() {
     }
     let (mut sandbox, snapshot) = warm();
     let dir = tempfile::tempdir().unwrap();
-    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SaveWith::default());
+    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SnapshotOptions::default());
     let saved = store.load("a").unwrap();
     let frozen = Frozen::record(saved.clone()).unwrap();
     let mut thawed = builder().thaw(&frozen).unwrap();
@@ -288,9 +288,10 @@ fn only_the_pages_that_calls_touch_are_fetched() {
     assert!((3..30).contains(&(touched - program)), "{touched} pages, {program} of the program");
     assert!(!frozen.memory().pages().is_complete());
     // What was learned is there beforehand next time.
-    let with = SaveWith { working_set: frozen.memory().touched(), ..SaveWith::default() };
+    let with =
+        SnapshotOptions { working_set: frozen.memory().touched(), ..SnapshotOptions::default() };
     let store = save(&snapshot.freeze().unwrap(), dir.path(), &with);
-    let options = Options { background: Some(false), ..Options::default() };
+    let options = Options { background: false, ..Options::default() };
     let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
     let mut thawed = builder().thaw(&frozen).unwrap();
     assert_eq!(thawed.run(&input).unwrap(), sandbox.run(&input).unwrap());
@@ -306,33 +307,33 @@ fn guests_that_run_while_pages_arrive_agree_with_the_one_that_was_frozen() {
     let (mut sandbox, snapshot) = warm();
     let expected = answers(&mut sandbox);
     let dir = tempfile::tempdir().unwrap();
-    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SaveWith::default());
+    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SnapshotOptions::default());
     for background in [false, true] {
-        for strategy in
-            [Strategy::WriteSetRing, Strategy::WriteSetLog, Strategy::Ring, Strategy::Log]
-        {
-            let options = Options { background: Some(background), ..Options::default() };
+        let by_kvm =
+            |method: &ResetMethod| matches!(method.tracking, Tracking::Ring | Tracking::Log);
+        for method in ResetMethod::ALL.into_iter().filter(by_kvm) {
+            let options = Options { background, ..Options::default() };
             let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
             std::thread::scope(|scope| {
                 for _ in 0..3 {
                     scope.spawn(|| {
-                        let Ok(mut thawed) = builder().strategy(strategy).thaw(&frozen) else {
-                            eprintln!("SKIPPED: {strategy:?} is not to be had here");
+                        let Ok(mut thawed) = builder().reset_method(method).thaw(&frozen) else {
+                            eprintln!("SKIPPED: {method:?} is not to be had here");
                             return;
                         };
                         let fork = thawed.pristine();
                         for _ in 0..2 {
-                            assert_eq!(answers(&mut thawed), expected, "{strategy:?}");
+                            assert_eq!(answers(&mut thawed), expected, "{method:?}");
                         }
                         // To and fro on a tree, while pages are still missing.
                         thawed.call(&words(&[1, 150, 9, 1, 7])).unwrap();
                         let next = thawed.snapshot().unwrap();
                         thawed.restore(&fork).unwrap();
-                        assert_eq!(answers(&mut thawed), expected, "{strategy:?}");
+                        assert_eq!(answers(&mut thawed), expected, "{method:?}");
                         thawed.restore(&next).unwrap();
                         let sum = thawed.run(&words(&[2, 150, 9, 1])).unwrap();
                         assert_eq!(sum, 63_u64.to_le_bytes());
-                        assert_eq!(answers(&mut fork.spawn().unwrap()), expected);
+                        assert_eq!(answers(&mut fork.fork().unwrap()), expected);
                         thawed.verify().unwrap();
                     });
                 }
@@ -348,9 +349,9 @@ fn a_damaged_page_ends_the_call_with_its_cause() {
     }
     let (_, snapshot) = warm();
     let dir = tempfile::tempdir().unwrap();
-    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SaveWith::default());
+    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SnapshotOptions::default());
     damage(dir.path());
-    let options = Options { background: Some(false), ..Options::default() };
+    let options = Options { background: false, ..Options::default() };
     let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
     let names_it = |error: &dyn std::error::Error| {
         assert!(error.to_string().contains("digest"), "{error}");
@@ -377,7 +378,7 @@ fn a_damaged_page_ends_the_call_with_its_cause() {
 /// Fills an image from a whole one, as long as it is neither dead nor stuck.
 struct Fitful {
     content: Image,
-    door: Door,
+    inserter: Inserter,
     /// Held while a page is put in place.
     putting: Mutex<()>,
     dead: AtomicBool,
@@ -395,14 +396,14 @@ impl Filler for Fitful {
         let mut bytes = [0; 4096];
         self.content.read(page * 4096, &mut bytes);
         let _putting = self.putting.lock().unwrap();
-        if !self.door.has(page) {
-            self.door.put(page, &bytes).unwrap();
+        if !self.inserter.has(page) {
+            self.inserter.put(page, &bytes).unwrap();
         }
         true
     }
 
     fn fill(&self, pages: PageRange) -> bool {
-        (pages.start..pages.end()).all(|page| self.door.has(page) || self.fill_in_handler(page))
+        (pages.start..pages.end()).all(|page| self.inserter.has(page) || self.fill_in_handler(page))
     }
 
     fn failure(&self) -> Option<String> {
@@ -416,11 +417,11 @@ fn fitful(snapshot: &Snapshot) -> (Frozen, Arc<Fitful>) {
     let content = whole.memory().pages().clone();
     let stored: Vec<_> = content.stored().collect();
     let mut made = None;
-    let image = Image::lazy::<ImageError>(content.pages(), &stored, |door| {
+    let image = Image::lazy::<ImageError>(content.pages(), &stored, |inserter| {
         let (dead, stuck) = (AtomicBool::new(false), AtomicBool::new(false));
         let filler = Arc::new(Fitful {
             content: content.clone(),
-            door,
+            inserter,
             putting: Mutex::new(()),
             dead,
             stuck,
@@ -489,8 +490,8 @@ fn without_a_userfaultfd_for_the_kernel_everything_is_there_first() {
     }
     let (mut sandbox, snapshot) = warm();
     let dir = tempfile::tempdir().unwrap();
-    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SaveWith::default());
-    let options = Options { background: Some(false), ..Options::default() };
+    let store = save(&snapshot.freeze().unwrap(), dir.path(), &SnapshotOptions::default());
+    let options = Options { background: false, ..Options::default() };
     let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
     let mut thawed = builder().thaw(&frozen).unwrap();
     // Nothing is streamed, so only the thaw can have asked for it.

@@ -5,7 +5,7 @@ mod common;
 use std::time::Duration;
 
 use afresh_sys::planted::{self, Bug};
-use afresh_vm::{CallError, GuestError, Sandbox, Strategy, VerifyError};
+use afresh_vm::{CallError, GuestError, ResetMethod, Sandbox, VerifyError};
 use common::{guest, kvm};
 
 /// What the sample guest `taint` can leave: each byte is explained there.
@@ -13,14 +13,14 @@ const ALL: &[u8] = b"iIbwjJlzZBWoODftTUrscSgG0xmyYakXvVqpPMRh31udnKE8C7";
 /// The same, never ending.
 const ENDLESS: u8 = b'L';
 
-fn sandbox(strategy: Strategy) -> Option<Sandbox> {
-    let builder = Sandbox::builder().memory(1 << 20).strategy(strategy);
+fn sandbox(method: ResetMethod) -> Option<Sandbox> {
+    let builder = Sandbox::builder().memory(1 << 20).reset_method(method);
     // Long enough for whatever ends by itself, on a busy host too.
     match builder.timeout(Duration::from_secs(2)).build(&guest("taint")) {
         Ok(sandbox) => Some(sandbox),
         Err(error) => {
-            assert!(strategy != Strategy::Auto, "{error}");
-            println!("SKIPPED: {strategy:?} is not to be had here: {error}");
+            assert!(method != ResetMethod::default(), "{error}");
+            println!("SKIPPED: {method:?} is not to be had here: {error}");
             None
         }
     }
@@ -49,7 +49,7 @@ fn nothing_that_a_call_leaves_in_the_processor_is_found_by_the_next() {
     if !kvm() {
         return;
     }
-    let mut sandbox = sandbox(Strategy::Auto).unwrap();
+    let mut sandbox = sandbox(ResetMethod::default()).unwrap();
     let expected = sandbox.run(b" ").unwrap();
     assert_eq!(expected[184..192], 0x1234_5678_9abc_def0_u64.to_le_bytes(), "the sample works");
     for &what in ALL.iter().chain(&[ENDLESS]) {
@@ -73,7 +73,7 @@ fn nor_by_any_call_after_any_two() {
     if !kvm() {
         return;
     }
-    let mut sandbox = sandbox(Strategy::Auto).unwrap();
+    let mut sandbox = sandbox(ResetMethod::default()).unwrap();
     let expected = sandbox.run(b" ").unwrap();
     for &first in ALL {
         for &second in ALL {
@@ -91,11 +91,11 @@ fn what_a_port_is_read_into_is_reset_however_writes_are_noticed() {
     if !kvm() {
         return;
     }
-    for strategy in Strategy::ALL {
-        let Some(mut sandbox) = sandbox(strategy) else { continue };
+    for method in ResetMethod::ALL {
+        let Some(mut sandbox) = sandbox(method) else { continue };
         let expected = sandbox.run(b" ").unwrap();
         for what in *b"jJlzZoO" {
-            let name = format!("{} under {strategy:?}", char::from(what));
+            let name = format!("{} under {method:?}", char::from(what));
             for _ in 0..3 {
                 let error = sandbox.call(&[what]).err();
                 assert!(matches!(error, None | Some(CallError::Guest(_))), "{name}: {error:?}");
@@ -112,7 +112,7 @@ fn a_snapshot_is_restored_over_an_unfinished_port_read() {
     if !kvm() {
         return;
     }
-    let mut sandbox = sandbox(Strategy::Auto).unwrap();
+    let mut sandbox = sandbox(ResetMethod::default()).unwrap();
     let base = sandbox.pristine();
     let expected = sandbox.run(b" ").unwrap();
     for what in *b"ijJtU" {
@@ -131,7 +131,7 @@ fn an_access_to_a_port_is_named() {
     if !kvm() {
         return;
     }
-    let mut sandbox = sandbox(Strategy::Auto).unwrap();
+    let mut sandbox = sandbox(ResetMethod::default()).unwrap();
     for (what, word) in
         [(b'i', "read 4 bytes from port 0xa8"), (b'W', "wrote 1 bytes to port 0xa9")]
     {
@@ -149,7 +149,7 @@ fn a_sandbox_that_does_not_pass_its_verification_wants_a_reset() {
     if !kvm() {
         return;
     }
-    let mut sandbox = sandbox(Strategy::Auto).unwrap();
+    let mut sandbox = sandbox(ResetMethod::default()).unwrap();
     let heap = sandbox.heap().start;
     sandbox.write_memory(heap, b"not in the image").unwrap();
     assert!(matches!(sandbox.verify(), Err(VerifyError::Differs(_))));

@@ -4,7 +4,7 @@ mod common;
 
 use std::sync::OnceLock;
 
-use afresh_vm::{Sandbox, Strategy};
+use afresh_vm::{ResetMethod, Sandbox};
 use common::{guest, kvm, words};
 use proptest::prelude::*;
 
@@ -54,12 +54,12 @@ proptest! {
     #[test]
     fn after_any_program_a_reset_leaves_what_was_there_before(
         steps in proptest::collection::vec(step(), 1..40),
-        strategy in proptest::sample::select(Strategy::ALL.to_vec()),
+        method in proptest::sample::select(ResetMethod::ALL.to_vec()),
     ) {
         if !kvm() {
             return Ok(());
         }
-        let builder = Sandbox::builder().memory(2 << 20).strategy(strategy);
+        let builder = Sandbox::builder().memory(2 << 20).reset_method(method);
         let mut sandbox = builder.build(elf()).unwrap();
         let base = sandbox.pristine();
         let heap = sandbox.heap();
@@ -82,15 +82,15 @@ proptest! {
                 Step::Reset => {
                     sandbox.reset().unwrap();
                     failed = false;
-                    prop_assert!(content(&sandbox) == oracle, "{:?}", strategy);
+                    prop_assert!(content(&sandbox) == oracle, "{:?}", method);
                     if let Err(error) = sandbox.verify() {
-                        return Err(TestCaseError::fail(format!("{strategy:?}: {error}")));
+                        return Err(TestCaseError::fail(format!("{method:?}: {error}")));
                     }
                 }
                 Step::Restore => {
                     sandbox.restore(&base).unwrap();
                     failed = false;
-                    prop_assert!(content(&sandbox) == oracle, "{:?}", strategy);
+                    prop_assert!(content(&sandbox) == oracle, "{:?}", method);
                 }
                 _ => {}
             }

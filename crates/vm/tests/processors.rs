@@ -123,7 +123,7 @@ fn a_snapshot_keeps_the_processor_that_the_guest_was_warmed_up_with() {
         // Whatever the builder says.
         let mut thawed = Sandbox::builder().cpu(CpuTemplate::v2()).thaw(&frozen).unwrap();
         assert_eq!(thawed.cpu(), &template);
-        let mut fork = thawed.pristine().spawn().unwrap();
+        let mut fork = thawed.pristine().fork().unwrap();
         for leaf in [1, 7, 0xd, 0x8000_0001, 0x8000_0007, 0x8000_0008] {
             let seen = cpuid(&mut sandbox, leaf, 0);
             assert_eq!(cpuid(&mut thawed, leaf, 0), seen, "leaf {leaf:#x} under {template}");

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use afresh_frames::Stage;
-use afresh_vm::{CallError, CrashReason, GuestError, Sandbox, Strategy};
+use afresh_vm::{CallError, CrashReason, GuestError, ResetMethod, Sandbox};
 use common::{c_guest, guest, kvm, words};
 
 #[test]
@@ -45,17 +45,17 @@ fn memory_from_a_stage_is_reset_like_any_other_whether_it_is_used_or_not() {
         return;
     }
     let elf = guest("dirty");
-    for strategy in Strategy::ALL {
+    for method in ResetMethod::ALL {
         for pages in [3, 2000] {
             let stage = Arc::new(Stage::new(4096).unwrap());
             while stage.ready() < stage.capacity() {
                 std::thread::sleep(Duration::from_millis(1));
             }
-            let builder = Sandbox::builder().memory(16 << 20).strategy(strategy);
+            let builder = Sandbox::builder().memory(16 << 20).reset_method(method);
             let mut sandbox = builder.zero_memory(stage.clone(), 16 << 20).build(&elf).unwrap();
             for round in 0..6 {
                 if round == 3 {
-                    sandbox = sandbox.pristine().spawn().unwrap();
+                    sandbox = sandbox.pristine().fork().unwrap();
                 }
                 sandbox.call(&words(&[1, 0, pages, 1, 7 + round])).unwrap();
                 sandbox.reset().unwrap();
@@ -71,16 +71,16 @@ fn nothing_of_a_call_is_left_after_a_reset() {
         return;
     }
     let elf = guest("dirty");
-    for strategy in Strategy::ALL {
+    for method in ResetMethod::ALL {
         let mut sandbox =
-            Sandbox::builder().memory(4 << 20).strategy(strategy).build(&elf).unwrap();
+            Sandbox::builder().memory(4 << 20).reset_method(method).build(&elf).unwrap();
         for round in 0..40_u64 {
             let (first, count, stride) = (round * 3 % 50, 1 + round % 90, 1 + round % 7);
             sandbox.call(&words(&[1, first, count, stride, round + 1])).unwrap();
             let sum = sandbox.call(&words(&[2, first, count, stride])).unwrap();
-            assert_eq!(sum, (count * (round + 1)).to_le_bytes(), "{strategy:?}");
+            assert_eq!(sum, (count * (round + 1)).to_le_bytes(), "{method:?}");
             sandbox.reset().unwrap();
-            sandbox.verify().unwrap_or_else(|error| panic!("{strategy:?}, round {round}: {error}"));
+            sandbox.verify().unwrap_or_else(|error| panic!("{method:?}, round {round}: {error}"));
         }
     }
 }

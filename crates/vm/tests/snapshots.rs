@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::sync::OnceLock;
 
 use afresh_snapshot::{Branch, SnapshotId, Tree};
-use afresh_vm::{Sandbox, Strategy as Reset};
+use afresh_vm::{ResetMethod as Reset, Sandbox};
 use common::{guest, kvm, words};
 use proptest::prelude::{Strategy as _, *};
 
@@ -76,12 +76,12 @@ proptest! {
     #[test]
     fn every_state_of_the_tree_is_what_the_naive_model_says(
         steps in prop::collection::vec(step(), 1..50),
-        strategy in prop::sample::select(Reset::ALL.to_vec()),
+        method in prop::sample::select(Reset::ALL.to_vec()),
     ) {
         if !kvm() {
             return Ok(());
         }
-        let sandbox = Sandbox::builder().memory(2 << 20).strategy(strategy).build(elf()).unwrap();
+        let sandbox = Sandbox::builder().memory(2 << 20).reset_method(method).build(elf()).unwrap();
         let tree = Tree::new();
         let zero = vec![0; PAGES as usize];
         let branch = Branch::plant(&tree, sandbox).unwrap();
@@ -117,7 +117,7 @@ proptest! {
                     live.branch.guest_mut().unwrap().reset().unwrap();
                     live.now = live.base.clone();
                     if let Err(error) = live.branch.guest_mut().unwrap().verify() {
-                        return Err(TestCaseError::fail(format!("{strategy:?}: {error}")));
+                        return Err(TestCaseError::fail(format!("{method:?}: {error}")));
                     }
                 }
                 Step::Snapshot { guest } => {
@@ -154,15 +154,15 @@ proptest! {
             for live in &guests {
                 // One that was forked and not used yet is in the state that it was forked from.
                 if let Some(sandbox) = live.branch.guest() {
-                    prop_assert!(content(sandbox) == live.now, "{:?}", strategy);
+                    prop_assert!(content(sandbox) == live.now, "{:?}", method);
                 }
             }
         }
         for live in &mut guests {
             live.branch.guest_mut().unwrap().reset().unwrap();
-            prop_assert!(content(live.branch.guest().unwrap()) == live.base, "{:?}", strategy);
+            prop_assert!(content(live.branch.guest().unwrap()) == live.base, "{:?}", method);
             if let Err(error) = live.branch.guest_mut().unwrap().verify() {
-                return Err(TestCaseError::fail(format!("{strategy:?}: {error}")));
+                return Err(TestCaseError::fail(format!("{method:?}: {error}")));
             }
         }
     }
@@ -186,10 +186,10 @@ fn forks_share_the_memory_they_do_not_write() {
             sandbox.read_memory(address(sandbox, page), &mut bytes).unwrap();
         }
     };
-    let mut forks: Vec<Sandbox> = (0..2).map(|_| snapshot.spawn().unwrap()).collect();
+    let mut forks: Vec<Sandbox> = (0..2).map(|_| snapshot.fork().unwrap()).collect();
     forks.iter_mut().for_each(read_all);
     let before = pss_kib();
-    let mut more: Vec<Sandbox> = (0..6).map(|_| snapshot.spawn().unwrap()).collect();
+    let mut more: Vec<Sandbox> = (0..6).map(|_| snapshot.fork().unwrap()).collect();
     more.iter_mut().for_each(read_all);
     let each = pss_kib().saturating_sub(before) / 6;
     // 16 MiB are warm; a fork of its own would cost all of them again.
@@ -219,7 +219,7 @@ fn two_forks_of_one_snapshot_do_not_draw_the_same_random_numbers() {
         sandbox.reset().unwrap();
         (bytes, generation)
     };
-    let (mut one, mut two) = (snapshot.spawn().unwrap(), snapshot.spawn().unwrap());
+    let (mut one, mut two) = (snapshot.fork().unwrap(), snapshot.fork().unwrap());
     let draws = [draw(&mut one), draw(&mut two), draw(&mut one)];
     for (index, first) in draws.iter().enumerate() {
         for second in &draws[index + 1..] {

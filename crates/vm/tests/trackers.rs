@@ -3,14 +3,14 @@
 
 mod common;
 
-use afresh_vm::{Sandbox, SandboxBuilder, Span, Strategy};
+use afresh_vm::{ResetMethod, Sandbox, SandboxBuilder, Span, Tracking};
 use common::{guest, kvm, words};
 
 const PAGE: u64 = 4096;
 
 /// A sandbox with adjacent and separated regions, and a copy of all it holds.
 struct Subject {
-    strategy: Strategy,
+    method: ResetMethod,
     sandbox: Sandbox,
     spans: Vec<Span>,
     before: Vec<Vec<u8>>,
@@ -27,12 +27,12 @@ fn builder() -> SandboxBuilder {
 }
 
 impl Subject {
-    fn new(strategy: Strategy, builder: SandboxBuilder) -> Self {
-        let sandbox = builder.strategy(strategy).build(&guest("dirty")).unwrap();
+    fn new(method: ResetMethod, builder: SandboxBuilder) -> Self {
+        let sandbox = builder.reset_method(method).build(&guest("dirty")).unwrap();
         let regions = sandbox.regions();
         let mut spans = vec![sandbox.heap()];
         spans.extend([0, 1, 3].map(|index| regions[index]));
-        let mut subject = Self { strategy, sandbox, spans, before: Vec::new() };
+        let mut subject = Self { method, sandbox, spans, before: Vec::new() };
         subject.before = subject.content();
         subject
     }
@@ -56,13 +56,13 @@ impl Subject {
 
     /// Resets, and compares with the copy and with the image.
     fn check(&mut self, what: &str) {
-        assert!(self.content() != self.before, "{:?}: {what} wrote nothing", self.strategy);
+        assert!(self.content() != self.before, "{:?}: {what} wrote nothing", self.method);
         self.sandbox.reset().unwrap();
         for (now, before) in self.content().iter().zip(&self.before) {
             let place = now.iter().zip(before).position(|(a, b)| a != b);
-            assert_eq!(place, None, "{:?}: {what} left a trace", self.strategy);
+            assert_eq!(place, None, "{:?}: {what} left a trace", self.method);
         }
-        self.sandbox.verify().unwrap_or_else(|e| panic!("{:?}, {what}: {e}", self.strategy));
+        self.sandbox.verify().unwrap_or_else(|e| panic!("{:?}, {what}: {e}", self.method));
     }
 }
 
@@ -71,8 +71,8 @@ fn every_tracker_notices_every_write() {
     if !kvm() {
         return;
     }
-    for strategy in Strategy::ALL {
-        let mut subject = Subject::new(strategy, builder());
+    for method in ResetMethod::ALL {
+        let mut subject = Subject::new(method, builder());
         // Three times: the second and third meet pages that were learned or protected again.
         for _ in 0..3 {
             for span in subject.spans.clone() {
@@ -97,7 +97,7 @@ fn every_tracker_notices_every_write() {
             subject.host_writes(seam - 4, 8);
             subject.check("the host's write across regions");
             let arrived = subject.sandbox.call(&words(&[8, 40])).unwrap();
-            assert_eq!(arrived, 40_u64.to_le_bytes(), "{strategy:?}");
+            assert_eq!(arrived, 40_u64.to_le_bytes(), "{method:?}");
             subject.check("interleaved writes of guest and host");
         }
     }
@@ -108,8 +108,8 @@ fn a_page_written_by_both_sides_is_restored_whoever_was_first() {
     if !kvm() {
         return;
     }
-    for strategy in Strategy::ALL {
-        let mut subject = Subject::new(strategy, builder());
+    for method in ResetMethod::ALL {
+        let mut subject = Subject::new(method, builder());
         let address = subject.spans[0].start + 100 * PAGE;
         for _ in 0..3 {
             subject.host_writes(address, 9);
@@ -130,15 +130,15 @@ fn a_full_ring_loses_nothing() {
     // More pages than the largest ring has entries.
     let pages = 70_000;
     let memory = (pages + 2000) * PAGE;
-    for strategy in [Strategy::Ring, Strategy::WriteSetRing] {
-        let sandbox = Sandbox::builder().memory(memory).strategy(strategy).build(&guest("dirty"));
+    for method in ResetMethod::ALL.into_iter().filter(|method| method.tracking == Tracking::Ring) {
+        let sandbox = Sandbox::builder().memory(memory).reset_method(method).build(&guest("dirty"));
         let mut sandbox = sandbox.unwrap();
         for round in 1..3_u64 {
             sandbox.call(&words(&[1, 0, pages, 1, round])).unwrap();
             let sum = sandbox.call(&words(&[2, 0, pages, 1])).unwrap();
-            assert_eq!(sum, (pages * round).to_le_bytes(), "{strategy:?}");
+            assert_eq!(sum, (pages * round).to_le_bytes(), "{method:?}");
             sandbox.reset().unwrap();
-            sandbox.verify().unwrap_or_else(|error| panic!("{strategy:?}: {error}"));
+            sandbox.verify().unwrap_or_else(|error| panic!("{method:?}: {error}"));
         }
     }
 }
@@ -151,7 +151,7 @@ fn a_guest_that_outgrows_the_ring_is_moved_to_the_log() {
     let pages = 70_000;
     let sandbox = Sandbox::builder().memory((pages + 2000) * PAGE).build(&guest("dirty"));
     let mut sandbox = sandbox.unwrap();
-    if sandbox.strategy() != Strategy::WriteSetRing {
+    if sandbox.reset_method().tracking != Tracking::Ring {
         eprintln!("SKIPPED: this host has no dirty ring to outgrow");
         return;
     }
@@ -163,7 +163,7 @@ fn a_guest_that_outgrows_the_ring_is_moved_to_the_log() {
         sandbox.reset().unwrap();
         sandbox.verify().unwrap();
     }
-    assert_eq!(sandbox.strategy(), Strategy::WriteSetLog);
+    assert_eq!(sandbox.reset_method().tracking, Tracking::Log);
     // A handle from before still reaches the guest: this call would take very long.
     let stopper = std::thread::spawn(move || {
         std::thread::sleep(std::time::Duration::from_millis(100));

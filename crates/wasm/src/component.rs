@@ -17,12 +17,13 @@ use afresh_rewrite::{
 use afresh_sys::planted::{Bug, is};
 use wasmtime::component::{Component, InstancePre, Linker};
 
+use crate::clock::Clock;
 use crate::compare::Comparison;
 use crate::component_lease::{ComponentLease, OwnedComponentLease, functions};
 use crate::fresh::FreshMemories;
 use crate::frozen::Program;
 use crate::guest::{Guest, GuestOptions, WarmUp};
-use crate::host::{Clock, Host};
+use crate::host::Host;
 use crate::leasing::{LeaseOptions, at_once};
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, record_memories, with_memories};
 use crate::reset::{CODE_MAPPINGS, WarmMemory};
@@ -30,7 +31,7 @@ use crate::stores::Stores;
 use crate::thaw::with_files;
 use crate::warm::next_generation;
 use crate::way::{drive, now};
-use crate::{Engine, FreezeError, Frozen, LoadError, ThawError, WarmError, nested};
+use crate::{Engine, FreezeError, Frozen, LoadError, ThawError, WarmError, nested, unsatisfied};
 
 pub(crate) struct Inner {
     pub(crate) pre: InstancePre<Host>,
@@ -73,7 +74,9 @@ impl Outline {
         if options.stub_imports {
             linker.define_unknown_imports_as_traps(&probe).map_err(LoadError::Link)?;
         }
-        let probe = linker.instantiate_pre(&probe).map_err(LoadError::Link)?;
+        let probe = linker
+            .instantiate_pre(&probe)
+            .map_err(|error| unsatisfied::of_component(&linker, &probe, error))?;
         let mut store = stores.make()?;
         // It has no code that could wait.
         let (_, probed) =
@@ -219,7 +222,7 @@ impl WarmComponent {
             }
             _ => prepared.component,
         };
-        let program = Program::new(guest.wasm.clone());
+        let program = Program::new(engine, guest.wasm.clone());
         let pre = linker.instantiate_pre(&compile(engine, &component)?).map_err(LoadError::Link)?;
         Self::finish(guest, pre, memories, stores, program, state, why_cold).await
     }
@@ -394,7 +397,7 @@ impl WarmComponent {
         Some(format!("{interface}#run"))
     }
 
-    /// The books of its pool.
+    /// What its pool counts.
     #[must_use]
     pub fn pool_stats(&self) -> PoolStats {
         self.inner.pool.stats()

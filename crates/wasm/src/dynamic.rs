@@ -85,7 +85,7 @@ pub(crate) async fn call_dynamic(
     }
     for (position, (ty, value)) in ty.params().zip(arguments).enumerate() {
         if !may_match(&*store, value, &ty) {
-            return Err(wrong(format!("argument {} is no {ty}", position + 1)));
+            return Err(wrong(format!("argument {} is not of type {ty}", position + 1)));
         }
     }
     let mut results = vec![Val::I32(0); ty.results().len()];

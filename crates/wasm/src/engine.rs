@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-use afresh_frames::{Frugal, ProcessStage};
+use afresh_frames::{ProcessStage, ThrottledStock};
 use afresh_memory::ZeroStock;
 use afresh_rewrite::linear_stack;
 use afresh_sys::{Inherited, fork, host};
@@ -36,7 +36,7 @@ impl ZeroMemory {
             ZeroMemory::Process => Arc::new(ProcessStage),
             ZeroMemory::Stock(stock) => stock.clone(),
         };
-        Some(Arc::new(Frugal::new(stock)))
+        Some(Arc::new(ThrottledStock::new(stock)))
     }
 }
 
@@ -94,6 +94,9 @@ const TICK: Duration = Duration::from_millis(5);
 /// Bytes of native stack that a guest may use, if nobody says otherwise: what every thread has.
 const STACK: usize = 512 << 10;
 
+/// Most bytes of native stack that a guest gets because its file, or its snapshot, asks for them.
+pub(crate) const MOST_STACK: u64 = 64 << 20;
+
 /// Bytes of stack that host functions have beyond what the guest may use, on a stack of a call's own.
 const HOST_STACK: usize = 1536 << 10;
 
@@ -133,9 +136,8 @@ impl EngineConfig {
     #[must_use]
     pub fn stack_for(mut self, guest: &[u8]) -> Self {
         const USUAL: u64 = 1 << 20;
-        const MOST: u64 = 64 << 20;
         if let Some(asked) = linear_stack(guest).filter(|asked| *asked > USUAL) {
-            self.stack = self.stack.max(asked.min(MOST) as usize);
+            self.stack = self.stack.max(asked.min(MOST_STACK) as usize);
         }
         self
     }

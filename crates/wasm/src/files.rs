@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use afresh_files::{Access, Budget, OpenFile, SavedTree, Tree};
+use afresh_files::{Access, Budget, OpenFile, SavedTree, Tree, TreeError};
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use serde::{Deserialize, Serialize};
 
@@ -77,8 +77,8 @@ impl Files {
 
     /// Everything as bytes.
     pub(crate) fn save(&self) -> Result<SavedFiles, String> {
-        // A snapshot needs nothing but itself.
-        let tree = match self.tree.has_layers() {
+        // A snapshot needs nothing but itself, and layers that whoever made the tree says are to be had.
+        let tree = match self.tree.has_unknown_layers() {
             true => self.tree.detached().and_then(|tree| tree.saved()),
             false => self.tree.saved(),
         };
@@ -138,10 +138,17 @@ impl SavedFiles {
     }
 
     /// The files. Bytes from strangers are checked; how much more the tree may store is for whoever opens it to say:
-    /// as much in all as `allowed`, or what it had left, up to that, beside what it brings.
-    pub(crate) fn restore(&self, allowed: Budget) -> Result<Files, String> {
+    /// as much in all as `allowed`, or what it had left, up to that, beside what it brings. Where it lay over layers it
+    /// is put over those of `below`.
+    pub(crate) fn restore(&self, allowed: Budget, below: Option<&Tree>) -> Result<Files, String> {
         let saved = SavedTree::new(self.tree.description.clone(), self.tree.pages.clone());
-        let tree = Tree::new(allowed).restored(&saved).map_err(|e| e.to_string())?;
+        let tree = match Tree::new(allowed).restored(&saved) {
+            Err(TreeError::Layers { .. }) if below.is_some_and(Tree::has_layers) => {
+                below.map_or_else(|| Tree::new(allowed), Tree::clone).restored(&saved)
+            }
+            other => other,
+        };
+        let tree = tree.map_err(|e| e.to_string())?;
         let (had, used) = (tree.budget(), tree.used());
         let most = |allowed: u64, had: u64, used: u64| {
             allowed.max(used.saturating_add(had.saturating_sub(used).min(allowed)))

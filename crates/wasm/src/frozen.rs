@@ -8,17 +8,20 @@
 //! from elsewhere is checked before it is used: sizes against the pages that are there, the module
 //! against its digest, the state against the module.
 
+use std::sync::{Arc, OnceLock};
+
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
-use afresh_pager::{Options, RestoreError, SaveWith, SnapshotMemory};
+use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
 use afresh_rewrite::WarmState;
 use afresh_store::{GuestBuild, Sha256, Snapshot, Store};
 use serde::{Deserialize, Serialize};
 
+use crate::engine::MOST_STACK;
 use crate::files::{Files, SavedFiles};
 use crate::linear::Shape;
 use crate::reset::{Present, WarmMemory};
 use crate::warm::Pools;
-use crate::{FreezeError, Lease, ThawError, Warm};
+use crate::{Engine, FreezeError, Lease, ThawError, Warm};
 
 /// Kind of guest, in snapshots.
 const KIND: &str = "wasm";
@@ -34,26 +37,35 @@ const FILES: &str = "files";
 /// Comes before the state of a component's modules.
 const NESTED: &str = "component";
 
+/// Comes before the size of the native stack.
+const STACK: &str = "stack";
+
 /// A guest's own binary.
 #[derive(Clone, Debug)]
 pub(crate) struct Program {
     pub(crate) digest: [u8; 32],
     bytes: usize,
     source: Source,
+    /// Bytes of native stack that its engine allowed it, where that was more than usual.
+    stack: Option<u64>,
+    /// Its pages, made when they are first needed: whoever saves often would make them each time.
+    pages: Arc<OnceLock<Image>>,
 }
 
 #[derive(Clone, Debug)]
 enum Source {
-    Bytes(std::sync::Arc<[u8]>),
+    Bytes(Arc<[u8]>),
     Pages(Image),
 }
 
 impl Program {
-    pub(crate) fn new(wasm: Vec<u8>) -> Self {
+    pub(crate) fn new(engine: &Engine, wasm: Vec<u8>) -> Self {
         Self {
             digest: *blake3::hash(&wasm).as_bytes(),
             bytes: wasm.len(),
             source: Source::Bytes(wasm.into()),
+            stack: engine.deep().then_some(engine.inner.config.stack as u64),
+            pages: Arc::default(),
         }
     }
 
@@ -78,9 +90,13 @@ impl Program {
         match &self.source {
             Source::Pages(image) => Ok(image.clone()),
             Source::Bytes(bytes) => {
+                if let Some(image) = self.pages.get() {
+                    return Ok(image.clone());
+                }
                 let mut image = ImageBuilder::new(page_align_up(bytes.len()) / PAGE_SIZE);
                 image.segment(0, bytes)?;
-                Ok(image.build()?)
+                let image = image.build()?;
+                Ok(self.pages.get_or_init(|| image).clone())
             }
         }
     }
@@ -136,6 +152,14 @@ impl Frozen {
         self.nested.is_some()
     }
 
+    /// The native stack that its calls may take, if that is more than usual: its engine has to be made with it
+    /// ([`crate::EngineConfig::stack`]), to find the compiled code and to run what ran before. From a stranger's snapshot it
+    /// is no more than a guest's own file may ask for.
+    #[must_use]
+    pub fn stack(&self) -> Option<usize> {
+        Some(self.program.stack?.min(MOST_STACK) as usize)
+    }
+
     /// The pages: the module, then the memories.
     #[must_use]
     pub fn memory(&self) -> &SnapshotMemory {
@@ -167,7 +191,19 @@ impl Frozen {
         if let Some(files) = &self.files {
             encoded.extend(postcard::to_allocvec(&(FILES, files)).map_err(failed)?);
         }
+        if let Some(stack) = &self.program.stack {
+            encoded.extend(postcard::to_allocvec(&(STACK, stack)).map_err(failed)?);
+        }
         Ok(encoded)
+    }
+
+    /// As [`Frozen::bytes`], without the time that its clock has come to: equal states have equal bytes, whenever
+    /// they are frozen.
+    ///
+    /// # Errors
+    /// As [`Frozen::bytes`].
+    pub fn timeless_bytes(&self) -> Result<Vec<u8>, FreezeError> {
+        Self { read: 0, ..self.clone() }.bytes()
     }
 
     /// The guest build that a snapshot of it belongs to.
@@ -185,7 +221,12 @@ impl Frozen {
     ///
     /// # Errors
     /// [`FreezeError`]; the name means then what it meant before.
-    pub fn save(&self, store: &Store, name: &str, with: &SaveWith) -> Result<Sha256, FreezeError> {
+    pub fn save(
+        &self,
+        store: &Store,
+        name: &str,
+        with: &SnapshotOptions,
+    ) -> Result<Sha256, FreezeError> {
         Ok(self.memory.save(store, name, self.build(), self.bytes()?, with)?)
     }
 
@@ -200,7 +241,7 @@ impl Frozen {
         let ((header, read), mut rest): ((Header, u64), _) =
             postcard::take_from_bytes(bytes).map_err(broken)?;
         // A component has more, and so has whoever has files.
-        let (mut nested, mut files) = (None, None::<SavedFiles>);
+        let (mut nested, mut files, mut stack) = (None, None::<SavedFiles>, None);
         while !rest.is_empty() {
             let (what, after): (String, _) = postcard::take_from_bytes(rest).map_err(broken)?;
             match what.as_str() {
@@ -211,6 +252,10 @@ impl Frozen {
                 FILES if files.is_none() => {
                     let (saved, after) = postcard::take_from_bytes(after).map_err(broken)?;
                     (files, rest) = (Some(saved), after);
+                }
+                STACK if stack.is_none() => {
+                    let (bytes, after) = postcard::take_from_bytes(after).map_err(broken)?;
+                    (stack, rest) = (Some(bytes), after);
                 }
                 _ => return Err(bad("there are bytes after its end")),
             }
@@ -235,6 +280,8 @@ impl Frozen {
             digest: header.module,
             bytes: header.module_bytes as usize,
             source: Source::Pages(module),
+            stack,
+            pages: Arc::default(),
         };
         let mut memories = Vec::new();
         for (shape, bytes) in &header.memories {

@@ -95,6 +95,9 @@ pub struct GuestOptions {
     pub host_access: HostAccess,
     /// What WASI gives it.
     pub wasi: Wasi,
+    /// What lies below the files of snapshots that do not hold it: a tree over layers that
+    /// [say what they are](afresh_files::Layer::known_as).
+    pub files_below: Option<afresh_files::Tree>,
     /// Most time one call may take; needs [`crate::EngineConfig::timeouts`]. A call is never stopped before
     /// it is over, and by two ticks of 5 ms, or as late as the host's threads run, after it.
     pub timeout: Option<Duration>,
@@ -148,6 +151,7 @@ impl Default for GuestOptions {
             strategy: Strategy::Auto,
             host_access: HostAccess::Threads,
             wasi: Wasi::default(),
+            files_below: None,
             timeout: None,
             fuel: None,
             memory_limit: usize::MAX,

@@ -4,7 +4,6 @@
 //! and is dropped when the call's lease is.
 
 use std::any::Any;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
@@ -12,13 +11,15 @@ use wasmtime::ResourceLimiter;
 use wasmtime::component::ResourceTable;
 use wasmtime_wasi::p1::WasiP1Ctx;
 use wasmtime_wasi::p2::pipe::{MemoryInputPipe, MemoryOutputPipe};
-use wasmtime_wasi::{FsPerms, HostMonotonicClock, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
+use wasmtime_wasi::{FsPerms, WasiCtx, WasiCtxBuilder, WasiCtxView, WasiView};
 
 use afresh_files::{Budget, Tree};
 
 use crate::LoadError;
+use crate::clock::Clock;
 use crate::files::{Files, Live};
 use crate::watch::Watch;
+use crate::way::Way;
 
 /// Where the guest's standard output and error go.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -103,48 +104,6 @@ impl Wasi {
     }
 }
 
-/// The monotonic clock of a guest: one for the warm-up and every lease, so that no reading which the
-/// warm state holds lies ahead of a later one.
-#[derive(Clone, Debug)]
-pub(crate) struct Clock {
-    start: Instant,
-    /// What it read then, in nanoseconds.
-    at_start: u64,
-    /// Whether the guest has ever looked at it.
-    asked: Arc<AtomicBool>,
-}
-
-impl Clock {
-    /// Reads `reading` now: the clock of a guest that was frozen when it read so much, or 0.
-    pub(crate) fn from(reading: u64) -> Self {
-        Self { start: Instant::now(), at_start: reading, asked: Arc::default() }
-    }
-
-    /// Nanoseconds that no reading of the guest's exceeds so far.
-    pub(crate) fn latest(&self) -> u64 {
-        if self.asked.load(Ordering::Acquire) { self.elapsed() } else { self.at_start }
-    }
-
-    fn elapsed(&self) -> u64 {
-        let gone = u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        self.at_start.saturating_add(gone)
-    }
-}
-
-impl HostMonotonicClock for Clock {
-    fn resolution(&self) -> u64 {
-        1
-    }
-
-    fn now(&self) -> u64 {
-        // Written once, so that threads do not take the line from one another.
-        if !self.asked.load(Ordering::Relaxed) {
-            self.asked.store(true, Ordering::Release);
-        }
-        self.elapsed()
-    }
-}
-
 enum Context {
     None,
     P1(Box<WasiP1Ctx>),
@@ -210,6 +169,8 @@ pub(crate) struct HostParts {
     pub(crate) memory_limit: usize,
     /// Most instances in the store, if not as many as wasmtime allows.
     pub(crate) instances: Option<usize>,
+    /// How code in the store is entered.
+    pub(crate) way: Way,
 }
 
 /// The state of one call that lives outside the guest; the `T` of its `Store<T>`.
@@ -317,6 +278,10 @@ impl Host {
 
     pub(crate) fn until(&self) -> Option<Instant> {
         self.until
+    }
+
+    pub(crate) fn way(&self) -> Way {
+        self.parts.way
     }
 
     pub(crate) fn watch(&self) -> Watch {

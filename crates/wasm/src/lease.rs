@@ -92,6 +92,17 @@ impl std::fmt::Debug for Lease<'_> {
     }
 }
 
+/// 128 bits as a clone that exports `afresh_reseed` gets them: for host functions and requests of the embedder's own
+/// that give a guest its entropy.
+#[must_use]
+pub fn entropy_bytes() -> [u8; 16] {
+    let (lo, hi) = entropy();
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&lo.to_le_bytes());
+    bytes[8..].copy_from_slice(&hi.to_le_bytes());
+    bytes
+}
+
 /// 128 bits that no other call in this or any other process gets: a keyed hash of a counter, under a
 /// key of the operating system's.
 fn entropy() -> (i64, i64) {
@@ -112,29 +123,6 @@ fn entropy() -> (i64, i64) {
         i64::from_le_bytes(bytes)
     };
     (word(0), word(8))
-}
-
-/// A handler that takes and gives bytes, resolved by [`crate::Warm::bytes_entry`].
-///
-/// The guest exports `afresh_buffer(len: i32) -> i32`, which returns the address of an input buffer, and
-/// the handler, `(len: i32) -> i64`, which reads its input there and returns `address << 32 | length` of
-/// its answer.
-#[derive(Clone, Debug)]
-pub struct BytesEntry {
-    pub(crate) buffer: Entry<i32, i32>,
-    pub(crate) handler: Entry<i32, i64>,
-}
-
-impl BytesEntry {
-    pub(crate) fn new(buffer: Entry<i32, i32>, handler: Entry<i32, i64>) -> Self {
-        Self { buffer, handler }
-    }
-
-    /// The length of an input, as the guest takes it.
-    pub(crate) fn length(input: &[u8]) -> Result<i32, CallError> {
-        i32::try_from(input.len())
-            .map_err(|_| CallError::Interface("the input is larger than 2 GiB".to_owned()))
-    }
 }
 
 impl<'a> Lease<'a> {
@@ -333,18 +321,6 @@ impl<'a> Lease<'a> {
         result.map_err(|error| self.explain(error))
     }
 
-    /// Calls a handler that takes and gives bytes.
-    ///
-    /// # Errors
-    /// [`CallError`]; [`CallError::Interface`] when the guest names memory that it does not have.
-    pub fn call_bytes(&mut self, entry: &BytesEntry, input: &[u8]) -> Result<Vec<u8>, CallError> {
-        let len = BytesEntry::length(input)?;
-        let address = self.invoke(&entry.buffer, len)?;
-        self.put_input(address, input)?;
-        let packed = self.invoke(&entry.handler, len)?;
-        self.take_answer(packed)
-    }
-
     /// Puts the input of a handler where the guest has room for it.
     pub(crate) fn put_input(&mut self, address: i32, input: &[u8]) -> Result<(), CallError> {
         let (address, len) = (address as u32 as usize, input.len());
@@ -357,7 +333,7 @@ impl<'a> Lease<'a> {
         let (store, _) = self.store();
         memory.write(store, address, input).map_err(|_| {
             CallError::Interface(format!(
-                "afresh_buffer returned {address:#x}, and {len} bytes there lie outside its memory"
+                "the guest made room at {address:#x}, and {len} bytes there lie outside its memory"
             ))
         })
     }

@@ -7,7 +7,7 @@
 use wasmtime::{TypedFunc, Val, WasmParams, WasmResults};
 
 use crate::CallError;
-use crate::lease::{BytesEntry, Entry, Kind, Lease, typed};
+use crate::lease::{Entry, Kind, Lease, typed};
 
 impl Lease<'_> {
     /// Refuses a call that may wait where none may, and one after a call that was cut off.
@@ -80,22 +80,5 @@ impl Lease<'_> {
         self.may_wait()?;
         self.warm.callable(name)?;
         self.run(name, arguments).await
-    }
-
-    /// As [`Lease::call_bytes`], for a guest with [`crate::GuestOptions::asynchronous`].
-    ///
-    /// # Errors
-    /// As [`Lease::invoke_async`]; [`CallError::Interface`] when the guest names memory that it does not
-    /// have.
-    pub async fn call_bytes_async(
-        &mut self,
-        entry: &BytesEntry,
-        input: &[u8],
-    ) -> Result<Vec<u8>, CallError> {
-        let len = BytesEntry::length(input)?;
-        let address = self.invoke_async(&entry.buffer, len).await?;
-        self.put_input(address, input)?;
-        let packed = self.invoke_async(&entry.handler, len).await?;
-        self.take_answer(packed)
     }
 }

@@ -36,7 +36,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod bytes;
 mod cache;
+mod clock;
 mod compare;
 mod component;
 mod component_lease;
@@ -65,17 +67,20 @@ mod scope;
 mod session;
 mod stacks;
 mod state;
+mod states;
 mod stores;
 mod thaw;
+mod unsatisfied;
 mod values;
 mod warm;
 mod watch;
 mod way;
 
 pub use afresh_files;
-pub use afresh_pager::SaveWith;
+pub use afresh_pager::SnapshotOptions;
 pub use afresh_pool::{Bounds, Budget, Exhausted, Limits, PoolStats, Usage};
 pub use afresh_rewrite::{Analysis, Refusal, Roots};
+pub use bytes::{BytesEntry, hand_over, hand_over_async};
 pub use compare::Comparison;
 pub use component::WarmComponent;
 pub use component_lease::{ComponentLease, OwnedComponentLease};
@@ -85,7 +90,7 @@ pub use files::Files;
 pub use frozen::Frozen;
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};
 pub use host::{Host, Limiter, Output, State, Wasi};
-pub use lease::{BytesEntry, Entry, Lease, OwnedLease};
+pub use lease::{Entry, Lease, OwnedLease, entropy_bytes};
 pub use leasing::LeaseOptions;
 pub use session::{Session, SessionError, SessionState};
 pub use values::{ArgumentError, parse_arguments, show_value};

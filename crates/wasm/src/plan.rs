@@ -80,13 +80,8 @@ impl Plan {
         state_bytes: &[u8],
         wasm: impl FnOnce() -> Result<Vec<u8>, WarmError>,
     ) -> Result<(Self, Module), WarmError> {
-        let how = format!("{} {:?} {:?}", env!("CARGO_PKG_VERSION"), options.mode, options.roots);
-        let plan_key = engine.cache_key(&[digest, how.as_bytes()]);
-        // In fresh mode the state is part of the module.
-        let module_key = |plan: &Plan| match plan.mode {
-            Mode::Fresh => engine.cache_key(&[digest, how.as_bytes(), state_bytes]),
-            Mode::Auto | Mode::Reset => plan_key,
-        };
+        let plan_key = Self::key(engine, digest, options, None);
+        let module_key = |plan: &Plan| Self::module_key(engine, digest, options, plan, state_bytes);
         if let Some(cache) = engine.cache()
             && let Some(plan) = cache.bytes(&plan_key, KIND)
             && let Ok(plan) = postcard::from_bytes::<Plan>(&plan)
@@ -110,6 +105,54 @@ impl Plan {
             }
         }
         Ok((plan, module))
+    }
+}
+
+impl Plan {
+    /// The name in the cache of the plan of a guest, or of its module with a state in it.
+    fn key(
+        engine: &Engine,
+        digest: &[u8; 32],
+        options: &GuestOptions,
+        state_bytes: Option<&[u8]>,
+    ) -> blake3::Hash {
+        let how = format!("{} {:?} {:?}", env!("CARGO_PKG_VERSION"), options.mode, options.roots);
+        match state_bytes {
+            None => engine.cache_key(&[digest, how.as_bytes()]),
+            Some(state) => engine.cache_key(&[digest, how.as_bytes(), state]),
+        }
+    }
+
+    /// The name in the cache of the compiled module. In fresh mode the state is part of it.
+    fn module_key(
+        engine: &Engine,
+        digest: &[u8; 32],
+        options: &GuestOptions,
+        plan: &Self,
+        state_bytes: &[u8],
+    ) -> blake3::Hash {
+        let state = (plan.mode == Mode::Fresh).then_some(state_bytes);
+        Self::key(engine, digest, options, state)
+    }
+
+    /// Keeps plan and compiled module of a guest that was warmed here where [`Plan::of_warm`] looks, so that what is
+    /// saved of it is opened again without analysis or compiler. `compiled` is what was compiled.
+    pub(crate) fn keep_warm(
+        &self,
+        engine: &Engine,
+        digest: &[u8; 32],
+        options: &GuestOptions,
+        state: &WarmState,
+        compiled: &[u8],
+    ) {
+        let Some(cache) = engine.cache() else { return };
+        let (Ok(plan), Ok(state)) = (postcard::to_allocvec(self), postcard::to_allocvec(state))
+        else {
+            return;
+        };
+        let module_key = Self::module_key(engine, digest, options, self, &state);
+        cache.also_as(&engine.cache_key(&[compiled]), &module_key);
+        cache.keep(&Self::key(engine, digest, options, None), KIND, &plan);
     }
 }
 

@@ -225,7 +225,19 @@ mod ours {
 /// What is about the standard streams, and about time.
 mod streams {
     use super::{COPIED, Caller, GuestMemory, Host, memory, standard, theirs};
+    use wasmtime_wasi::p1::WasiP1Ctx;
     use wasmtime_wasi::p1::wasi_snapshot_preview1::WasiSnapshotPreview1 as _;
+
+    /// What wasmtime-wasi answers a call with: its context, and the guest's memory.
+    fn lend<'a>(
+        caller: &'a mut Caller<'_, Host>,
+    ) -> wasmtime::Result<(&'a mut WasiP1Ctx, GuestMemory<'a>)> {
+        let memory = memory::of(caller)?;
+        let (bytes, host) = memory.data_and_store_mut(caller);
+        let context = host.p1();
+        context.set_hostcall_fuel(COPIED);
+        Ok((context, GuestMemory::Unshared(bytes)))
+    }
 
     pub(super) async fn fd_read(
         caller: &mut Caller<'_, Host>,
@@ -235,10 +247,7 @@ mod streams {
         to: i32,
     ) -> wasmtime::Result<i32> {
         let stream = standard(caller.data_mut(), fd).unwrap_or(fd);
-        let memory = memory::of(caller)?;
-        let (bytes, host) = memory.data_and_store_mut(&mut *caller);
-        let (context, mut memory) = (host.p1(), GuestMemory::Unshared(bytes));
-        context.set_hostcall_fuel(COPIED);
+        let (context, mut memory) = lend(caller)?;
         theirs::fd_read(context, &mut memory, stream, parts, count, to).await
     }
 
@@ -250,10 +259,7 @@ mod streams {
         to: i32,
     ) -> wasmtime::Result<i32> {
         let stream = standard(caller.data_mut(), fd).unwrap_or(fd);
-        let memory = memory::of(caller)?;
-        let (bytes, host) = memory.data_and_store_mut(&mut *caller);
-        let (context, mut memory) = (host.p1(), GuestMemory::Unshared(bytes));
-        context.set_hostcall_fuel(COPIED);
+        let (context, mut memory) = lend(caller)?;
         theirs::fd_write(context, &mut memory, stream, parts, count, to).await
     }
 
@@ -264,10 +270,7 @@ mod streams {
         count: i32,
         to: i32,
     ) -> wasmtime::Result<i32> {
-        let memory = memory::of(caller)?;
-        let (bytes, host) = memory.data_and_store_mut(&mut *caller);
-        let (context, mut memory) = (host.p1(), GuestMemory::Unshared(bytes));
-        context.set_hostcall_fuel(COPIED);
+        let (context, mut memory) = lend(caller)?;
         theirs::poll_oneoff(context, &mut memory, asked, answers, count, to).await
     }
 }

@@ -14,21 +14,21 @@ use afresh_pool::{Budget, Held, Recycle};
 use afresh_rewrite::{Visible, WarmState, names};
 use afresh_sys::planted::{Bug, is};
 use wasmtime::{
-    AsContextMut, ExternType, Instance, InstancePre, Linker, Memory, Module, ModuleExport,
-    RootScope, Store, TypedFunc,
+    AsContextMut, Instance, InstancePre, Memory, Module, ModuleExport, RootScope, Store, TypedFunc,
 };
 
+use crate::clock::Clock;
 use crate::compare::Comparison;
 use crate::files::Files;
 use crate::guest::GuestOptions;
-use crate::host::{Clock, Host};
+use crate::host::Host;
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, with_memories};
 use crate::plan::Plan;
 use crate::planted;
 use crate::scope::{ScopedStore, forget_exception};
 use crate::stores::Stores;
 use crate::way::{Way, now};
-use crate::{Engine, LoadError, Mode, WarmError, descriptors, state};
+use crate::{Engine, LoadError, Mode, WarmError, descriptors, state, unsatisfied};
 
 /// A warm memory: what it is declared as, its content, and its size in bytes.
 #[derive(Clone, Debug)]
@@ -97,7 +97,7 @@ impl Blueprint {
         let stores = Stores::new(engine, options, clock, instances)?;
         let pre = linker
             .instantiate_pre(module)
-            .map_err(|error| unsatisfied(&linker, module, &stores, error))?;
+            .map_err(|error| unsatisfied::of_module(&linker, module, &stores, error))?;
         Ok(Self {
             pre,
             stores,
@@ -123,32 +123,6 @@ impl Blueprint {
     ) -> wasmtime::Result<Instance> {
         let instantiate = self.stores.way.instantiate(&self.pre, store);
         with_memories(memories, Whose::Module, instantiate).await
-    }
-}
-
-/// Every import that the linker lacks, where that is what is wrong.
-fn unsatisfied(
-    linker: &Linker<Host>,
-    module: &Module,
-    stores: &Stores,
-    error: wasmtime::Error,
-) -> LoadError {
-    let Ok(mut store) = stores.make() else { return LoadError::Link(error) };
-    let missing: Vec<String> = module
-        .imports()
-        .filter(|import| linker.get(&mut store, import.module(), import.name()).is_err())
-        .map(|import| format!("{}.{} ({})", import.module(), import.name(), describe(&import.ty())))
-        .collect();
-    if missing.is_empty() { LoadError::Link(error) } else { LoadError::Imports { missing } }
-}
-
-fn describe(ty: &ExternType) -> String {
-    match ty {
-        ExternType::Func(ty) => ty.to_string(),
-        ExternType::Global(_) => "a global".to_owned(),
-        ExternType::Table(_) => "a table".to_owned(),
-        ExternType::Memory(_) => "a memory".to_owned(),
-        ExternType::Tag(_) => "a tag".to_owned(),
     }
 }
 

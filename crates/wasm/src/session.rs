@@ -59,20 +59,20 @@ pub enum SessionError {
 
 /// What a state of a session holds beside memory: globals, tables, dropped segments, sizes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct SessionState(Arc<Values>);
+pub struct SessionState(pub(crate) Arc<Values>);
 
 #[derive(Debug, PartialEq, Eq)]
-struct Values {
+pub(crate) struct Values {
     /// The guest it belongs to.
-    guest: u64,
+    pub(crate) guest: u64,
     /// The size of each memory.
-    bytes: Vec<usize>,
-    globals: Vec<WarmValue>,
-    tables: Vec<Vec<WarmValue>>,
+    pub(crate) bytes: Vec<usize>,
+    pub(crate) globals: Vec<WarmValue>,
+    pub(crate) tables: Vec<Vec<WarmValue>>,
     /// Flags of the segments that can be dropped: data, then elements.
-    dropped: Vec<bool>,
+    pub(crate) dropped: Vec<bool>,
     /// The file tree, and what is open in it, if the guest has one.
-    files: Option<Files>,
+    pub(crate) files: Option<Files>,
 }
 
 impl SessionState {
@@ -120,7 +120,7 @@ impl std::fmt::Debug for Session {
 }
 
 /// The warm state of a guest that can have sessions.
-fn resettable(inner: &Inner) -> Result<&Arc<ResetState>, SessionError> {
+pub(crate) fn resettable(inner: &Inner) -> Result<&Arc<ResetState>, SessionError> {
     match &inner.pools {
         Pools::Reset { state, .. } => Ok(state),
         Pools::Fresh { .. } => {
@@ -148,7 +148,7 @@ impl Warm {
 }
 
 impl Values {
-    fn of(
+    pub(crate) fn of(
         guest: u64,
         bytes: Vec<usize>,
         state: &WarmState,

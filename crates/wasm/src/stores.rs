@@ -6,9 +6,10 @@ use std::time::{Duration, Instant};
 use afresh_files::Tree;
 use wasmtime::{AsContextMut, Store};
 
+use crate::clock::Clock;
 use crate::files::Files;
 use crate::guest::GuestOptions;
-use crate::host::{Clock, Host, HostParts, Limiter, State, Wasi};
+use crate::host::{Host, HostParts, Limiter, State, Wasi};
 use crate::watch::{Watch, look};
 use crate::way::Way;
 use crate::{Engine, Frozen, LoadError, ThawError};
@@ -21,6 +22,8 @@ const UNLIMITED: u64 = 1 << 60;
 pub(crate) struct Stores {
     engine: Engine,
     wasi: Arc<Wasi>,
+    /// What lies below the files of a frozen guest.
+    below: Option<Tree>,
     /// What calls find in the file tree, once the guest is warm.
     pub(crate) files: Arc<OnceLock<Files>>,
     pub(crate) clock: Clock,
@@ -51,6 +54,7 @@ impl Stores {
         Ok(Self {
             engine: engine.clone(),
             wasi: Arc::new(options.wasi.clone()),
+            below: options.files_below.clone(),
             files: Arc::default(),
             clock: clock.clone(),
             memory_limit: options.memory_limit,
@@ -110,6 +114,7 @@ impl Stores {
             watch: self.watch.clone(),
             memory_limit: self.memory_limit,
             instances: self.instances,
+            way: self.way,
         });
         let mut store = Store::new(self.engine.wasmtime(), host);
         if self.memory_limit != usize::MAX || self.instances.is_some() || self.limiter.is_some() {
@@ -134,7 +139,8 @@ impl Stores {
     pub(crate) fn thaw_files(&self, frozen: &Frozen) -> Result<(), ThawError> {
         if let Some(files) = &frozen.files {
             let allowed = self.wasi.files.as_ref().map(Tree::budget).unwrap_or_default();
-            let files = files.restore(allowed).map_err(ThawError::State)?;
+            let below = self.below.as_ref().or(self.wasi.files.as_ref());
+            let files = files.restore(allowed, below).map_err(ThawError::State)?;
             let _ = self.files.set(files);
         }
         Ok(())

@@ -5,11 +5,13 @@ use std::time::{Duration, Instant};
 
 use afresh_files::{Budget, Tree};
 use afresh_pool::Pool;
+use afresh_rewrite::Visible;
 
+use crate::clock::Clock;
 use crate::fresh::FreshState;
 use crate::frozen::Frozen;
 use crate::guest::GuestOptions;
-use crate::host::Clock;
+use crate::linear::Shape;
 use crate::plan::Plan;
 use crate::reset::{Blueprint, ResetState};
 use crate::warm::{Pools, Times};
@@ -89,16 +91,25 @@ fn check(plan: &Plan, frozen: &Frozen) -> Result<(), ThawError> {
     let Some(visible) = &plan.visible else {
         return bad("the warm state of this module cannot be kept");
     };
-    let shapes = frozen.memories.iter().map(|m| &m.shape);
-    if !shapes.eq(&plan.shapes) {
+    check_state(visible, plan.shapes.iter().copied(), &plan.page_log2, frozen)
+}
+
+/// As [`check`], against what is known of the module.
+pub(crate) fn check_state(
+    visible: &Visible,
+    shapes: impl Iterator<Item = Shape>,
+    page_log2: &[u32],
+    frozen: &Frozen,
+) -> Result<(), ThawError> {
+    let bad = |why: &str| Err(ThawError::State(why.to_owned()));
+    if !frozen.memories.iter().map(|m| m.shape).eq(shapes) {
         return bad("its memories are not those of the module");
     }
     if frozen.memories.iter().any(|m| m.bytes < m.shape.minimum) {
         return bad("a memory is smaller than the module declares it");
     }
     let state = &frozen.state;
-    let pages =
-        frozen.memories.iter().zip(&plan.page_log2).map(|(m, log2)| (m.bytes >> log2) as u64);
+    let pages = frozen.memories.iter().zip(page_log2).map(|(m, log2)| (m.bytes >> log2) as u64);
     if !pages.eq(state.memories.iter().copied()) {
         return bad("its memories have other sizes than it says");
     }

@@ -16,7 +16,7 @@ pub enum ArgumentError {
         wanted: usize,
     },
     /// Not a value of the type.
-    #[error("argument {position}: `{text}` is no {ty}")]
+    #[error("argument {position}: `{text}` is not of type {ty}")]
     Value {
         /// Which argument, from 1.
         position: usize,
@@ -140,7 +140,10 @@ mod tests {
     #[test]
     fn a_wrong_argument_is_named() {
         let error = parse_arguments(&ty(&[ValType::I32]), &["4294967296".to_owned()]).unwrap_err();
-        assert!(error.to_string().contains("argument 1: `4294967296` is no i32"), "{error}");
+        assert!(
+            error.to_string().contains("argument 1: `4294967296` is not of type i32"),
+            "{error}"
+        );
         let error = parse_arguments(&ty(&[ValType::F32]), &[]).unwrap_err();
         assert_eq!(error, ArgumentError::Count { given: 0, wanted: 1 });
     }

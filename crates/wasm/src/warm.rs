@@ -12,17 +12,19 @@ use afresh_rewrite::{AnalyzeError, Prepared, Roots, WarmState, bake, names};
 use afresh_sys::host::random_word;
 use afresh_sys::{PerProcess, fork};
 use wasmtime::{
-    AsContextMut, FuncType, Instance, ModuleExport, RootScope, Store, Val, WasmParams, WasmResults,
+    AsContextMut, FuncType, Instance, ModuleExport, RootScope, Store, WasmParams, WasmResults,
 };
 
+use crate::bytes;
+use crate::clock::Clock;
 use crate::compare::Comparison;
 use crate::component_lease::listed;
 use crate::dynamic::call_dynamic;
 use crate::fresh::{FreshMemories, FreshState};
 use crate::frozen::Program;
 use crate::guest::{Arguments, Guest, GuestOptions, Mode, WarmUp};
-use crate::host::{Clock, Host};
-use crate::lease::{BytesEntry, Entry};
+use crate::host::Host;
+use crate::lease::Entry;
 use crate::linear::{GuestMemory, Shape, size_in_bytes};
 use crate::plan::Plan;
 use crate::reset::{Blueprint, KEPT_HEAP, ResetInstance, ResetState, WarmMemory};
@@ -79,7 +81,7 @@ impl Pools {
     ) -> Result<Self, WarmError> {
         let pool = Pool::new(limits);
         let mut first = Some(first);
-        // Through the pool's own door, so that its books include the first instance.
+        // Through the pool itself, so that its counts include the first instance.
         drop(pool.get(0, |_| first.take().map_or_else(|| state.make(), Ok))?);
         Ok(Self::Reset { state, pool })
     }
@@ -221,7 +223,9 @@ impl Warmer<'_> {
                 }
                 .map_err(failed(name))?,
                 Arguments::Bytes(input) => {
-                    self.hand(store, instance, name, input).await.map_err(failed(name))?;
+                    bytes::warm_up(way, store, instance, name, input)
+                        .await
+                        .map_err(failed(name))?;
                     continue;
                 }
                 Arguments::Component(_) => {
@@ -235,34 +239,6 @@ impl Warmer<'_> {
                 .map_err(failed(name))?;
         }
         Ok(())
-    }
-
-    /// Gives bytes to a handler.
-    async fn hand(
-        &self,
-        store: &mut impl Held,
-        instance: Instance,
-        name: &str,
-        input: &[u8],
-    ) -> Result<(), CallError> {
-        let broken = |what: &str| CallError::Interface(what.to_owned());
-        let (way, limits) = (self.guest.way(), CallLimits::default());
-        let length = Val::I32(BytesEntry::length(input)?);
-        let given = call_dynamic(way, store, instance, names::BUFFER, &[length], limits).await?;
-        let [Val::I32(address)] = given[..] else {
-            return Err(broken("afresh_buffer does not give an address"));
-        };
-        let memory = instance
-            .get_memory(&mut *store, &names::memory(0))
-            .ok_or_else(|| broken("the guest has no memory"))?;
-        let address = address as u32 as usize;
-        if address == 0 && !input.is_empty() {
-            return Err(broken("the guest has no room for the input"));
-        }
-        memory
-            .write(&mut *store, address, input)
-            .map_err(|_| broken("the input lies outside the guest's memory"))?;
-        call_dynamic(way, store, instance, name, &[length], limits).await.map(drop)
     }
 
     /// Warms a guest whose state can be read out again.
@@ -318,6 +294,7 @@ impl Warm {
         let (mut plan, mut prepared) = Plan::make(&guest.wasm, options, !warm_up.calls.is_empty())?;
         let mut warmer = Warmer { guest, clock: Clock::from(0), compile: started.elapsed() };
         let mut blueprint = warmer.blueprint(&prepared.module, &plan)?;
+        let program = Program::new(engine, guest.wasm.clone());
         let started = Instant::now();
         let warmed = match plan.visible {
             None => None,
@@ -347,6 +324,7 @@ impl Warm {
                 (Pools::Fresh { state, pool }, true)
             }
             Some(warmed) if plan.mode == Mode::Reset => {
+                plan.keep_warm(engine, &program.digest, options, &warmed.state, &prepared.module);
                 let state =
                     Arc::new(ResetState { blueprint, memories: warmed.warm, state: warmed.state });
                 for (memory, warm) in warmed.memories.iter().zip(&state.memories) {
@@ -368,6 +346,7 @@ impl Warm {
                 let files = blueprint.stores.files.clone();
                 blueprint = warmer.blueprint(&baked, &plan)?;
                 blueprint.stores.files = files;
+                plan.keep_warm(engine, &program.digest, options, &warmed.state, &baked);
                 let state = Box::new(FreshState {
                     blueprint,
                     memories: warmed.warm,
@@ -377,7 +356,6 @@ impl Warm {
             }
         };
         let times = Times { compile: warmer.compile, warm_up: started.elapsed() };
-        let program = Program::new(guest.wasm.clone());
         Self::finish(options, pools, cold, plan, times, program, warmer.clock.latest())
     }
 
@@ -489,14 +467,6 @@ impl Warm {
         self.inner.entry(name)
     }
 
-    /// A handle for calls of a handler that takes and gives bytes.
-    ///
-    /// # Errors
-    /// [`CallError::NoSuchExport`] when the handler or `afresh_buffer` is missing.
-    pub fn bytes_entry(&self, name: &str) -> Result<BytesEntry, CallError> {
-        Ok(BytesEntry::new(self.entry(names::BUFFER)?, self.entry(name)?))
-    }
-
     /// The type of an exported function.
     ///
     /// # Errors
@@ -511,7 +481,7 @@ impl Warm {
         &self.inner.report
     }
 
-    /// The books of its pool.
+    /// What its pool counts.
     #[must_use]
     pub fn pool_stats(&self) -> PoolStats {
         match &self.inner.pools {

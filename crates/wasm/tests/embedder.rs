@@ -8,7 +8,7 @@ use std::time::Duration;
 use afresh_wasm::wasmtime::{self, Caller, Linker, ResourceLimiter, Trap};
 use afresh_wasm::{
     CallError, Engine, EngineConfig, Epochs, Guest, GuestOptions, Host, Imports, LeaseOptions,
-    Limiter, LoadError, Mode, State, Val, WarmUp,
+    Limiter, LoadError, Mode, State, Val, WarmError, WarmUp,
 };
 
 const MODES: [Mode; 2] = [Mode::Reset, Mode::Fresh];
@@ -246,6 +246,44 @@ mod bindings {
         (core instance $i (instantiate $m
             (with "host" (instance (export "count" (func $lowered))))))
         (func (export "handle") (param "n" u32) (result u32) (canon lift (core func $i "handle"))))"#;
+
+    #[test]
+    fn every_import_of_a_component_that_nobody_provides_is_named() {
+        let engine = Engine::new(EngineConfig::default()).unwrap();
+        let wasm = wat::parse_str(
+            r#"(component
+                (import "count" (func (result u32)))
+                (import "my:host/store@1.2.0" (instance
+                    (export "entry" (type $entry (sub resource)))
+                    (export "get" (func (param "key" string) (result (own $entry))))
+                    (export "len" (func (result u32)))))
+                (import "wasi:random/random@0.2.0" (instance
+                    (export "get-random-u64" (func (result u64))))))"#,
+        )
+        .unwrap();
+        let load = |imports: Imports, stub_imports: bool| {
+            let options = GuestOptions { imports, stub_imports, ..GuestOptions::default() };
+            Guest::with_options(&engine, &wasm, options).unwrap().warm_component()
+        };
+        let named = |imports: Imports| {
+            let error = load(imports, false).unwrap_err();
+            let WarmError::Load(LoadError::Imports { missing }) = error else {
+                panic!("{error:?}")
+            };
+            missing
+        };
+        let missing = named(Imports::default());
+        let store = ["entry (resource)", "get (function)", "len (function)"];
+        let store: Vec<String> =
+            store.iter().map(|name| format!("my:host/store@1.2.0.{name}")).collect();
+        assert_eq!(missing, [&["count (function)".to_owned()], &store[..]].concat());
+        let one = Imports::default().component(|linker| {
+            let mut store = linker.instance("my:host/store@1.2.0")?;
+            store.func_wrap("len", |_, (): ()| Ok((0_u32,)))
+        });
+        assert_eq!(named(one), [&["count (function)".to_owned()], &store[..2]].concat());
+        assert!(load(Imports::default(), true).is_ok());
+    }
 
     #[test]
     fn generated_bindings_find_the_embedders_state_and_a_leases_instance() {

@@ -3,7 +3,7 @@
 //! The guest is a pair of hands: it exports WASI's functions as they are, and the test uses them.
 
 use afresh_snapshot::{Branch, Tree as States};
-use afresh_wasm::afresh_files::{Budget, Time, Tree};
+use afresh_wasm::afresh_files::{Budget, Layer, Time, Tree};
 use afresh_wasm::{
     Engine, EngineConfig, Frozen, Guest, GuestOptions, Lease, Mode, Session, Val, Warm, WarmUp,
     Wasi,
@@ -315,4 +315,37 @@ fn a_tree_and_host_directories_are_not_given_together() {
     let guest = Guest::with_options(&engine(), &hands(), options).unwrap();
     let error = guest.warm(WarmUp::new()).unwrap_err();
     assert!(format!("{error:?}").contains("layers of the tree"), "{error:?}");
+}
+
+#[test]
+fn a_snapshot_leaves_out_layers_that_say_what_they_are_and_needs_them_again() {
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join("library");
+    std::fs::write(&library, [7; 100_000]).unwrap();
+    let tree = |known: &str| {
+        let layer = Layer::file(&library, "library").unwrap().known_as(known);
+        Tree::new(Budget::default()).over("/lib", &layer).unwrap()
+    };
+    let mut options = options(Mode::Reset);
+    options.wasi.files = Some(tree("one"));
+    let guest = Guest::with_options(&engine(), &hands(), options).unwrap();
+    let warm = guest.warm(WarmUp::new().call("warm", &[])).unwrap();
+    let mut lease = warm.lease().unwrap();
+    let fd = open(&mut lease, "lib/library", false).unwrap();
+    assert_eq!(read(&mut lease, fd), [7; 8192]);
+    let frozen = lease.freeze().unwrap();
+    let bytes = frozen.bytes().unwrap();
+    assert!(frozen.memory().pages().pages() < 64 + 16, "the library is in the snapshot");
+
+    let again = Frozen::from_parts(frozen.memory().clone(), &bytes).unwrap();
+    let below =
+        |known: &str| GuestOptions { files_below: Some(tree(known)), ..GuestOptions::default() };
+    let thawed = Warm::thaw(&engine(), &below("one"), &again).unwrap();
+    let mut lease = thawed.lease().unwrap();
+    assert_eq!(read(&mut lease, fd), [7; 8192], "it goes on where it was");
+    assert!(open(&mut lease, "warm.txt", false).is_ok());
+    for options in [below("two"), GuestOptions::default()] {
+        let refused = Warm::thaw(&engine(), &options, &again).unwrap_err();
+        assert!(refused.to_string().contains("known:one"), "{refused}");
+    }
 }

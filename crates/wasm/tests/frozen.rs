@@ -9,8 +9,8 @@ use afresh_memory::{Feature, Features};
 use afresh_pager::Options;
 use afresh_store::{Encoding, Store};
 use afresh_wasm::{
-    CallError, Engine, EngineConfig, Frozen, Guest, GuestOptions, Mode, SaveWith, ThawError, Val,
-    Warm, WarmUp,
+    CallError, Engine, EngineConfig, Frozen, Guest, GuestOptions, Mode, SnapshotOptions, ThawError,
+    Val, Warm, WarmUp,
 };
 
 /// Memory, globals, a table and segments all take part in the answer.
@@ -78,7 +78,7 @@ fn answers(warm: &Warm) -> Vec<String> {
     answers
 }
 
-fn save(frozen: &Frozen, dir: &Path, with: &SaveWith) -> Store {
+fn save(frozen: &Frozen, dir: &Path, with: &SnapshotOptions) -> Store {
     let store = Store::create(dir).unwrap();
     frozen.save(&store, "a", with).unwrap();
     store
@@ -96,7 +96,7 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
             let warm = warm(&engine, mode);
             let expected = answers(&warm);
             let dir = tempfile::tempdir().unwrap();
-            let with = SaveWith { encoding, ..SaveWith::default() };
+            let with = SnapshotOptions { encoding, ..SnapshotOptions::default() };
             let store = save(&warm.freeze().unwrap(), dir.path(), &with);
             drop(warm);
             // Any mode can go on from either.
@@ -111,7 +111,8 @@ fn a_guest_out_of_a_snapshot_answers_like_the_one_that_was_frozen() {
                 frozen.memory().wait(Duration::from_secs(20)).unwrap();
                 // And again through another snapshot, of the thawed guest.
                 let again = tempfile::tempdir().unwrap();
-                let store = save(&thawed.freeze().unwrap(), again.path(), &SaveWith::default());
+                let store =
+                    save(&thawed.freeze().unwrap(), again.path(), &SnapshotOptions::default());
                 assert_eq!(answers(&thaw(&engine, mode, &load(&store)).unwrap()), expected);
             }
         }
@@ -130,9 +131,9 @@ fn a_lease_is_frozen_with_what_its_calls_did_and_forks_from_there() {
     let next = format!("{:?}", lease.call("step", &[Val::I32(9)]).unwrap());
     drop(lease);
     let dir = tempfile::tempdir().unwrap();
-    let store = save(&warm.freeze().unwrap(), dir.path(), &SaveWith::default());
+    let store = save(&warm.freeze().unwrap(), dir.path(), &SnapshotOptions::default());
     let parent = Some(store.load("a").unwrap());
-    frozen.save(&store, "b", &SaveWith { parent, ..SaveWith::default() }).unwrap();
+    frozen.save(&store, "b", &SnapshotOptions { parent, ..SnapshotOptions::default() }).unwrap();
     let delta = store.load("b").unwrap().inspect();
     assert!(
         delta.layers[1].stored <= 2,
@@ -167,7 +168,8 @@ fn with_a_cache_only_the_pages_that_calls_touch_are_fetched() {
     let dir = tempfile::tempdir().unwrap();
     let engine = engine(Some(dir.path().join("cache")));
     let warm = warm(&engine, Mode::Reset);
-    let store = save(&warm.freeze().unwrap(), &dir.path().join("store"), &SaveWith::default());
+    let store =
+        save(&warm.freeze().unwrap(), &dir.path().join("store"), &SnapshotOptions::default());
     let snapshot = store.load("a").unwrap();
     // The first thaw compiles, and therefore reads the module.
     drop(thaw(&engine, Mode::Reset, &load(&store)).unwrap());
@@ -179,9 +181,10 @@ fn with_a_cache_only_the_pages_that_calls_touch_are_fetched() {
     let touched: usize = frozen.memory().touched().iter().map(|run| run.len).sum();
     assert!((1..20).contains(&touched), "{touched} of {} pages", snapshot.pages());
     // What was learned is there beforehand next time.
-    let with = SaveWith { working_set: frozen.memory().touched(), ..SaveWith::default() };
+    let with =
+        SnapshotOptions { working_set: frozen.memory().touched(), ..SnapshotOptions::default() };
     let store = save(&warm.freeze().unwrap(), &dir.path().join("store"), &with);
-    let options = Options { background: Some(false), ..Options::default() };
+    let options = Options { background: false, ..Options::default() };
     let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
     let thawed = thaw(&engine, Mode::Reset, &frozen).unwrap();
     thawed.lease().unwrap().call("step", &[Val::I32(100)]).unwrap();
@@ -210,10 +213,10 @@ fn a_damaged_page_ends_the_call_with_its_cause_and_the_pool_stays_whole() {
     let engine = engine(Some(cache.path().into()));
     let dir = tempfile::tempdir().unwrap();
     let warm = warm(&engine, Mode::Reset);
-    let store = save(&warm.freeze().unwrap(), dir.path(), &SaveWith::default());
+    let store = save(&warm.freeze().unwrap(), dir.path(), &SnapshotOptions::default());
     drop(thaw(&engine, Mode::Reset, &load(&store)).unwrap());
     damage(dir.path());
-    let options = Options { background: Some(false), ..Options::default() };
+    let options = Options { background: false, ..Options::default() };
     let frozen = Frozen::load(store.load("a").unwrap(), &options).unwrap();
     let thawed = thaw(&engine, Mode::Reset, &frozen).unwrap();
     let mut lease = thawed.lease().unwrap();

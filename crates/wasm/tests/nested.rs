@@ -3,7 +3,7 @@
 use afresh_pager::Options;
 use afresh_sys::planted::{self, Bug};
 use afresh_wasm::{
-    ComponentLease, Engine, EngineConfig, Frozen, Guest, GuestOptions, SaveWith, Warm,
+    ComponentLease, Engine, EngineConfig, Frozen, Guest, GuestOptions, SnapshotOptions, Warm,
     WarmComponent, WarmError, WarmUp,
 };
 use wasmtime::component::Val;
@@ -503,7 +503,7 @@ fn a_frozen_component_thaws_in_its_warm_state() {
     assert!(frozen.is_component());
     let directory = tempfile::tempdir().unwrap();
     let store = afresh_store::Store::create(directory.path()).unwrap();
-    frozen.save(&store, "warm", &SaveWith::default()).unwrap();
+    frozen.save(&store, "warm", &SnapshotOptions::default()).unwrap();
     let loaded = Frozen::load(store.load("warm").unwrap(), &Options::default()).unwrap();
     let options = GuestOptions::default();
     for frozen in [&frozen, &loaded] {

@@ -342,7 +342,7 @@ fn wrong_calls_say_what_would_be_right() {
     let text = call(&warm, "add", &[Val::I32(1)]).unwrap_err().to_string();
     assert!(text.contains("1 given, 2 wanted"), "{text}");
     let text = call(&warm, "add", &[Val::I32(1), Val::F32(0)]).unwrap_err().to_string();
-    assert!(text.contains("argument 2 is no i64"), "{text}");
+    assert!(text.contains("argument 2 is not of type i64"), "{text}");
     let entry = warm.entry::<i32, i32>("add").unwrap();
     let text = warm.lease().unwrap().invoke(&entry, 1).unwrap_err().to_string();
     assert!(text.contains("wrong arguments"), "{text}");

@@ -30,7 +30,7 @@ impl Mapped {
 /// Zeroes everything free, as the background thread would with time enough.
 fn zero_all(pool: &Pool) -> Result<()> {
     let mut clean = Vec::new();
-    while pool.books().dirty > 0 {
+    while pool.usage().dirty > 0 {
         clean.push(pool.take_between(Order::PAGE, Order::MAX)?);
     }
     pool.give_unused(clean);

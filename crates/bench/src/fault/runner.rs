@@ -33,7 +33,7 @@ pub struct Options {
     /// times, so that one strategy's background work does not fall into the next one's cycle.
     pub think: Duration,
     /// Most time a case and number of threads may take; later rounds are left out then.
-    pub patience: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for Options {
@@ -43,7 +43,7 @@ impl Default for Options {
             threads: vec![1, 2],
             rounds: 31,
             think: Duration::from_millis(5),
-            patience: Duration::from_secs(40),
+            timeout: Duration::from_secs(40),
         }
     }
 }
@@ -52,7 +52,7 @@ impl Options {
     /// Everything within a minute.
     #[must_use]
     pub fn quick() -> Self {
-        Self { rounds: 9, patience: Duration::from_millis(3500), ..Self::default() }
+        Self { rounds: 9, timeout: Duration::from_millis(3500), ..Self::default() }
     }
 }
 
@@ -114,7 +114,7 @@ fn run(
     let think = options.think * (case.pages / 4096).clamp(1, 8) as u32;
     for round in 0..=options.rounds {
         // Two rounds are the least that give a figure: the first is not measured.
-        if round > 1 && began.elapsed() > options.patience {
+        if round > 1 && began.elapsed() > options.timeout {
             break;
         }
         for runner in &mut runners {

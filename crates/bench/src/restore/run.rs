@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use afresh_pager::{FileSource, MemfdSource, PageSource, Restore, Strategy, folios};
-use afresh_sys::{Memfd, PAGE_SIZE, PageRange, Reservation};
+use afresh_pager::{FileSource, FillStrategy, MemfdSource, PageSource};
+use afresh_sys::{Memfd, PAGE_SIZE, PageRange, Reservation, folios};
 use anyhow::{Result, bail};
 use rustix::time::{ClockId, clock_gettime};
 use serde_json::json;
@@ -14,6 +14,7 @@ use serde_json::json;
 use super::Options;
 use super::corpus::{Scratch, evict, held, shuffled, word, write_file, write_set};
 use super::report::{Delays, Line, Sample};
+use super::rivals::Way;
 use crate::Sink;
 use crate::row::quantile;
 
@@ -49,15 +50,13 @@ const CASES: [Case; 7] = [
     Case { large: true, ..case("random/read/large-folios", Order::Random, false) },
 ];
 
-/// Whether a strategy takes part in a case: those that read everything first say nothing about a
+/// Whether a way takes part in a case: those that read everything first say nothing about a
 /// working set from a cold cache, and what is held in memory has no cold cache and no folio size.
-fn takes_part(strategy: Strategy, case: &Case) -> bool {
-    let in_memory = matches!(strategy, Strategy::Held | Strategy::UffdContinue);
-    let has_set = case.order == Order::Set;
-    match strategy {
-        Strategy::WorkingSet => has_set,
-        Strategy::Read | Strategy::ReadHuge | Strategy::MmapPopulate => !case.cold,
-        _ => !(in_memory && (case.cold || case.large)),
+fn takes_part(way: Way, case: &Case) -> bool {
+    match way {
+        Way::Pager(FillStrategy::WorkingSet) => case.order == Order::Set,
+        Way::Pager(FillStrategy::Read) | Way::ReadSmall | Way::MmapPopulate => !case.cold,
+        _ => !(way.holds() && (case.cold || case.large)),
     }
 }
 
@@ -113,12 +112,12 @@ impl Corpus {
         Ok(File::open(self.scratch.path().join(if case.large { "large" } else { "small" }))?)
     }
 
-    fn source(&self, strategy: Strategy, case: &Case) -> Result<Arc<dyn PageSource>> {
-        if matches!(strategy, Strategy::Held | Strategy::UffdContinue) {
+    fn source(&self, way: Way, case: &Case) -> Result<Arc<dyn PageSource>> {
+        if way.holds() {
             return Ok(Arc::new(MemfdSource::new(self.held.clone(), self.pages)));
         }
         let source = FileSource::new(self.file(case)?)?;
-        if strategy == Strategy::WorkingSet {
+        if way == Way::Pager(FillStrategy::WorkingSet) {
             let file = File::open(self.scratch.path().join("set"))?;
             return Ok(Arc::new(source.with_working_set(self.set.clone(), file)));
         }
@@ -154,24 +153,22 @@ fn touch(memory: *mut u8, page: u32, write: bool) -> bool {
 fn once(
     corpus: &Corpus,
     case: &Case,
-    strategy: Strategy,
+    way: Way,
     mut each: impl FnMut(usize, Instant),
 ) -> Result<Sample> {
     if case.cold {
         evict(&corpus.file(case)?)?;
         evict(&File::open(corpus.scratch.path().join("set"))?)?;
     }
-    let source = corpus.source(strategy, case)?;
+    let source = corpus.source(way, case)?;
     let target = Arc::new(Reservation::aligned(corpus.pages, 2 << 20)?);
     let memory = target.base().as_ptr();
     let order = corpus.order(case);
     let mut sample = Sample::default();
     let mut right = 0;
-    let all = PageRange::new(0, corpus.pages);
     let cpu_before = cpu();
     let start = Instant::now();
-    let restore =
-        Restore::start(target.clone(), all, source, &afresh_pager::Options::with(strategy))?;
+    let restoring = way.start(&target, source)?;
     compiler_fence(Ordering::SeqCst);
     let (head, tail) = order.split_at(order.len().min(1000));
     for (n, page) in head.iter().enumerate() {
@@ -185,20 +182,20 @@ fn once(
     }
     sample.total = ms(start);
     sample.cpu = cpu() - cpu_before;
-    sample.faults = restore.status().faults;
-    restore.wait(Duration::from_secs(60))?;
+    sample.faults = restoring.faults();
+    restoring.wait()?;
     sample.release = ms(start);
     if right != order.len() {
-        bail!("strategy {} restored wrong bytes in case {}", strategy.name(), case.name);
+        bail!("{} restored wrong bytes in case {}", way.name(), case.name);
     }
     Ok(sample)
 }
 
 /// The delay of every touch, in a run of its own since the clock costs time.
-fn delays(corpus: &Corpus, case: &Case, strategy: Strategy) -> Result<Delays> {
+fn delays(corpus: &Corpus, case: &Case, way: Way) -> Result<Delays> {
     let mut times = vec![0.0; corpus.order(case).len()];
     let mut last = 0.0;
-    once(corpus, case, strategy, |n, start| {
+    once(corpus, case, way, |n, start| {
         let now = start.elapsed().as_secs_f64() * 1e6;
         times[n] = now - last;
         last = now;
@@ -211,29 +208,28 @@ fn delays(corpus: &Corpus, case: &Case, strategy: Strategy) -> Result<Delays> {
 
 pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
     let corpus = Corpus::new(options)?;
-    let wanted = |case: &Case, strategy: Strategy| {
-        let met = |part: &String| {
-            case.name.contains(part.as_str()) || strategy.name().contains(part.as_str())
-        };
+    let wanted = |case: &Case, way: Way| {
+        let met =
+            |part: &String| case.name.contains(part.as_str()) || way.name().contains(part.as_str());
         options.filter.as_ref().is_none_or(met)
-            && strategy != Strategy::Mmap
-            && (options.strategies.is_empty() || options.strategies.contains(&strategy))
+            && way != Way::Mmap
+            && (options.ways.is_empty() || options.ways.contains(&way))
     };
     for case in &CASES {
         if options.quick && case.order == Order::Sequential && case.write {
             continue;
         }
-        let mut strategies = vec![Strategy::Mmap];
-        let all = Strategy::ALL.into_iter();
-        strategies.extend(all.filter(|s| wanted(case, *s) && takes_part(*s, case)));
-        if strategies.len() == 1 {
+        let mut ways = vec![Way::Mmap];
+        let all = Way::all().into_iter();
+        ways.extend(all.filter(|way| wanted(case, *way) && takes_part(*way, case)));
+        if ways.len() == 1 {
             continue;
         }
-        let mut samples = vec![Vec::new(); strategies.len()];
+        let mut samples = vec![Vec::new(); ways.len()];
         // One round more, unmeasured: the first meets cold code and an unpopulated heap.
         for round in 0..=options.rounds {
-            for (strategy, samples) in strategies.iter().zip(&mut samples) {
-                let sample = once(&corpus, case, *strategy, |_, _| {})?;
+            for (way, samples) in ways.iter().zip(&mut samples) {
+                let sample = once(&corpus, case, *way, |_, _| {})?;
                 if round > 0 {
                     samples.push(sample);
                 }
@@ -242,18 +238,18 @@ pub(super) fn run(options: &Options, sink: &mut Sink<'_>) -> Result<()> {
         let cached = if case.cold {
             None
         } else {
-            folios(corpus.file(case)?, PageRange::new(0, corpus.pages))
+            folios::of(corpus.file(case)?, PageRange::new(0, corpus.pages))
         };
-        for (strategy, these) in strategies.iter().zip(&samples) {
+        for (way, these) in ways.iter().zip(&samples) {
             let mut extra = vec![("mib", json!(options.mib))];
             if let Some(cached) = &cached {
                 extra.push(("folios_kib", json!(cached)));
             }
-            let delays = if case.cold { None } else { Some(delays(&corpus, case, *strategy)?) };
+            let delays = if case.cold { None } else { Some(delays(&corpus, case, *way)?) };
             let line = Line {
                 table: "restore",
                 case: case.name,
-                strategy: strategy.name(),
+                strategy: way.name(),
                 samples: these,
                 rival: &samples[0],
                 delays,

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::process::ExitCode;
 
 use afresh::memory::{PAGE_SIZE, PageRange};
-use afresh::pager::{Folios, folios};
 use afresh::store::{Inspection, Layer, Origin, Role, Snapshot};
+use afresh_sys::folios::{self, Folios};
 use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::{Value, json};
@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         .chain(snapshot.working_set_layer())
         .map(|layer| {
             let (file, start) = layer.file()?;
-            folios(file, pages_of(layer, start))
+            folios::of(file, pages_of(layer, start))
         })
         .collect();
     match settings.output {
@@ -101,6 +101,11 @@ fn describe(
         "working_set_pages": found.working_set_pages, "runs": found.runs,
         "layers": layers,
     });
+    if let Some(turns) = found.turns {
+        object["turns"] = json!({
+            "count": turns.count, "bytes": turns.bytes, "pages": found.turned_pages,
+        });
+    }
     if arguments.verify {
         object["verified"] = json!(true);
     }
@@ -114,6 +119,9 @@ fn describe(
                 Origin::Layer { layer, stored } => json!({
                     "first": run.pages.start, "pages": run.pages.len,
                     "layer": layer, "stored": stored,
+                }),
+                Origin::Turn { .. } => json!({
+                    "first": run.pages.start, "pages": run.pages.len, "turned": true,
                 }),
             })
             .collect();
@@ -149,6 +157,10 @@ fn print(
     say!("  stored     {}", share(found.pages - found.zero_pages, found.pages))?;
     say!("  duplicates {}, stored once for several", share(found.shared_pages, found.pages))?;
     say!("  hot        {}, in the working set", share(found.working_set_pages, found.pages))?;
+    if let Some(turns) = found.turns {
+        let (pages, bytes) = (share(found.turned_pages, found.pages), BinaryBytes(turns.bytes));
+        say!("  turned     {pages}, by {} turns of a session in {bytes}", turns.count)?;
+    }
     say!("\nlayer  role         enc.       bytes     stored       used  blob")?;
     for (number, layer) in found.layers.iter().enumerate() {
         say!(
@@ -179,6 +191,7 @@ fn print(
             let place = match run.origin {
                 Origin::Zero => "zero".to_owned(),
                 Origin::Layer { layer, stored } => format!("layer {layer}, stored page {stored}"),
+                Origin::Turn { .. } => "changed by turns".to_owned(),
             };
             let range = format!("{}..{}", run.pages.start, run.pages.end());
             say!("{range:>22} {:>10}  {place}", run.pages.len)?;

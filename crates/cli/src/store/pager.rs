@@ -9,7 +9,7 @@ use std::time::Duration;
 use afresh::pager::vmm::{Listener, Served, VmmError, VmmOptions, serve};
 use afresh::pager::{PageSource, SnapshotSource};
 use anyhow::Context;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use serde_json::json;
 
 use crate::Settings;
@@ -26,9 +26,9 @@ pub(crate) struct Arguments {
     /// The Unix socket to listen on, as a VMM's `uffd` memory backend names it.
     #[arg(long, value_name = "PATH")]
     socket: PathBuf,
-    /// How memory is filled.
-    #[arg(long, value_enum, default_value = "copy-hybrid")]
-    strategy: StrategyArgument,
+    /// Fill pages only when they are touched, and stream nothing ahead.
+    #[arg(long)]
+    on_demand: bool,
     /// Pages filled on a fault: 1 to 512.
     #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u16).range(1..=512))]
     window: u16,
@@ -38,15 +38,6 @@ pub(crate) struct Arguments {
     /// Where fetched pages of a remote snapshot are kept; may be shared.
     #[arg(long, value_name = "DIR")]
     cache: Option<PathBuf>,
-}
-
-/// How a VMM's memory can be filled.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum StrategyArgument {
-    /// On demand, and streaming ahead between faults.
-    CopyHybrid,
-    /// On demand only.
-    UffdCopy,
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
@@ -109,7 +100,7 @@ fn one(
     stop: &AtomicBool,
 ) -> Result<Served, VmmError> {
     let mut options = VmmOptions::new(stop);
-    options.stream = arguments.strategy == StrategyArgument::CopyHybrid;
+    options.stream = !arguments.on_demand;
     options.window = arguments.window.into();
     serve(stream, source, &options)
 }

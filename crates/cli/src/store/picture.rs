@@ -67,7 +67,7 @@ fn lay_out(cells: &[(PageRange, PageKind)], palette: Palette, columns: usize) ->
         (PageKind::Hot, "in the working set"),
     ];
     for (kind, what) in kinds {
-        // Writing to a string can not fail.
+        // Writing to a string cannot fail.
         let _ = write!(text, "{} {what}  ", palette.glyph(kind));
     }
     let bytes = BinaryBytes((per_cell * PAGE_SIZE) as u64);

@@ -5,9 +5,7 @@ use rustix::io::Errno;
 
 use super::encode::Bytes;
 use super::table::Open;
-use super::{
-    DONE, Outcome, Person, Served, clock_calls, copy_in, copy_out, process_calls, word_in,
-};
+use super::{DONE, Person, Served, clock_calls, copy_out, process_calls, word_in};
 use crate::platform::Process;
 
 /// How the times of a call are written.
@@ -170,34 +168,5 @@ impl Person {
             .zeros(40);
         copy_out(process, to, &bytes.0)?;
         Ok(DONE)
-    }
-
-    /// As `poll`: everything asked for is ready, nothing is exceptional.
-    pub(super) fn select(
-        &mut self,
-        process: &mut Process,
-        count: u64,
-        read: u64,
-        write: u64,
-        except: u64,
-    ) -> Served {
-        if count > u64::from(super::table::DESCRIPTORS) {
-            return Err(Errno::INVAL.into());
-        }
-        let len = count.div_ceil(64) as usize * 8;
-        let mut ready = 0;
-        for set in [read, write].into_iter().filter(|set| *set != 0) {
-            let bytes = copy_in(process, set, len)?;
-            for number in 0..count {
-                if bytes[number as usize / 8] & 1 << (number % 8) != 0 {
-                    self.state.table.get(number)?;
-                    ready += 1;
-                }
-            }
-        }
-        if except != 0 {
-            copy_out(process, except, &vec![0; len])?;
-        }
-        Ok(Outcome::Value(ready))
     }
 }

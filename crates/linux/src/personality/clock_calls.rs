@@ -7,7 +7,8 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::encode::Bytes;
-use super::{DONE, End, Outcome, Person, Served, copy_in, copy_out, word_in};
+use super::threads::{Moment, On, Wait};
+use super::{DONE, Outcome, Person, Served, copy_out, word_in};
 use crate::platform::Process;
 
 fn clock_of(number: u64) -> Result<ClockId, Errno> {
@@ -31,7 +32,7 @@ pub(super) fn now() -> Time {
 }
 
 /// Seconds and nanoseconds at `address`, as a length.
-fn length_in(process: &Process, address: u64) -> Served<Duration> {
+pub(super) fn length_in(process: &Process, address: u64) -> Served<Duration> {
     let seconds = word_in(process, address)? as i64;
     let nanoseconds = word_in(process, address.wrapping_add(8))? as i64;
     if seconds < 0 || !(0..1_000_000_000).contains(&nanoseconds) {
@@ -42,6 +43,39 @@ fn length_in(process: &Process, address: u64) -> Served<Duration> {
 
 fn length(time: Timespec) -> Duration {
     Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec as u32)
+}
+
+/// This moment.
+pub(crate) fn now_moment() -> Moment {
+    nanoseconds(length(clock_gettime(ClockId::Monotonic)))
+}
+
+/// Whether a moment is there or gone; never, if there is none.
+pub(crate) fn passed(until: Option<Moment>) -> bool {
+    until.is_some_and(|until| until <= now_moment())
+}
+
+pub(super) fn nanoseconds(length: Duration) -> u64 {
+    u64::try_from(length.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// The moment `length` from now, or, if it is `absolute`, when `clock` says so.
+pub(super) fn moment_after(clock: u64, mut wait: Duration, absolute: bool) -> Served<Moment> {
+    let clock = clock_of(clock)?;
+    if absolute {
+        wait = wait.saturating_sub(length(clock_gettime(clock)));
+    }
+    Ok(now_moment().saturating_add(nanoseconds(wait)))
+}
+
+/// Seconds and microseconds at `address`, as nanoseconds.
+pub(super) fn micro_in(process: &Process, address: u64) -> Served<u64> {
+    let seconds = word_in(process, address)?;
+    let micros = word_in(process, address.wrapping_add(8))?;
+    if seconds > i64::MAX as u64 || micros >= 1_000_000 {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(nanoseconds(Duration::new(seconds, micros as u32 * 1000)))
 }
 
 impl Person {
@@ -77,6 +111,7 @@ impl Person {
         Ok(Outcome::Value(seconds))
     }
 
+    /// Sleeps; a signal ends it before its time.
     pub(super) fn sleep(
         &mut self,
         process: &Process,
@@ -84,53 +119,15 @@ impl Person {
         flags: u64,
         address: u64,
     ) -> Served {
-        let clock = clock_of(clock)?;
-        let mut wait = length_in(process, address)?;
-        if flags & libc::TIMER_ABSTIME as u64 != 0 {
-            wait = wait.saturating_sub(length(clock_gettime(clock)));
-        }
-        Ok(Outcome::Later(0, wait))
-    }
-
-    /// One thread can wake nobody, and nobody wakes it.
-    pub(super) fn futex(
-        &mut self,
-        process: &Process,
-        word: u64,
-        operation: u64,
-        value: u64,
-        timeout: u64,
-    ) -> Served {
-        const WAIT: i32 = 0;
-        const WAKE: i32 = 1;
-        const WAIT_BITSET: i32 = 9;
-        const WAKE_BITSET: i32 = 10;
-        const REALTIME: i32 = 256;
-        let operation = operation as i32;
-        match operation & 0x7f {
-            WAKE | WAKE_BITSET => Ok(DONE),
-            kind @ (WAIT | WAIT_BITSET) => {
-                if !word.is_multiple_of(4) {
-                    return Err(Errno::INVAL.into());
-                }
-                if copy_in(process, word, 4)? != (value as u32).to_le_bytes() {
-                    return Err(Errno::AGAIN.into());
-                }
-                if timeout == 0 {
-                    return Ok(Outcome::End(End::Deadlock));
-                }
-                let mut wait = length_in(process, timeout)?;
-                if kind == WAIT_BITSET {
-                    let clock = if operation & REALTIME != 0 {
-                        ClockId::Realtime
-                    } else {
-                        ClockId::Monotonic
-                    };
-                    wait = wait.saturating_sub(length(clock_gettime(clock)));
-                }
-                Ok(Outcome::Later((-i64::from(libc::ETIMEDOUT)) as u64, wait))
+        let absolute = flags & libc::TIMER_ABSTIME as u64 != 0;
+        let until = match &self.resumed {
+            Some(wait) => wait.until,
+            None => {
+                let length = length_in(process, address)?;
+                let until = moment_after(clock, length, absolute)?;
+                Some(until)
             }
-            _ => Err(Errno::NOSYS.into()),
-        }
+        };
+        if passed(until) { Ok(DONE) } else { Ok(Outcome::Wait(Wait::new(On::Nothing, until))) }
     }
 }

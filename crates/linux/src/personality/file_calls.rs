@@ -9,8 +9,11 @@ use super::table::{Description, Open};
 use super::{DONE, Outcome, Person, Served, State, clock_calls, copy_in, copy_out, path_in};
 use crate::platform::Process;
 
-/// Descriptors that one `poll` may ask about.
-const POLLED: u64 = 1024;
+const F_SETPIPE_SZ: i32 = 1031;
+const F_GETPIPE_SZ: i32 = 1032;
+
+/// Two descriptors, as the guest reads them.
+pub(super) type Pair = [u8; 8];
 
 impl Person {
     /// The directory that relative paths of a call start from.
@@ -124,7 +127,7 @@ impl Person {
     }
 
     /// A descriptor for what was opened; what finds no room is closed again.
-    fn add(&mut self, open: Open, flags: i32) -> Served {
+    pub(super) fn add(&mut self, open: Open, flags: i32) -> Served {
         let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_PATH;
         let description = Description { open, flags: (flags & kept) as u32 };
         let close_on_exec = flags & libc::O_CLOEXEC != 0;
@@ -175,7 +178,7 @@ impl Person {
         let open = match &self.state.table.get(descriptor)?.open {
             Open::File(open) => open,
             Open::Device(..) => return Ok(DONE),
-            Open::Input | Open::Output | Open::Messages => return Err(Errno::SPIPE.into()),
+            _ => return Err(Errno::SPIPE.into()),
         };
         let mut moved = open.clone();
         let new =
@@ -233,15 +236,38 @@ impl Person {
                 }
                 Ok(DONE)
             }
+            F_GETPIPE_SZ | F_SETPIPE_SZ if matches!(description.open, Open::Pipe { .. }) => {
+                Ok(Outcome::Value(super::channels::CAPACITY as u64))
+            }
             // Nobody else is there to hold a lock.
             libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => Ok(DONE),
             _ => Err(Errno::INVAL.into()),
         }
     }
 
-    pub(super) fn device(&mut self, descriptor: u64, request: u64) -> Served {
-        self.state.table.get(descriptor)?;
+    pub(super) fn device(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        request: u64,
+        value: u64,
+    ) -> Served {
+        let description = self.state.table.get(descriptor)?;
         match request {
+            libc::FIONBIO => {
+                let on = copy_in(process, value, 4)? != [0; 4];
+                let bit = libc::O_NONBLOCK as u32;
+                let flags = description.flags & !bit | if on { bit } else { 0 };
+                self.change().table.get_mut(descriptor)?.flags = flags;
+                Ok(DONE)
+            }
+            libc::FIONREAD if description.open.is_stream() => {
+                let read = description.open.ends().into_iter().find(|(_, writes)| !writes);
+                let held = read.and_then(|(id, _)| self.state.channels.get(id));
+                let len = held.map_or(0, |channel| channel.len()) as u32;
+                copy_out(process, value, &len.to_le_bytes())?;
+                Ok(DONE)
+            }
             libc::FIOCLEX | libc::FIONCLEX => {
                 self.change().table.set_close_on_exec(descriptor, request == libc::FIOCLEX)?;
                 Ok(DONE)
@@ -268,36 +294,18 @@ impl Person {
         Ok(DONE)
     }
 
-    /// Everything is always ready: a read of the input that must wait makes the guest idle.
-    pub(super) fn poll(&mut self, process: &mut Process, list: u64, count: u64) -> Served {
-        if count > POLLED {
-            return Err(Errno::INVAL.into());
-        }
-        let mut ready = 0;
-        for index in 0..count {
-            let entry = list.wrapping_add(8 * index);
-            let bytes = copy_in(process, entry, 6)?;
-            let number = i32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
-            let wanted = i16::from_le_bytes([bytes[4], bytes[5]]);
-            let events = match self.state.table.get(number as u32 as u64) {
-                _ if number < 0 => 0,
-                Ok(_) => wanted & (libc::POLLIN | libc::POLLOUT),
-                Err(_) => libc::POLLNVAL,
-            };
-            copy_out(process, entry.wrapping_add(6), &events.to_le_bytes())?;
-            ready += u64::from(events != 0);
-        }
-        Ok(Outcome::Value(ready))
-    }
-
     pub(super) fn attributes_of(&self, description: &Description) -> Served<Attributes> {
+        let none = Attributes::default();
         match &description.open {
-            Open::Input | Open::Output | Open::Messages => Ok(Attributes {
-                inode: 1,
-                mode: libc::S_IFIFO | 0o600,
-                links: 1,
-                ..Attributes::default()
-            }),
+            Open::Input | Open::Output | Open::Messages | Open::Pipe { .. } => {
+                Ok(Attributes { inode: 1, mode: libc::S_IFIFO | 0o600, links: 1, ..none })
+            }
+            Open::Socket(_) => {
+                Ok(Attributes { inode: 1, mode: libc::S_IFSOCK | 0o777, links: 1, ..none })
+            }
+            Open::Event { .. } | Open::Timer(_) | Open::Epoll(_) => {
+                Ok(Attributes { inode: 1, mode: 0o600, links: 1, ..none })
+            }
             // Its name may be gone, or be another's.
             Open::File(open) | Open::Device(_, open) => {
                 Ok(Attributes::from(self.state.tree.stat(open.node)?))
@@ -378,10 +386,43 @@ impl Person {
 impl State {
     /// Closes what the last descriptor of a description was open on.
     pub(super) fn forget(&mut self, description: Option<Description>) {
-        if let Some(Description { open: Open::File(open) | Open::Device(_, open), .. }) =
-            description
-        {
-            self.tree.close(open);
+        match description.map(|description| description.open) {
+            Some(Open::File(open) | Open::Device(_, open)) => self.tree.close(open),
+            Some(open) => {
+                // What nobody accepted has no other side any more.
+                open.ends().into_iter().for_each(|(id, writes)| self.channels.leave(id, writes));
+            }
+            None => {}
         }
+    }
+
+    /// Descriptors for both; for neither where there is no room.
+    pub(super) fn add_pair(
+        &mut self,
+        one: Description,
+        other: Description,
+        close_on_exec: bool,
+    ) -> Result<Pair, Errno> {
+        let first = match self.table.add(one, close_on_exec) {
+            Ok(number) => number,
+            Err((errno, one)) => {
+                self.forget(Some(one));
+                self.forget(Some(other));
+                return Err(errno);
+            }
+        };
+        let second = match self.table.add(other, close_on_exec) {
+            Ok(number) => number,
+            Err((errno, other)) => {
+                let last = self.table.close(first.into())?;
+                self.forget(last);
+                self.forget(Some(other));
+                return Err(errno);
+            }
+        };
+        let mut pair = [0; 8];
+        pair[..4].copy_from_slice(&first.to_le_bytes());
+        pair[4..].copy_from_slice(&second.to_le_bytes());
+        Ok(pair)
     }
 }

@@ -13,11 +13,19 @@ use afresh_files::{Kind, Node, OpenFile, SavedTree, Time, Tree};
 use serde::{Deserialize, Serialize};
 
 use super::State;
+use super::channels::Channels;
+use super::clock_calls::now_moment;
 use super::devices::Device;
 use super::ground;
 use super::layout::Layout;
+use super::pipe_calls::Timer;
+use super::poll_calls::Set;
+use super::signals::Pending;
+use super::sockets::Socket;
 use super::table::{Description, Open, Table};
+use super::threads::{Moment, Threads};
 use crate::error::{FreezeError, ThawError};
+use crate::platform::Registers;
 
 /// [`State`] but for its files, in a form that is written down.
 #[derive(Serialize, Deserialize)]
@@ -30,9 +38,11 @@ pub(crate) struct Packed {
     directory: Node,
     umask: u32,
     handlers: Vec<(u64, [u8; 32])>,
-    blocked: u64,
-    signal_stack: [u64; 3],
-    name: [u8; 16],
+    pending: Pending,
+    /// Moments here and in all that follows are lengths of time from when it was packed.
+    alarm: Option<(Moment, u64)>,
+    threads: Threads,
+    channels: Channels,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -44,6 +54,26 @@ enum PackedOpen {
     File(OpenFile, u64, Time),
     /// With its number.
     Device(u64, OpenFile),
+    Pipe(u64, bool),
+    Event(u64, bool, u64),
+    Timer(Timer),
+    Epoll(Set),
+    Socket(Socket),
+}
+
+/// Has all moments of threads, alarm and timers at another place of the clock.
+fn shift(
+    threads: &mut Threads,
+    alarm: &mut Option<(Moment, u64)>,
+    timers: &mut dyn Iterator<Item = &mut Timer>,
+    by: impl Fn(Moment) -> Moment,
+) {
+    let waits = threads.values_mut().filter_map(|thread| thread.wait.as_mut());
+    let until = waits.filter_map(|wait| wait.until.as_mut());
+    let alarm = alarm.iter_mut().map(|(at, _)| at);
+    for at in until.chain(alarm).chain(timers.filter_map(|timer| timer.at.as_mut())) {
+        *at = by(*at);
+    }
 }
 
 /// A state that does not fit together.
@@ -68,9 +98,23 @@ impl State {
                     PackedOpen::File(open.clone(), stat.size, stat.times.modified)
                 }
                 Open::Device(_, open) => PackedOpen::Device(stat(open)?.device, open.clone()),
+                Open::Pipe { channel, writes } => PackedOpen::Pipe(*channel, *writes),
+                Open::Event { count, semaphore, edges } => {
+                    PackedOpen::Event(*count, *semaphore, *edges)
+                }
+                Open::Timer(timer) => PackedOpen::Timer(timer.clone()),
+                Open::Epoll(set) => PackedOpen::Epoll(set.clone()),
+                Open::Socket(socket) => PackedOpen::Socket(socket.clone()),
             };
             descriptions.push((id, open, description.flags));
         }
+        let (mut threads, mut alarm) = (self.threads.clone(), self.alarm);
+        let mut timers = descriptions.iter_mut().filter_map(|(_, open, _)| match open {
+            PackedOpen::Timer(timer) => Some(timer),
+            _ => None,
+        });
+        let now = now_moment();
+        shift(&mut threads, &mut alarm, &mut timers, |at| at.saturating_sub(now));
         let packed = Packed {
             layout: self.layout.clone(),
             layers: self.layers.iter().map(|path| ground::bytes(path).to_vec()).collect(),
@@ -80,9 +124,10 @@ impl State {
             directory: self.directory,
             umask: self.umask,
             handlers: self.handlers.iter().map(|(&number, &handler)| (number, handler)).collect(),
-            blocked: self.blocked,
-            signal_stack: self.signal_stack,
-            name: self.name,
+            pending: self.pending.clone(),
+            alarm,
+            threads,
+            channels: self.channels.clone(),
         };
         let files = self.tree.saved().map_err(|error| lost(&error))?;
         Ok((packed, files.to_bytes()))
@@ -131,11 +176,35 @@ impl State {
                     let device = Device::of(number).ok_or_else(|| damaged("an unknown device"))?;
                     Open::Device(device, open)
                 }
+                PackedOpen::Pipe(channel, writes) => Open::Pipe { channel, writes },
+                PackedOpen::Event(count, semaphore, edges) => {
+                    Open::Event { count, semaphore, edges }
+                }
+                PackedOpen::Timer(timer) => Open::Timer(timer),
+                PackedOpen::Epoll(set) if set.is_sound() => Open::Epoll(set),
+                PackedOpen::Epoll(_) => return Err(damaged("a set of descriptors is none")),
+                PackedOpen::Socket(socket) if socket.is_sound() => Open::Socket(socket),
+                PackedOpen::Socket(_) => return Err(damaged("a socket is none")),
             };
             descriptions.insert(id, Description { open, flags });
         }
-        let table = Table::from_parts(packed.descriptors, descriptions, packed.next)
+        let mut table = Table::from_parts(packed.descriptors, descriptions, packed.next)
             .ok_or_else(|| damaged("its descriptors do not fit together"))?;
+        let ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
+        packed.channels.check(&ends).map_err(damaged)?;
+        packed.threads.check().map_err(damaged)?;
+        if !packed.pending.is_sound() {
+            return Err(damaged("a signal that is none"));
+        }
+        let (mut threads, mut alarm) = (packed.threads, packed.alarm);
+        {
+            let mut timers = table.descriptions_mut().filter_map(|d| match &mut d.open {
+                Open::Timer(timer) => Some(timer),
+                _ => None,
+            });
+            let now = now_moment();
+            shift(&mut threads, &mut alarm, &mut timers, |at| now.saturating_add(at));
+        }
         if packed.handlers.iter().any(|(number, _)| !(1..=64).contains(number)) {
             return Err(damaged("a handler of no signal"));
         }
@@ -150,10 +219,19 @@ impl State {
             directory: packed.directory,
             umask: packed.umask & 0o777,
             handlers: packed.handlers.into_iter().collect(),
-            blocked: packed.blocked,
-            signal_stack: packed.signal_stack,
-            name: packed.name,
+            pending: packed.pending,
+            alarm,
+            threads,
+            channels: packed.channels,
         })
+    }
+}
+
+impl State {
+    /// What is wrong with the threads' registers beside those of the current one, if anything is.
+    pub(crate) fn check_contexts(&self, registers: &Registers) -> Result<(), &'static str> {
+        let contexts = self.threads.iter().filter_map(|(_, thread)| thread.context.as_ref());
+        contexts.into_iter().try_for_each(|context| context.check(registers))
     }
 }
 

@@ -4,7 +4,7 @@
 use rustix::io::Errno;
 
 use super::encode::Bytes;
-use super::{DONE, End, Outcome, Person, Served, copy_in, copy_out, word_in};
+use super::{DONE, Outcome, Person, Served, copy_in, copy_out};
 use crate::platform::{GUEST, Process};
 
 /// The number of the guest's process and thread.
@@ -27,99 +27,6 @@ impl Person {
             ARCH_GET_FS => copy_out(process, value, &process.bases.fs.to_le_bytes())?,
             ARCH_GET_GS => copy_out(process, value, &process.bases.gs.to_le_bytes())?,
             _ => return Err(Errno::INVAL.into()),
-        }
-        Ok(DONE)
-    }
-
-    pub(super) fn signal(&mut self, target: u64, number: u64) -> Served {
-        if number > 64 {
-            return Err(Errno::INVAL.into());
-        }
-        let target = target as i32;
-        if target != PID as i32 && target != 0 && target != -(PID as i32) {
-            return Err(Errno::SRCH.into());
-        }
-        match number as i32 {
-            0 | libc::SIGCHLD | libc::SIGCONT | libc::SIGURG | libc::SIGWINCH => Ok(DONE),
-            number => {
-                const SIG_IGN: [u8; 8] = [1, 0, 0, 0, 0, 0, 0, 0];
-                let handler = self.state.handlers.get(&(number as u64));
-                let ignored = number != libc::SIGKILL
-                    && number != libc::SIGSTOP
-                    && handler.is_some_and(|handler| handler[..8] == SIG_IGN);
-                Ok(if ignored { DONE } else { Outcome::End(End::Signal(number)) })
-            }
-        }
-    }
-
-    pub(super) fn handler(
-        &mut self,
-        process: &mut Process,
-        signal: u64,
-        new: u64,
-        old: u64,
-        size: u64,
-    ) -> Served {
-        if !(1..=64).contains(&signal) || size != 8 {
-            return Err(Errno::INVAL.into());
-        }
-        let known = self.state.handlers.get(&signal).copied().unwrap_or_default();
-        if new != 0 {
-            if signal == libc::SIGKILL as u64 || signal == libc::SIGSTOP as u64 {
-                return Err(Errno::INVAL.into());
-            }
-            let bytes = copy_in(process, new, 32)?;
-            let bytes: [u8; 32] = bytes.try_into().map_err(|_| Errno::FAULT)?;
-            self.change().handlers.insert(signal, bytes);
-        }
-        if old != 0 {
-            copy_out(process, old, &known)?;
-        }
-        Ok(DONE)
-    }
-
-    pub(super) fn block(
-        &mut self,
-        process: &mut Process,
-        how: u64,
-        set: u64,
-        old: u64,
-        size: u64,
-    ) -> Served {
-        if size != 8 {
-            return Err(Errno::INVAL.into());
-        }
-        let blocked = self.state.blocked;
-        if set != 0 {
-            let set = word_in(process, set)?;
-            let new = match how as i32 {
-                libc::SIG_BLOCK => blocked | set,
-                libc::SIG_UNBLOCK => blocked & !set,
-                libc::SIG_SETMASK => set,
-                _ => return Err(Errno::INVAL.into()),
-            };
-            if new != blocked {
-                self.change().blocked = new;
-            }
-        }
-        if old != 0 {
-            copy_out(process, old, &blocked.to_le_bytes())?;
-        }
-        Ok(DONE)
-    }
-
-    pub(super) fn alternate(&mut self, process: &mut Process, new: u64, old: u64) -> Served {
-        let known = self.state.signal_stack;
-        if new != 0 {
-            let mut stack = [0; 3];
-            for (index, word) in stack.iter_mut().enumerate() {
-                *word = word_in(process, new.wrapping_add(8 * index as u64))?;
-            }
-            self.change().signal_stack = stack;
-        }
-        if old != 0 {
-            let bytes = Bytes::default().word(known[0]).word(known[1]).word(known[2]);
-            copy_out(process, old, &bytes.0)?;
         }
         Ok(DONE)
     }
@@ -203,7 +110,7 @@ impl Person {
         size: u64,
         to: u64,
     ) -> Served {
-        if target != 0 && target != PID {
+        if target != 0 && self.state.threads.get(target as u32).is_none() {
             return Err(Errno::SRCH.into());
         }
         if size < 8 {
@@ -238,9 +145,9 @@ impl Person {
                         break;
                     }
                 }
-                self.change().name = name;
+                self.change().threads.current_mut().name = name;
             }
-            libc::PR_GET_NAME => copy_out(process, value, &self.state.name)?,
+            libc::PR_GET_NAME => copy_out(process, value, &self.state.threads.current().name)?,
             libc::PR_GET_DUMPABLE => {}
             _ => return Err(Errno::INVAL.into()),
         }

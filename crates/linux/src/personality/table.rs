@@ -6,6 +6,9 @@ use afresh_files::OpenFile;
 use rustix::io::Errno;
 
 use super::devices::Device;
+use super::pipe_calls::Timer;
+use super::poll_calls::Set;
+use super::sockets::Socket;
 
 /// Descriptors a guest may have.
 pub(crate) const DESCRIPTORS: u32 = 1024;
@@ -22,6 +25,38 @@ pub(crate) enum Open {
     /// A file or directory of the tree; of one that was only named (`O_PATH`), neither read nor written.
     File(OpenFile),
     Device(Device, OpenFile),
+    /// One end of a pipe.
+    Pipe {
+        channel: u64,
+        writes: bool,
+    },
+    /// A counter (`eventfd`).
+    Event {
+        count: u64,
+        semaphore: bool,
+        edges: u64,
+    },
+    Timer(Timer),
+    /// A set of descriptors to wait for (`epoll`).
+    Epoll(Set),
+    Socket(Socket),
+}
+
+impl Open {
+    /// The channels that it has an end of, and whether it writes them.
+    pub(crate) fn ends(&self) -> Vec<(u64, bool)> {
+        match self {
+            Self::Pipe { channel, writes } => vec![(*channel, *writes)],
+            Self::Socket(socket) => socket.ends(),
+            _ => Vec::new(),
+        }
+    }
+
+    /// Whether bytes come and go by themselves.
+    pub(crate) fn is_stream(&self) -> bool {
+        use Open::{Epoll, Event, Pipe, Socket, Timer};
+        matches!(self, Pipe { .. } | Event { .. } | Timer(_) | Epoll(_) | Socket(_))
+    }
 }
 
 /// An open file: shared by descriptors that were duplicated.
@@ -123,6 +158,27 @@ impl Table {
     pub(crate) fn get_mut(&mut self, descriptor: u64) -> Result<&mut Description, Errno> {
         let descriptor = self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?;
         self.descriptions.get_mut(&descriptor.description).ok_or(Errno::BADF)
+    }
+
+    /// The number of what `descriptor` is open on.
+    pub(crate) fn id(&self, descriptor: u64) -> Result<u64, Errno> {
+        Ok(self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?.description)
+    }
+
+    pub(crate) fn description(&self, id: u64) -> Option<&Description> {
+        self.descriptions.get(&id)
+    }
+
+    pub(crate) fn description_mut(&mut self, id: u64) -> Option<&mut Description> {
+        self.descriptions.get_mut(&id)
+    }
+
+    pub(crate) fn descriptions(&self) -> impl Iterator<Item = (u64, &Description)> + '_ {
+        self.descriptions.iter().map(|(&id, description)| (id, description))
+    }
+
+    pub(crate) fn descriptions_mut(&mut self) -> impl Iterator<Item = &mut Description> + '_ {
+        self.descriptions.values_mut()
     }
 
     fn free(&self, from: u32) -> Result<u32, Errno> {

@@ -9,14 +9,14 @@ use super::{DONE, End, Outcome, Person, Served, State, Stop, copy_in, copy_out};
 use crate::platform::{Call, PlatformError, Process};
 
 /// Most bytes that one call moves.
-const AT_ONCE: u64 = 1 << 20;
+pub(super) const AT_ONCE: u64 = 1 << 20;
 /// Pieces that a vector may have, as in Linux.
 const PIECES: u64 = 1024;
 /// Bytes of messages that are kept.
 const MESSAGES: usize = 64 << 10;
 
 /// Pieces of guest memory: address and length, at most [`AT_ONCE`] bytes together.
-fn pieces(process: &Process, vector: u64, count: u64) -> Served<Vec<(u64, u64)>> {
+pub(super) fn pieces(process: &Process, vector: u64, count: u64) -> Served<Vec<(u64, u64)>> {
     if count > PIECES {
         return Err(Errno::INVAL.into());
     }
@@ -42,7 +42,7 @@ fn check_offset(offset: u64) -> Served<()> {
 }
 
 /// The bytes of all pieces.
-fn gather(process: &Process, vector: u64, count: u64) -> Served<Vec<u8>> {
+pub(super) fn gather(process: &Process, vector: u64, count: u64) -> Served<Vec<u8>> {
     let mut bytes = Vec::new();
     for (from, len) in pieces(process, vector, count)? {
         bytes.extend(copy_in(process, from, len as usize)?);
@@ -64,7 +64,10 @@ impl Person {
             return Err(Errno::BADF.into());
         }
         if description.open == Open::Input {
-            return self.take_input(process, to, len);
+            return self.take_input(process, descriptor, to, len);
+        }
+        if description.open.is_stream() {
+            return self.take(process, descriptor, &[(to, len)], false);
         }
         let bytes = self.bytes_at(description, description.offset(), len)?;
         copy_out(process, to, &bytes)?;
@@ -83,14 +86,21 @@ impl Person {
         Ok(())
     }
 
-    /// Bytes of the request; when none are left the guest is idle.
-    fn take_input(&mut self, process: &mut Process, to: u64, len: u64) -> Served {
-        let rest = &self.streams.input[self.streams.taken..];
+    /// Bytes of the request; when none are left the guest is idle, unless there are others that may do something.
+    fn take_input(&mut self, process: &mut Process, descriptor: u64, to: u64, len: u64) -> Served {
         if len == 0 {
             return Ok(DONE);
         }
+        let rest = &self.streams.input[self.streams.taken..];
         if rest.is_empty() {
-            return Ok(Outcome::Idle);
+            if std::mem::take(&mut self.streams.ended) {
+                return Ok(DONE);
+            }
+            let waits = self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 == 0;
+            return match waits && self.state.is_alone() {
+                true => Ok(Outcome::Idle),
+                false => self.wait_for(descriptor, super::readiness::IN, 0),
+            };
         }
         let now = rest.len().min(len as usize);
         copy_out(process, to, &rest[..now])?;
@@ -106,6 +116,9 @@ impl Person {
         count: u64,
     ) -> Served {
         let pieces = pieces(process, vector, count)?;
+        if self.state.table.get(descriptor)?.open.is_stream() {
+            return self.take(process, descriptor, &pieces, false);
+        }
         if self.state.table.get(descriptor)?.open == Open::Input {
             // One piece at a time is a short read, which is allowed.
             let &(to, len) = pieces.first().unwrap_or(&(0, 0));
@@ -182,7 +195,7 @@ impl Person {
         if !description.reads() {
             return Err(Errno::BADF.into());
         }
-        if matches!(description.open, Open::Input) {
+        if description.open == Open::Input || description.open.is_stream() {
             return Err(Errno::SPIPE.into());
         }
         check_offset(offset)?;
@@ -202,7 +215,7 @@ impl Person {
             Open::Device(Device::Null, _) => Ok(Vec::new()),
             Open::Device(Device::Zero, _) => Ok(vec![0; len as usize]),
             Open::Device(Device::Random, _) => fresh(len),
-            Open::Input | Open::Output | Open::Messages => Err(Errno::BADF.into()),
+            _ => Err(Errno::SPIPE.into()),
         }
     }
 
@@ -265,6 +278,12 @@ impl Person {
         }
         match &description.open {
             Open::Output | Open::Messages if at.is_some() => return Err(Errno::SPIPE.into()),
+            open if open.is_stream() => {
+                return match at {
+                    Some(_) => Err(Errno::SPIPE.into()),
+                    None => self.pour(descriptor, bytes, false),
+                };
+            }
             Open::Output => {
                 if self.streams.output.len() + bytes.len() > self.output_limit {
                     return Ok(Outcome::End(End::Output));
@@ -290,7 +309,7 @@ impl Person {
                 };
                 return Ok(Outcome::Value(written as u64));
             }
-            Open::Input => return Err(Errno::BADF.into()),
+            _ => return Err(Errno::BADF.into()),
         }
         Ok(Outcome::Value(bytes.len() as u64))
     }

@@ -8,7 +8,7 @@ use super::control::Control;
 use super::frame::Bases;
 use super::orders::{Orders, Then};
 use super::show::Piece;
-use super::{filter, stub};
+use super::{filter, process, stub};
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
 pub(super) const PIECES: usize = 400;
@@ -16,6 +16,9 @@ pub(super) const PIECES: usize = 400;
 const DESCRIPTORS: u64 = 64;
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const CAPABILITIES: u64 = 0x2008_0522;
+
+/// `SECCOMP_FILTER_FLAG_WAIT_KILLABLE_RECV`.
+const WAIT_KILLABLE: u64 = 1 << 5;
 
 /// Structures that the calls point to, at the end of the signal stack, which nothing uses yet.
 struct Data<'a> {
@@ -56,9 +59,11 @@ pub(super) fn write(control: &mut Control, pieces: Option<&[Piece]>) {
     call(libc::SYS_munmap, &[behind, stub::ABOVE - behind]);
     let stack = data.words(&[stub::SIGNAL_STACK, 0, stub::SIGNAL_STACK_LEN as u64]);
     call(libc::SYS_sigaltstack, &[stack]);
-    // SA_SIGINFO, SA_RESTORER, SA_ONSTACK; all other signals wait.
-    let handler = data.words(&[stub::CODE, 0x0c00_0004, stub::CODE, u64::MAX]);
-    call(libc::SYS_rt_sigaction, &[libc::SIGSYS as u64, handler, 0, 8]);
+    // SA_SIGINFO, SA_RESTORER, SA_ONSTACK, SA_RESTART; all other signals wait.
+    let handler = data.words(&[stub::CODE, 0x1c00_0004, stub::CODE, u64::MAX]);
+    for signal in [libc::SIGSYS, process::INTERRUPT].into_iter().chain(process::FAULTS) {
+        call(libc::SYS_rt_sigaction, &[signal as u64, handler, 0, 8]);
+    }
 
     let none = data.words(&[0, 0]);
     for limit in [libc::RLIMIT_CORE, libc::RLIMIT_NPROC, libc::RLIMIT_FSIZE] {
@@ -98,7 +103,9 @@ pub(super) fn write(control: &mut Control, pieces: Option<&[Piece]>) {
     let steps = data.put(&steps);
     let filter = data.words(&[program.len() as u64, steps]);
     let mode = u64::from(libc::SECCOMP_SET_MODE_FILTER);
-    call(libc::SYS_seccomp, &[mode, libc::SECCOMP_FILTER_FLAG_NEW_LISTENER, filter]);
+    // A call that the sentry has received is answered whatever signals come, so none is served twice.
+    let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE;
+    call(libc::SYS_seccomp, &[mode, flags, filter]);
 
     let list = Orders { calls, ..Orders::default() };
     control.write(0, &list.encode(Then::Ask, Bases::default(), stub::ORDERS_LEN));

@@ -22,8 +22,8 @@ const ARCHITECTURE: u32 = 4;
 const POINTER_LOW: u32 = 8;
 const POINTER_HIGH: u32 = 12;
 
-/// Calls at which orders may have to be carried out, or at which a call of the guest may end.
-const ORDERED: [libc::c_long; 14] = [
+/// Calls at which orders may have to be carried out, or at which a thread of the guest may wait, end, or be given other registers.
+const ORDERED: [libc::c_long; 47] = [
     libc::SYS_read,
     libc::SYS_readv,
     libc::SYS_mmap,
@@ -38,6 +38,39 @@ const ORDERED: [libc::c_long; 14] = [
     libc::SYS_kill,
     libc::SYS_tkill,
     libc::SYS_tgkill,
+    libc::SYS_rt_sigqueueinfo,
+    libc::SYS_rt_tgsigqueueinfo,
+    libc::SYS_rt_sigreturn,
+    libc::SYS_rt_sigsuspend,
+    libc::SYS_rt_sigtimedwait,
+    libc::SYS_pause,
+    libc::SYS_clone,
+    libc::SYS_futex,
+    libc::SYS_sched_yield,
+    libc::SYS_nanosleep,
+    libc::SYS_clock_nanosleep,
+    libc::SYS_poll,
+    libc::SYS_ppoll,
+    libc::SYS_select,
+    libc::SYS_pselect6,
+    libc::SYS_epoll_wait,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_recvfrom,
+    libc::SYS_recvmsg,
+    libc::SYS_recvmmsg,
+    libc::SYS_wait4,
+    libc::SYS_waitid,
+    libc::SYS_fork,
+    libc::SYS_vfork,
+    libc::SYS_clone3,
+    libc::SYS_execve,
+    libc::SYS_execveat,
+    libc::SYS_sigaltstack,
+    libc::SYS_set_tid_address,
 ];
 
 fn load(offset: u32) -> sock_filter {

@@ -1,5 +1,7 @@
 //! The frame in which a signal keeps the guest's registers, on the stub's stack.
 
+use std::sync::Arc;
+
 use serde::{Deserialize, Serialize};
 
 use super::stub;
@@ -8,14 +10,22 @@ use super::stub;
 const CONTEXT: usize = 8;
 /// Where the registers lie in a frame.
 const REGISTERS: usize = CONTEXT + 40;
-/// Bytes of a frame without the state of the vector registers.
+/// Bytes of a frame without the state of the vector registers, and without what is told of the signal.
 pub(crate) const FRAME_LEN: usize = REGISTERS + 32 * 8 + 8;
+/// Where the signal mask lies that is restored.
+pub(crate) const MASK: usize = REGISTERS + 32 * 8;
+/// Where it lies what signal it was (`siginfo_t`).
+pub(crate) const INFO: usize = FRAME_LEN;
+/// Its length.
+pub(crate) const INFO_LEN: usize = 128;
+/// Where the alternate stack is noted.
+pub(crate) const STACK: usize = CONTEXT + 16;
 /// Selectors are in the frame, and meant (`UC_SIGCONTEXT_SS`, `UC_STRICT_RESTORE_SS`).
 const FLAGS: u64 = 6;
 /// User code and stack, as Linux has them on x86-64.
-const USER_SELECTORS: u64 = 0x33 | 0x2b << 48;
+pub(crate) const USER_SELECTORS: u64 = 0x33 | 0x2b << 48;
 /// Nothing but that interrupts are on.
-const CLEAR_FLAGS: u64 = 0x202;
+pub(crate) const CLEAR_FLAGS: u64 = 0x202;
 
 /// Registers, by their place in `ucontext.h`.
 #[derive(Clone, Copy, Debug)]
@@ -31,12 +41,17 @@ pub(crate) enum Register {
     Rip = 16,
     Flags = 17,
     Selectors = 18,
+    /// Where the state of the vector registers is.
+    Vectors = 23,
 }
 
 impl Register {
     /// The arguments of a system call, in their order.
     pub(crate) const ARGUMENTS: [Self; 6] =
         [Self::Rdi, Self::Rsi, Self::Rdx, Self::R10, Self::R8, Self::R9];
+
+    /// How many general registers a frame begins with: all but flags and selectors.
+    pub(crate) const GENERAL: usize = 17;
 
     /// Where it lies in a frame.
     pub(crate) fn offset(self) -> usize {
@@ -71,6 +86,56 @@ impl Registers {
         } else {
             Err("its registers are not where they must be")
         }
+    }
+}
+
+/// The registers of a thread that does not run: its frame, and the bases.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Context {
+    /// From the frame to the end of the signal stack.
+    #[serde(with = "shared")]
+    pub(super) bytes: Arc<[u8]>,
+    pub(super) bases: Bases,
+}
+
+impl Context {
+    /// What is wrong with a context that somebody else wrote down beside `registers`, if anything is.
+    pub(crate) fn check(&self, registers: &Registers) -> Result<(), &'static str> {
+        let addresses = self.bases.fs < stub::GUEST.end && self.bases.gs < stub::GUEST.end;
+        if addresses && self.bytes.len() == stub::CONTROL_LEN - registers.frame {
+            Ok(())
+        } else {
+            Err("a thread's registers are not where they must be")
+        }
+    }
+
+    /// The same for a new thread: its own stack and base, and a call that returns nought.
+    pub(crate) fn child(&self, stack: Option<u64>, base: Option<u64>) -> Self {
+        let mut bytes = self.bytes.to_vec();
+        let mut put = |register: Register, word: u64| {
+            bytes[register.offset()..register.offset() + 8].copy_from_slice(&word.to_le_bytes());
+        };
+        put(Register::Rax, 0);
+        if let Some(stack) = stack {
+            put(Register::Rsp, stack);
+        }
+        let fs = base.unwrap_or(self.bases.fs);
+        Self { bytes: bytes.into(), bases: Bases { fs, gs: self.bases.gs } }
+    }
+}
+
+/// Shared bytes as plain ones.
+mod shared {
+    use std::sync::Arc;
+
+    use serde::{Deserialize, Deserializer, Serialize, Serializer};
+
+    pub(super) fn serialize<S: Serializer>(bytes: &[u8], to: S) -> Result<S::Ok, S::Error> {
+        bytes.serialize(to)
+    }
+
+    pub(super) fn deserialize<'a, D: Deserializer<'a>>(from: D) -> Result<Arc<[u8]>, D::Error> {
+        Vec::deserialize(from).map(Arc::from)
     }
 }
 

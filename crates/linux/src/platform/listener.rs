@@ -15,6 +15,9 @@ const SYNC_WAKE_UP: u64 = 1;
 /// The call is made as it stands.
 const CONTINUE: u32 = 1;
 
+/// `ERESTARTSYS`.
+const RESTART: i32 = 512;
+
 /// A call that waits in the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Notice {
@@ -30,6 +33,8 @@ pub(crate) struct Notice {
 pub(crate) enum Answer {
     /// This value, or an error if it is a negative error number.
     Value(i64),
+    /// It is made once more, after the signal that waits for the process.
+    Again,
     /// It is made. Only for calls whose arguments the sentry chose: they lie in the kernel, and the one thread that could
     /// change them waits.
     Made,
@@ -94,6 +99,7 @@ impl Listener {
         let (val, error, flags) = match answer {
             Answer::Value(error @ -4095..0) => (0, error as i32, 0),
             Answer::Value(value) => (value, 0, 0),
+            Answer::Again => (0, -RESTART, 0),
             Answer::Made => (0, 0, CONTINUE),
         };
         let mut answer = libc::seccomp_notif_resp { id, val, error, flags };

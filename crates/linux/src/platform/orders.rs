@@ -35,6 +35,11 @@ const _: () = assert!(
 );
 
 impl Orders {
+    /// Whether nothing is to be done.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.calls.is_empty() && self.copies.is_empty() && self.input.is_none() && !self.wipe
+    }
+
     /// The same orders in pieces that fit.
     pub(super) fn pieces(&self) -> Vec<Orders> {
         let mut pieces: Vec<Orders> = self

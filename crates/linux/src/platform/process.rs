@@ -9,10 +9,11 @@ use std::time::{Duration, Instant};
 use afresh_sys::{Memfd, fork};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::Pid;
 
+use super::attach::{Attached, require_bases};
 use super::control::Control;
-use super::frame::{self, Bases, Register, Registers};
+use super::frame::{self, Bases, Context, Register, Registers};
 use super::listener::{Answer, Listener, Notice};
 use super::orders::{Orders, Then};
 use super::segments::Segments;
@@ -20,8 +21,18 @@ use super::show::Shown;
 use super::track::Track;
 use super::{PlatformError, boot, memory, spawn, stub};
 
+/// How long it may take to be interrupted. Only a guest that has forged a frame is not, which costs it its process.
+const PROMPTNESS: Duration = Duration::from_secs(5);
+/// Bytes of the instruction that calls.
+const CALL_LEN: u64 = 2;
 /// How long the stub may take for its orders, and a new process to start.
-const PATIENCE: Duration = Duration::from_secs(20);
+pub(super) const PATIENCE: Duration = Duration::from_secs(20);
+
+/// The signal that takes the processor from a guest's thread.
+pub(super) const INTERRUPT: i32 = libc::SIGURG;
+/// Signals that the processor raises for what the guest's own instructions do.
+pub(super) const FAULTS: [i32; 5] =
+    [libc::SIGSEGV, libc::SIGBUS, libc::SIGFPE, libc::SIGILL, libc::SIGTRAP];
 
 /// A system call of the guest's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,6 +56,10 @@ pub(crate) enum Place {
 pub(crate) enum Event {
     /// It made a system call.
     Call(Call),
+    /// It was interrupted, as ordered; the stub has it.
+    Interrupted,
+    /// An instruction of it cannot be carried out: with this signal; the stub has it.
+    Fault(i32),
     /// Time is up; the guest runs on.
     Late,
 }
@@ -60,6 +75,8 @@ pub(crate) struct Process {
     track: Option<Track>,
     /// The question that waits, if the stub asked.
     asked: Option<u64>,
+    /// Whether it was told to interrupt itself and did not yet.
+    interrupting: bool,
     /// Where the frame lies in the control area, once one was seen.
     frame: Option<usize>,
     pub(crate) bases: Bases,
@@ -135,6 +152,7 @@ impl Process {
             control,
             track: attached.track,
             asked: None,
+            interrupting: false,
             frame: None,
             bases: Bases::default(),
             core: None,
@@ -196,12 +214,107 @@ impl Process {
         }
         self.frame = Some(offset);
         self.bases = Bases { fs, gs };
-        let register = |register: Register| self.control.read_word(offset + register.offset());
-        Ok(Event::Call(Call {
-            number: i64::from(register(Register::Rax) as u32),
-            args: Register::ARGUMENTS.map(register),
+        // What it says there is what a guest could have brought about anyway.
+        let signal = self.control.read_word(offset + frame::INFO) as i32;
+        if signal == INTERRUPT {
+            self.interrupting = false;
+            return Ok(Event::Interrupted);
+        }
+        if FAULTS.contains(&signal) {
+            if stub::holds(self.register(Register::Rip)) {
+                return Err(self.forged("its own code failed"));
+            }
+            return Ok(Event::Fault(signal));
+        }
+        Ok(Event::Call(self.call()))
+    }
+
+    /// The call that waits in the stub.
+    pub(crate) fn call(&self) -> Call {
+        Call {
+            number: i64::from(self.register(Register::Rax) as u32),
+            args: Register::ARGUMENTS.map(|register| self.register(register)),
             place: Place::Stub,
-        }))
+        }
+    }
+
+    /// Has the guest come to the stub, soon.
+    pub(crate) fn interrupt(&mut self) -> Result<(), PlatformError> {
+        if !self.interrupting {
+            let signal = rustix::process::Signal::URG;
+            rustix::process::pidfd_send_signal(&self.pidfd, signal)
+                .map_err(|e| PlatformError::kernel("interrupting the guest", e))?;
+            self.interrupting = true;
+        }
+        Ok(())
+    }
+
+    /// Takes a call that waits in the kernel to the stub, so that its thread can be put aside.
+    pub(crate) fn detach(&mut self, id: u64) -> Result<(), PlatformError> {
+        self.interrupt()?;
+        self.send(id, Answer::Again)?;
+        match self.next(Instant::now() + PROMPTNESS)? {
+            Event::Interrupted => {
+                // As if it had stopped in the filter: behind the instruction that calls.
+                let next = self.register(Register::Rip).wrapping_add(CALL_LEN);
+                self.set_register(Register::Rip, next);
+                Ok(())
+            }
+            Event::Late => Err(PlatformError::Late),
+            _ => Err(self.forged("it was to be interrupted")),
+        }
+    }
+
+    /// Has the call that waits in the stub made once more when the guest goes on.
+    pub(crate) fn rewind(&mut self) {
+        let call = self.register(Register::Rip).wrapping_sub(CALL_LEN);
+        self.set_register(Register::Rip, call);
+    }
+
+    fn frame(&self) -> usize {
+        self.frame.expect("the guest waits in the stub")
+    }
+
+    /// A register of the guest, while it waits in the stub.
+    pub(crate) fn register(&self, register: Register) -> u64 {
+        self.control.read_word(self.frame() + register.offset())
+    }
+
+    pub(crate) fn set_register(&mut self, register: Register, value: u64) {
+        let offset = self.frame() + register.offset();
+        self.control.write_word(offset, value);
+    }
+
+    /// The frame of the guest that waits in the stub, and what lies behind it.
+    pub(crate) fn frame_bytes(&self) -> Vec<u8> {
+        let frame = self.frame();
+        let mut bytes = vec![0; stub::CONTROL_LEN - frame];
+        self.control.read(frame, &mut bytes);
+        bytes
+    }
+
+    /// Writes into the frame. Only what a guest may have in its registers: a mistake costs it its process.
+    pub(crate) fn write_frame(&mut self, offset: usize, bytes: &[u8]) {
+        let frame = self.frame();
+        self.control.write(frame + offset, bytes);
+    }
+
+    /// Where the guest's process sees the frame.
+    pub(crate) fn frame_address(&self) -> u64 {
+        stub::CONTROL + self.frame() as u64
+    }
+
+    /// The registers of the thread that waits in the stub, to be put aside.
+    pub(crate) fn context(&self) -> Context {
+        Context { bytes: self.frame_bytes().into(), bases: self.bases }
+    }
+
+    /// Has another thread's registers in the stub. They are of this guest, and their frame is where all frames are.
+    pub(crate) fn set_context(&mut self, context: &Context) {
+        let offset = stub::CONTROL_LEN - context.bytes.len();
+        self.control.write(offset, &context.bytes);
+        self.frame = Some(offset);
+        self.bases = context.bases;
     }
 
     /// Answers a call with `value`, which is a negative error number or a result.
@@ -217,8 +330,7 @@ impl Process {
 
     /// Sets what the call that waits in the stub returns.
     pub(crate) fn set_result(&mut self, value: i64) {
-        let frame = self.frame.expect("a call waits in the stub");
-        self.control.write_word(frame + Register::Rax.offset(), value as u64);
+        self.set_register(Register::Rax, value as u64);
     }
 
     /// Has the stub carry out `orders`, each of whose calls is checked when it is made.
@@ -263,11 +375,7 @@ impl Process {
     pub(crate) fn registers(&self) -> Registers {
         let mut stack = vec![0; stub::SIGNAL_STACK_LEN];
         self.control.read(stub::ORDERS_LEN, &mut stack);
-        Registers {
-            stack,
-            frame: self.frame.expect("the guest waits in the stub"),
-            bases: self.bases,
-        }
+        Registers { stack, frame: self.frame(), bases: self.bases }
     }
 
     /// Sets the registers that it returns to.
@@ -483,90 +591,4 @@ impl Drop for Process {
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
-}
-
-/// What a process has made for us while it booted.
-struct Attached {
-    pidfd: OwnedFd,
-    listener: Listener,
-    track: Option<Track>,
-}
-
-impl Attached {
-    fn fetch(child: &Child, tracked: bool) -> Result<Self, PlatformError> {
-        let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
-            .map_err(|e| PlatformError::missing("pidfd_open", e, "it needs Linux 5.3 or newer"))?;
-        let deadline = Instant::now() + PATIENCE;
-        // The process opens the userfaultfd, if any, and then the listener.
-        let (uffd, listener) = if tracked { (3, 4) } else { (-1, 3) };
-        let listener = loop {
-            match pidfd_getfd(&pidfd, listener, PidfdGetfdFlags::empty()) {
-                // Before it has closed them, the process has descriptors that it inherited.
-                Ok(descriptor) if is_listener(&descriptor) => break Listener::new(descriptor)?,
-                Ok(_) | Err(Errno::BADF) => {
-                    let other = pidfd_getfd(&pidfd, 3, PidfdGetfdFlags::empty());
-                    if tracked && other.is_ok_and(|descriptor| is_listener(&descriptor)) {
-                        return Err(PlatformError::missing(
-                            "userfaultfd in the guest's process",
-                            io::Error::from_raw_os_error(libc::EPERM),
-                            "the kernel must have it, and the seccomp profile allow it",
-                        ));
-                    }
-                }
-                Err(Errno::SRCH) => {
-                    return Err(PlatformError::missing(
-                        "seccomp user notification in the guest's process",
-                        io::Error::from_raw_os_error(libc::EPERM),
-                        "Linux 6.6 or newer is needed, and a seccomp profile that allows it",
-                    ));
-                }
-                Err(error) => {
-                    return Err(PlatformError::missing(
-                        "pidfd_getfd",
-                        error,
-                        "this process must be allowed its children's descriptors: see Yama's ptrace_scope and the seccomp profile",
-                    ));
-                }
-            }
-            if Instant::now() >= deadline {
-                return Err(PlatformError::Late);
-            }
-            std::thread::sleep(Duration::from_micros(50));
-        };
-        let track = if tracked {
-            let uffd = pidfd_getfd(&pidfd, uffd, PidfdGetfdFlags::empty())
-                .map_err(|e| PlatformError::kernel("fetching the userfaultfd", e))?;
-            Some(Track::new(uffd)?)
-        } else {
-            None
-        };
-        Ok(Self { pidfd, listener, track })
-    }
-}
-
-/// Whether a descriptor is that of a filter's listener.
-fn is_listener(descriptor: &OwnedFd) -> bool {
-    let name = std::fs::read_link(format!("/proc/self/fd/{}", descriptor.as_raw_fd()));
-    name.is_ok_and(|name| name.as_os_str() == "anon_inode:seccomp notify")
-}
-
-/// The stub loads the bases by instruction.
-fn require_bases() -> Result<(), PlatformError> {
-    let (_, capabilities) = rustix::param::linux_hwcap();
-    if capabilities & 2 == 0 {
-        return Err(PlatformError::missing(
-            "FSGSBASE",
-            io::Error::from_raw_os_error(libc::ENOTSUP),
-            "a processor of 2012 or later and Linux 5.9 or newer are needed",
-        ));
-    }
-    let frame = rustix::param::linux_minsigstksz();
-    if frame + 1024 > stub::SIGNAL_STACK_LEN {
-        return Err(PlatformError::missing(
-            "a signal frame of this processor",
-            io::Error::from_raw_os_error(libc::E2BIG),
-            "its state is larger than the stub's stack",
-        ));
-    }
-    Ok(())
 }

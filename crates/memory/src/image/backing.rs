@@ -9,10 +9,12 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use afresh_sys::{Memfd, PageRange, PerProcess, Protection, Reservation, SysError, fork};
+use afresh_sys::{
+    HUGE_PAGES, Memfd, PageRange, PerProcess, Protection, Reservation, SysError, fork,
+};
 
-use super::door::Arrived;
-use super::{Filler, Met};
+use super::inserter::Arrived;
+use super::{FaultOutcome, Filler};
 use crate::ImageError;
 
 /// Backings alive that own their file. With packs of [`PACK_IMAGES`] each, ten thousand images need
@@ -29,9 +31,6 @@ static OWNED: AtomicUsize = AtomicUsize::new(0);
 static PACK: PerProcess<Mutex<Weak<Pack>>> = PerProcess::new(|| Mutex::new(Weak::new()));
 /// Of images that are filled lazily: each range is filled while slots map it.
 static FILLED_PACK: PerProcess<Mutex<Weak<Pack>>> = PerProcess::new(|| Mutex::new(Weak::new()));
-/// Pages in a huge page.
-const HUGE: usize = 512;
-
 /// A file shared by many backings.
 struct Pack {
     file: Memfd,
@@ -147,7 +146,8 @@ impl Backing {
         if !claim_own() {
             // On boundaries of huge pages, so that none ever holds pages of two images: what one image
             // lacks must not come with a page of another's.
-            let (pack, start) = Pack::room(FILLED_PACK.get(), pages.next_multiple_of(HUGE), HUGE)?;
+            let (pack, start) =
+                Pack::room(FILLED_PACK.get(), pages.next_multiple_of(HUGE_PAGES), HUGE_PAGES)?;
             return Self::viewed(Store::Packed { pack, start }, view, pages, Vec::new());
         }
         let file = Memfd::new(c"afresh-image").and_then(|file| {
@@ -230,13 +230,13 @@ impl Backing {
     }
 
     /// Answers a fault on a page of the backing. Safe in a signal handler.
-    pub(super) fn answer(&self, page: usize) -> Met {
+    pub(super) fn answer(&self, page: usize) -> FaultOutcome {
         match &self.filling {
             Some(filling) if !filling.arrived.has(page) => {
                 let came = filling.filler.fill_in_handler(page) && filling.arrived.has(page);
-                if came { Met::Filled } else { Met::Closed }
+                if came { FaultOutcome::Filled } else { FaultOutcome::Closed }
             }
-            _ => Met::Present,
+            _ => FaultOutcome::Present,
         }
     }
 

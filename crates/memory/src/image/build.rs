@@ -236,17 +236,17 @@ pub(super) unsafe fn store_pages(
 }
 
 /// Most mappings that a slot should need for one backing.
-const MAX_CHUNKS: usize = 256;
+const MAX_RUNS: usize = 256;
 /// Gaps of up to this many pages are always kept as holes.
 const SMALL_GAP: usize = 16;
 
-/// The smallest gap limit that leaves at most [`MAX_CHUNKS`] chunks: gaps up to it become holes in the
+/// The smallest gap limit that leaves at most [`MAX_RUNS`] runs: gaps up to it become holes in the
 /// backing, so that the runs on both sides can be mapped as one. A hole takes no memory until a guest
 /// reads it through such a mapping.
 pub(super) fn gap_limit(runs: &[PageRange]) -> usize {
     let mut gaps: Vec<usize> = runs.windows(2).map(|w| w[1].start - w[0].end()).collect();
     gaps.sort_unstable();
-    let kept_apart = (MAX_CHUNKS - 1).min(gaps.len());
+    let kept_apart = (MAX_RUNS - 1).min(gaps.len());
     match gaps.len() - kept_apart {
         0 => SMALL_GAP,
         merged => gaps[merged - 1].max(SMALL_GAP),

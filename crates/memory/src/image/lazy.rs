@@ -4,7 +4,7 @@
 //! one that is missing, when the engine is about to read one, and ahead of both. Every slot of the image
 //! shares what has arrived, and once all has, the image is like any other.
 //!
-//! What it promises: nobody reads a page before its content is in place, whole ([`Door`] says how). When
+//! What it promises: nobody reads a page before its content is in place, whole ([`Inserter`] says how). When
 //! the filler fails, the image has failed for good: slots close their memory and refuse use, and every
 //! error names the cause. Where the host has no way to put pages in place under running guests, slots wait
 //! for all of them ([`Image::fills_first`]).
@@ -14,12 +14,12 @@ use std::sync::Arc;
 use afresh_sys::{PageRange, Protection, Reservation};
 
 use super::backing::Filling;
-use super::{Door, Extent, Image, build};
+use super::{Extent, Image, Inserter, build};
 use crate::ImageError;
 
-/// Fetches the content of a lazily filled image and puts it in place, through the door it was made with.
+/// Fetches the content of a lazily filled image and puts it in place, through the inserter it was made with.
 ///
-/// Pages are counted as in the image. What it says is not relied on: whether a page is in place, the door
+/// Pages are counted as in the image. What it says is not relied on: whether a page is in place, the inserter
 /// knows.
 pub trait Filler: Send + Sync {
     /// Returns once `page` is in place, or `false` once it is certain that it will never be. Called in a
@@ -42,7 +42,7 @@ impl Image {
     pub fn lazy<E: From<ImageError>>(
         pages: usize,
         stored: &[PageRange],
-        make: impl FnOnce(Door) -> Result<Arc<dyn Filler>, E>,
+        make: impl FnOnce(Inserter) -> Result<Arc<dyn Filler>, E>,
     ) -> Result<Image, E> {
         build::check_sorted(stored, pages)?;
         let stored: Vec<PageRange> = stored.iter().copied().filter(|run| !run.is_empty()).collect();
@@ -58,10 +58,10 @@ impl Image {
         let Some(end) = joined.last().map(|run| run.end()) else {
             return Ok(Image::zero(pages));
         };
-        let (backing, door, arrived) = Door::open(end, joined)?;
-        let live = door.is_live();
+        let (backing, inserter, arrived) = Inserter::open(end, joined)?;
+        let live = inserter.is_live();
         let backing = Arc::new(
-            backing.filled_by(stored.clone(), Filling { filler: make(door)?, arrived, live }),
+            backing.filled_by(stored.clone(), Filling { filler: make(inserter)?, arrived, live }),
         );
         let extents = stored
             .into_iter()
@@ -111,7 +111,7 @@ impl Image {
 /// The lazily filled parts of what a slot maps, for the handler of faults on missing pages.
 #[derive(Debug)]
 pub(crate) struct Missing {
-    chunks: Vec<Extent>,
+    runs: Vec<Extent>,
     memory: Arc<Reservation>,
     /// Pages of `memory` before the slot's page 0.
     first: usize,
@@ -120,7 +120,7 @@ pub(crate) struct Missing {
 
 /// What a fault on a page met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Met {
+pub(crate) enum FaultOutcome {
     /// The page is in place: something else caused the fault.
     Present,
     /// It is in place now.
@@ -137,43 +137,43 @@ impl Missing {
         first: usize,
         capacity: usize,
     ) -> Option<Self> {
-        let mut chunks = image.chunks();
-        chunks.retain(|chunk| !chunk.backing.is_complete());
-        (!chunks.is_empty()).then(|| Self { chunks, memory: memory.clone(), first, capacity })
+        let mut runs = image.runs();
+        runs.retain(|run| !run.backing.is_complete());
+        (!runs.is_empty()).then(|| Self { runs, memory: memory.clone(), first, capacity })
     }
 
     /// The parts of `range` whose pages may be missing.
     pub(crate) fn within(&self, range: PageRange) -> impl Iterator<Item = PageRange> + '_ {
-        self.chunks.iter().filter_map(move |chunk| chunk.range.intersect(range))
+        self.runs.iter().filter_map(move |run| run.range.intersect(range))
     }
 
     /// Answers a fault on `page` of the slot, and closes the slot's memory if the page will never be in
     /// place. Safe in a signal handler.
-    pub(crate) fn answer(&self, page: usize) -> Met {
+    pub(crate) fn answer(&self, page: usize) -> FaultOutcome {
         let met = self.meet(page);
-        if met == Met::Closed {
+        if met == FaultOutcome::Closed {
             self.close();
         }
         met
     }
 
     /// The part of the image that `page` of the slot belongs to, if it may be missing.
-    fn chunk_of(&self, page: usize) -> Option<&Extent> {
-        let at = self.chunks.partition_point(|chunk| chunk.range.end() <= page);
-        self.chunks.get(at).filter(|chunk| chunk.range.contains(page))
+    fn run_of(&self, page: usize) -> Option<&Extent> {
+        let at = self.runs.partition_point(|run| run.range.end() <= page);
+        self.runs.get(at).filter(|run| run.range.contains(page))
     }
 
     /// A number for what fills `page` of the slot, which no other image has.
     pub(crate) fn source_of(&self, page: usize) -> usize {
-        self.chunk_of(page).map_or(0, |chunk| Arc::as_ptr(&chunk.backing).cast::<u8>() as usize)
+        self.run_of(page).map_or(0, |run| Arc::as_ptr(&run.backing).cast::<u8>() as usize)
     }
 
     /// Waits for `page` of the slot.
-    pub(crate) fn meet(&self, page: usize) -> Met {
-        let Some(chunk) = self.chunk_of(page) else {
-            return Met::Present;
+    pub(crate) fn meet(&self, page: usize) -> FaultOutcome {
+        let Some(run) = self.run_of(page) else {
+            return FaultOutcome::Present;
         };
-        chunk.backing.answer(chunk.at + page - chunk.range.start)
+        run.backing.answer(run.at + page - run.range.start)
     }
 
     /// Ends access: nothing may be read as if it were content. The retry raises SIGSEGV, or `EFAULT`.
@@ -195,6 +195,6 @@ impl Missing {
 
     /// Why pages will never come, once that is certain.
     pub(crate) fn failure(&self) -> Option<String> {
-        self.chunks.iter().find_map(|chunk| chunk.backing.failure())
+        self.runs.iter().find_map(|run| run.backing.failure())
     }
 }

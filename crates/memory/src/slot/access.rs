@@ -10,6 +10,7 @@ impl Slot {
         let outside = SlotError::OutOfBounds { offset, len };
         let Some(end) = offset.checked_add(len) else { return Err(outside) };
         let fits = self
+            .space
             .accessible()
             .any(|r| offset >= r.byte_start() && end <= r.byte_start() + r.byte_len());
         if fits || len == 0 { Ok(()) } else { Err(outside) }
@@ -47,9 +48,9 @@ impl Slot {
     /// # Errors
     /// [`SlotError::Image`] when they will never be, or a quarantined slot.
     pub fn fetch(&self, offset: usize, len: usize) -> Result<(), SlotError> {
-        if self.filling {
+        if self.state.filling().is_some() {
             self.check()?;
-            let pages = self.capacity.saturating_mul(PAGE_SIZE);
+            let pages = self.space.capacity.saturating_mul(PAGE_SIZE);
             let end = offset.saturating_add(len).min(pages);
             if offset < end {
                 self.image.resolve(PageRange::covering(offset, end - offset))?;
@@ -78,10 +79,10 @@ impl Slot {
     /// [`SlotError`]; the slot is quarantined.
     pub fn preload(&mut self, pages: &[PageRange]) -> Result<(), SlotError> {
         self.check()?;
-        let inside: Vec<PageRange> =
-            pages.iter().flat_map(|p| self.accessible().filter_map(|r| r.intersect(*p))).collect();
-        let memory = self.memory.clone();
-        let first = self.first;
+        let inside: Vec<PageRange> = pages
+            .iter()
+            .flat_map(|p| self.space.accessible().filter_map(|r| r.intersect(*p)))
+            .collect();
         let Method::WriteSet(tracker) = &mut self.method else { return Ok(()) };
         if self.adapt.discarding() {
             return Ok(());
@@ -95,8 +96,7 @@ impl Slot {
         self.plan()?;
         for range in inside {
             // Only saves faults: without it each page faults once.
-            let _ = memory
-                .advise(PageRange::new(first + range.start, range.len), Advice::PopulateWrite);
+            let _ = self.space.advise(range, Advice::PopulateWrite);
         }
         Ok(())
     }

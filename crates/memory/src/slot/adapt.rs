@@ -26,7 +26,7 @@ const MAX_SAMPLE: u32 = 1024;
 const PAGES_A_LOOK: i64 = 128;
 /// What a reset counts for at least, so that small sets are looked at every 32 resets.
 const LEAST_A_RESET: i64 = 4;
-/// Pages looked at before they are judged, where not all of the set is expected to be written.
+/// Pages looked at before they count, where not all of the set is expected to be written.
 const BELIEVED: usize = 16;
 /// Resets without growth before memory that a run grew into is given back, at first and at most.
 const FIRST_GROWTH: u64 = 64;
@@ -54,7 +54,7 @@ pub(crate) struct Adapt {
     sample_every: u32,
     /// Pages left to copy before some are looked at.
     copies_left: i64,
-    /// Pages looked at and not yet judged, and how many of them were written.
+    /// Pages looked at and not yet weighed, and how many of them were written.
     looked: usize,
     found_written: usize,
     /// Share of the set that the last sample found written, in 1/256.
@@ -103,11 +103,11 @@ impl Adapt {
             self.losses = 0;
             return false;
         }
-        self.judge(set, learned)
+        self.weigh(set, learned)
     }
 
     #[cold]
-    fn judge(&mut self, set: usize, learned: usize) -> bool {
+    fn weigh(&mut self, set: usize, learned: usize) -> bool {
         let cost = CostModel::host();
         let written = learned + (set - learned) * self.written_share as usize / 256;
         if cost.write_set(set, learned) <= cost.discard(written) {

@@ -23,7 +23,7 @@ impl Slot {
     pub fn freeze_apart(&mut self) -> Result<Image, ImageError> {
         let changed = self.differing()?;
         // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
-        unsafe { self.image.derive_apart(self.end, &changed, self.base()) }
+        unsafe { self.image.derive_apart(self.space.end, &changed, self.base()) }
     }
 
     /// The pages whose content differs from the image, and those that a growth brought and that are not zero. Costs
@@ -46,7 +46,7 @@ impl Slot {
                     self.stats.learned += learned as u64;
                     self.plan()?;
                 }
-                let end = self.end;
+                let end = self.space.end;
                 let mut runs = self.write_set.runs();
                 runs.retain(|r| r.start < end);
                 if let Some(last) = runs.last_mut() {
@@ -56,7 +56,7 @@ impl Slot {
             }
             _ => {
                 self.image.complete()?;
-                let all: Vec<PageRange> = self.accessible().collect();
+                let all: Vec<PageRange> = self.space.accessible().collect();
                 self.changed(&all)
             }
         })
@@ -66,11 +66,11 @@ impl Slot {
     pub(super) fn capture(&mut self) -> Result<(Image, Vec<PageRange>), ImageError> {
         let changed = self.differing()?;
         let base = self.base();
-        if changed.is_empty() && self.end == self.image.pages() {
+        if changed.is_empty() && self.space.end == self.image.pages() {
             return Ok((self.image.clone(), changed));
         }
         // SAFETY: the runs are accessible pages of this slot, and `&mut self` says that no guest runs.
-        let image = unsafe { self.image.derive(self.end, &changed, base)? };
+        let image = unsafe { self.image.derive(self.space.end, &changed, base)? };
         Ok((image, changed))
     }
 }

@@ -3,6 +3,7 @@
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, merges_memory, withhold};
 
+use super::state::{Filling, State};
 use super::{Adapt, Method, Slot};
 use crate::{Image, ImageError, SlotError};
 
@@ -27,8 +28,11 @@ impl Slot {
             from = region
                 .start
                 .checked_add(region.len)
-                .filter(|end| *end <= self.capacity)
-                .ok_or(SlotError::TooLarge { pages: region.len, capacity: self.capacity })?;
+                .filter(|end| *end <= self.space.capacity)
+                .ok_or(SlotError::TooLarge {
+                pages: region.len,
+                capacity: self.space.capacity,
+            })?;
         }
         for run in image.stored() {
             let mut page = run.start;
@@ -53,43 +57,48 @@ impl Slot {
         if image.fills_first() {
             self.read_first(image, "userfaultfd is not to be had")?;
         }
-        let mut chunks = image.chunks();
-        if chunks.len() > MAX_MAPPINGS {
+        let mut runs = image.runs();
+        if runs.len() > MAX_MAPPINGS {
             let compacted = image.compact()?;
-            chunks = compacted.chunks();
+            runs = compacted.runs();
             self.image = compacted;
         } else {
             self.image = image.clone();
         }
-        for region in &regions {
-            self.memory.protect(self.absolute(*region), Protection::ReadWrite)?;
+        if !self.image.is_complete() {
+            self.state = State::Filling(Filling::default());
         }
-        for chunk in &chunks {
-            let (file, start) = chunk.backing.file();
-            // A chunk may span a gap between regions over holes of the backing: map only what is
+        for region in &regions {
+            self.space.protect(*region, Protection::ReadWrite)?;
+        }
+        for run in &runs {
+            let (file, start) = run.backing.file();
+            // A run may span a gap between regions over holes of the backing: map only what is
             // accessible.
-            for part in regions.iter().filter_map(|r| r.intersect(chunk.range)) {
-                self.memory.map_private(
-                    self.absolute(part),
+            for part in regions.iter().filter_map(|r| r.intersect(run.range)) {
+                self.space.memory.map_private(
+                    self.space.absolute(part),
                     Protection::ReadWrite,
                     file,
-                    start + chunk.at + part.start - chunk.range.start,
+                    start + run.at + part.start - run.range.start,
                 )?;
-                if !chunk.backing.is_complete() {
+                if !run.backing.is_complete() {
                     // A child would not be asked about missing pages, and get zeros.
-                    self.withheld.push(withhold(&self.memory, self.absolute(part))?);
+                    let withheld = withhold(&self.space.memory, self.space.absolute(part))?;
+                    if let State::Filling(filling) = &mut self.state {
+                        filling.withheld.push(withheld);
+                    }
                 }
             }
         }
         self.refuse_merging()?;
-        self.end = regions.last().map_or(0, |r| r.end());
-        self.high_water = self.end;
-        self.regions = regions;
+        self.space.end = regions.last().map_or(0, |r| r.end());
+        self.space.high_water = self.space.end;
+        self.space.regions = regions;
         self.stale = false;
-        self.filling = !self.image.is_complete();
-        if !self.filling {
-            // The last page came just now.
-            self.withheld.clear();
+        if self.image.is_complete() {
+            // The last page may have come just now.
+            self.state = State::Ready;
         }
         self.write_set.clear();
         self.adapt = Adapt::default();
@@ -112,16 +121,15 @@ impl Slot {
     /// loses its protection, and writes to it go unnoticed.
     pub(super) fn refuse_merging(&self) -> Result<(), SlotError> {
         if merges_memory() {
-            let all = PageRange::new(self.first, self.capacity);
-            self.memory.advise(all, Advice::NoMerge)?;
+            self.space.advise(self.space.all(), Advice::NoMerge)?;
         }
         Ok(())
     }
 
     /// Tells the tracker about every region.
     pub(super) fn watch_regions(&mut self) -> Result<(), SlotError> {
-        if let Method::Scan(tracker) | Method::WriteSet(tracker) = &mut self.method {
-            for region in self.regions.iter().filter(|r| !r.is_empty()) {
+        if let Method::Reprotect(tracker) | Method::WriteSet(tracker) = &mut self.method {
+            for region in self.space.regions.iter().filter(|r| !r.is_empty()) {
                 tracker.watch(*region)?;
             }
         }

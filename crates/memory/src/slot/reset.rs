@@ -4,7 +4,7 @@ use afresh_sys::planted::{self, Bug};
 use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection};
 
 use super::adapt::Next;
-use super::{FORKED, Method, Slot};
+use super::{FORKED, Method, Slot, State};
 use crate::ResetError;
 use crate::write_set::restore_if_changed;
 
@@ -43,11 +43,8 @@ impl Slot {
         if self.is_of_parent() {
             self.quarantine(FORKED);
         }
-        if self.filling {
-            self.look_for_failure();
-        }
-        if self.quarantine.is_some() {
-            return Err(self.refusal());
+        if !matches!(self.state, State::Ready) {
+            self.look_at_state()?;
         }
         match self.try_reset() {
             Ok(report) => {
@@ -66,23 +63,24 @@ impl Slot {
         }
     }
 
-    /// Closed memory cannot be restored; and once the image is complete there is nothing to look for.
+    /// Closed memory cannot be restored; and once the image is complete nothing more can fail.
     #[cold]
-    fn look_for_failure(&mut self) {
-        match self.failure() {
-            Some(cause) => self.quarantine(crate::ImageError::Filler(cause).to_string()),
-            None if self.image.is_complete() => {
-                self.filling = false;
-                self.served = None;
-                self.withheld.clear();
+    fn look_at_state(&mut self) -> Result<(), ResetError> {
+        if let State::Filling(_) = self.state {
+            match self.failure() {
+                Some(cause) => self.quarantine(crate::ImageError::Filler(cause).to_string()),
+                None if self.image.is_complete() => self.state = State::Ready,
+                None => {}
             }
-            None => {}
         }
+        self.refuse_quarantined()
     }
 
-    #[cold]
-    fn refusal(&self) -> ResetError {
-        ResetError::Quarantined { reason: self.quarantine.clone().unwrap_or_default() }
+    fn refuse_quarantined(&self) -> Result<(), ResetError> {
+        match self.state.reason() {
+            None => Ok(()),
+            Some(reason) => Err(ResetError::Quarantined { reason: reason.to_owned() }),
+        }
     }
 
     #[inline]
@@ -99,7 +97,7 @@ impl Slot {
                 let singly = if self.staged.is_empty() {
                     learned
                 } else {
-                    learned.saturating_sub(self.judge_staged()?)
+                    learned.saturating_sub(self.settle_staged()?)
                 };
                 let next = self.adapt.next(self.write_set.len());
                 if let Next::Sample = next {
@@ -113,7 +111,8 @@ impl Slot {
                     unsafe { self.write_set.copy_back() };
                 }
                 let restored = self.write_set.len();
-                let shrunk = if self.end == self.initial_end() { 0 } else { self.shrink()? };
+                let shrunk =
+                    if self.space.end == self.space.initial_end() { 0 } else { self.shrink()? };
                 if self.choice.adaptive && self.adapt.learned(restored, singly)
                     || restored > self.config.write_set_limit
                 {
@@ -121,7 +120,7 @@ impl Slot {
                 }
                 Ok(ResetReport { restored, learned, shrunk, discarded: false })
             }
-            Method::Scan(_) => self.reset_scan(),
+            Method::Reprotect(_) => self.reset_scan(),
             Method::Discard => self.reset_discard(),
             Method::FullCopy => self.reset_full_copy(),
         }
@@ -142,7 +141,7 @@ impl Slot {
     /// long.
     #[cold]
     fn look(&mut self, pages: usize) -> Result<(), ResetError> {
-        let (base, initial_end) = (self.base(), self.initial_end());
+        let (base, initial_end) = (self.base(), self.space.initial_end());
         // SAFETY: as for `copy_back`.
         let (looked, written) =
             unsafe { self.write_set.look(&self.image, base, initial_end, pages) };
@@ -155,9 +154,10 @@ impl Slot {
     #[cold]
     fn sample(&mut self) -> Result<(), ResetError> {
         let set = self.write_set.len();
-        let (base, initial_end) = (self.base(), self.initial_end());
+        let (base, initial_end) = (self.base(), self.space.initial_end());
         // SAFETY: as for `copy_back`; pages below the present end are accessible.
-        let found = unsafe { self.write_set.sample(&self.image, base, initial_end, self.end) };
+        let found =
+            unsafe { self.write_set.sample(&self.image, base, initial_end, self.space.end) };
         let shed: usize = found.shed.iter().map(|range| range.len).sum();
         let watched_again = planted::but_last(Bug::Rearm, &found.shed);
         // While the mappings show another image than the slot's, a page must not be thrown away.
@@ -175,7 +175,7 @@ impl Slot {
 
     /// Throws the private copies of watched pages away, and protects them again.
     fn throw_away(&mut self, range: PageRange) -> Result<(), ResetError> {
-        self.memory.advise(self.absolute(range), Advice::Discard)?;
+        self.space.advise(range, Advice::Discard)?;
         if let Method::WriteSet(tracker) = &mut self.method {
             tracker.rearm(range)?;
         }
@@ -185,20 +185,20 @@ impl Slot {
     /// Gives back the memory beyond the initial end, which is hidden, once no run has grown into it for long.
     /// The next growth finds the slot as if it had never grown.
     fn release_growth(&mut self) -> Result<(), ResetError> {
-        let from = self.initial_end();
-        let unused = self.high_water > from && self.end == from;
+        let from = self.space.initial_end();
+        let unused = self.space.high_water > from && self.space.end == from;
         // Under a slot that moved between images there may be one that reached further.
         if !unused || self.stale || !self.adapt.growth_idle(self.stats.resets) {
             return Ok(());
         }
-        let grown = PageRange::new(from, self.high_water - from);
-        self.memory.advise(self.absolute(grown), Advice::Discard)?;
-        if let Method::Scan(tracker) | Method::WriteSet(tracker) = &mut self.method {
+        let grown = PageRange::new(from, self.space.high_water - from);
+        self.space.advise(grown, Advice::Discard)?;
+        if let Method::Reprotect(tracker) | Method::WriteSet(tracker) = &mut self.method {
             tracker.hide(grown);
         }
         self.write_set.forget(grown);
         self.settled.retain(|start| !grown.contains(*start));
-        self.high_water = from;
+        self.space.high_water = from;
         self.plan()?;
         Ok(())
     }
@@ -217,8 +217,8 @@ impl Slot {
         } else {
             self.forget_staged();
             self.write_set.clear();
-            for range in self.watched() {
-                self.memory.advise(self.absolute(range), Advice::Discard)?;
+            for range in self.space.ever_accessible() {
+                self.space.advise(range, Advice::Discard)?;
             }
         }
         let tracked = self.tracked();
@@ -231,21 +231,12 @@ impl Slot {
     /// The pages whose protection the tracker holds: hidden ones too, where it survives hiding.
     fn tracked(&self) -> Vec<PageRange> {
         match &self.method {
-            Method::WriteSet(t) | Method::Scan(t) if t.survives_hiding() => {
-                self.watched().collect()
+            Method::WriteSet(t) | Method::Reprotect(t) if t.survives_hiding() => {
+                self.space.ever_accessible().collect()
             }
-            Method::WriteSet(_) | Method::Scan(_) => self.accessible().collect(),
+            Method::WriteSet(_) | Method::Reprotect(_) => self.space.accessible().collect(),
             Method::Discard | Method::FullCopy => Vec::new(),
         }
-    }
-
-    /// Everything that has been accessible since the image was placed.
-    fn watched(&self) -> impl Iterator<Item = PageRange> + '_ {
-        let last = self.regions.len().saturating_sub(1);
-        self.regions.iter().enumerate().map(move |(i, region)| {
-            let end = if i == last { self.high_water } else { region.end() };
-            PageRange::new(region.start, end - region.start)
-        })
     }
 
     /// A reset while learning is paused.
@@ -264,12 +255,12 @@ impl Slot {
         }
         self.forget_staged();
         let result = (|| {
-            for range in self.watched() {
-                self.memory.advise(self.absolute(range), Advice::Discard)?;
+            for range in self.space.ever_accessible() {
+                self.space.advise(range, Advice::Discard)?;
             }
             self.write_set.clear();
             let tracked = self.tracked();
-            if let Method::WriteSet(tracker) | Method::Scan(tracker) = &mut self.method {
+            if let Method::WriteSet(tracker) | Method::Reprotect(tracker) = &mut self.method {
                 for range in tracked.into_iter().filter(|r| !r.is_empty()) {
                     tracker.rearm(range)?;
                 }
@@ -286,37 +277,38 @@ impl Slot {
     /// Hides the pages that the run grew into. With a tracker they are clean again already.
     #[cold]
     fn shrink(&mut self) -> Result<usize, ResetError> {
-        let from = self.initial_end();
-        let grown = PageRange::new(from, self.end - from);
+        let grown = self.space.grown();
         match &mut self.method {
             Method::WriteSet(tracker) if tracker.survives_hiding() => {
-                let end = self.memory.page_ptr(self.first + self.end);
+                let end = self.space.memory.page_ptr(self.space.first + self.space.end);
                 // SAFETY: the grown pages are accessible until they are hidden below; no guest runs.
                 unsafe { self.write_set.copy_back_grown(end) };
             }
-            Method::Scan(_) => {}
+            Method::Reprotect(_) => {}
             Method::WriteSet(tracker) => {
                 tracker.hide(grown);
                 self.write_set.forget(grown);
                 self.plan()?;
-                self.memory.advise(self.absolute(grown), Advice::Discard)?;
+                self.space.advise(grown, Advice::Discard)?;
             }
-            Method::Discard => self.memory.advise(self.absolute(grown), Advice::Discard)?,
+            Method::Discard => self.space.advise(grown, Advice::Discard)?,
             // SAFETY: the grown pages are accessible until the next line, and no guest runs.
             Method::FullCopy => unsafe { self.overwrite(grown) },
         }
         if planted::is(Bug::GrownSize) {
             return Ok(0);
         }
-        self.memory.protect(self.absolute(grown), Protection::None)?;
-        self.end = from;
+        self.space.protect(grown, Protection::None)?;
+        self.space.end = grown.start;
         self.adapt.grew(self.stats.resets);
         Ok(grown.len)
     }
 
     fn reset_scan(&mut self) -> Result<ResetReport, ResetError> {
         let base = self.base();
-        let Method::Scan(tracker) = &mut self.method else { return Ok(ResetReport::default()) };
+        let Method::Reprotect(tracker) = &mut self.method else {
+            return Ok(ResetReport::default());
+        };
         self.written.clear();
         tracker.drain(&mut self.written)?;
         let mut restored = 0;
@@ -329,27 +321,25 @@ impl Slot {
         }
         tracker.arm(&self.written)?;
         self.release_growth()?;
-        let shrunk = if self.end == self.initial_end() { 0 } else { self.shrink()? };
+        let shrunk = if self.space.end == self.space.initial_end() { 0 } else { self.shrink()? };
         Ok(ResetReport { restored, learned: restored, shrunk, discarded: false })
     }
 
     fn reset_discard(&mut self) -> Result<ResetReport, ResetError> {
-        let shrunk = if self.end == self.initial_end() {
+        let shrunk = if self.space.end == self.space.initial_end() {
             0
         } else {
             if matches!(self.method, Method::WriteSet(_)) {
                 // While learning is paused the grown pages are in no write set.
-                let from = self.initial_end();
-                let grown = PageRange::new(from, self.end - from);
-                self.memory.advise(self.absolute(grown), Advice::Discard)?;
+                self.space.advise(self.space.grown(), Advice::Discard)?;
             }
             self.shrink()?
         };
         let mut restored = 0;
-        for region in &self.regions {
+        for region in &self.space.regions {
             let left = usize::from(planted::is(Bug::Discard) && region.len > 1);
             let thrown = PageRange::new(region.start, region.len - left);
-            self.memory.advise(self.absolute(thrown), Advice::Discard)?;
+            self.space.advise(thrown, Advice::Discard)?;
             restored += region.len;
         }
         Ok(ResetReport { restored, learned: 0, shrunk, discarded: true })
@@ -357,9 +347,9 @@ impl Slot {
 
     fn reset_full_copy(&mut self) -> Result<ResetReport, ResetError> {
         self.release_growth()?;
-        let shrunk = if self.end == self.initial_end() { 0 } else { self.shrink()? };
+        let shrunk = if self.space.end == self.space.initial_end() { 0 } else { self.shrink()? };
         let mut restored = 0;
-        for region in &self.regions {
+        for region in &self.space.regions {
             // SAFETY: a region is accessible, and no guest runs.
             unsafe { self.overwrite(*region) };
             restored += region.len;
@@ -388,20 +378,18 @@ impl Slot {
     /// # Errors
     /// [`ResetError`] when the slot is quarantined or its hidden pages cannot be read.
     pub fn verify(&mut self) -> Result<Vec<Mismatch>, ResetError> {
-        if self.quarantine.is_some() {
-            return Err(self.refusal());
-        }
+        self.refuse_quarantined()?;
         self.image.complete()?;
         if planted::is(Bug::Verify) {
             return Ok(Vec::new());
         }
-        let hidden = PageRange::new(self.end, self.high_water - self.end);
+        let hidden = self.space.hidden();
         if !hidden.is_empty() {
-            self.memory.protect(self.absolute(hidden), Protection::Read)?;
+            self.space.protect(hidden, Protection::Read)?;
         }
         let base = self.base();
         let mut mismatches = Vec::new();
-        for page in self.watched().flat_map(|r| r.start..r.end()) {
+        for page in self.space.ever_accessible().flat_map(|r| r.start..r.end()) {
             // SAFETY: the page is readable, and the caller promises that no guest runs.
             let live = unsafe { std::slice::from_raw_parts(base.add(page * PAGE_SIZE), PAGE_SIZE) };
             if !self.image.page_is(page, live) {
@@ -413,7 +401,7 @@ impl Slot {
             }
         }
         if !hidden.is_empty() {
-            self.memory.protect(self.absolute(hidden), Protection::None)?;
+            self.space.protect(hidden, Protection::None)?;
         }
         self.stats.verified += u64::from(mismatches.is_empty());
         Ok(mismatches)

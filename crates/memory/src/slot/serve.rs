@@ -12,7 +12,7 @@
 //!
 //! Promises: nobody who touches a missing page goes on before its content is in place; when it will never
 //! be, the slot's memory is closed and KVM gets `EFAULT`. May break it: more images with slow sources at the
-//! same time than [`THREADS`] can answer for; then all wait for the first of them, until its patience ends.
+//! same time than [`THREADS`] can answer for; then all wait for the first of them, until its time is up.
 
 use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,9 +25,9 @@ use afresh_sys::{
     Call, Feature, Features, Interest, PAGE_SIZE, PageRange, SysError, Uffd, UffdEvent, fork,
 };
 
-use super::Slot;
+use super::{Slot, State};
 use crate::SlotError;
-use crate::image::{Met, Missing};
+use crate::image::{FaultOutcome, Missing};
 
 /// Threads there are at most.
 const THREADS: usize = 64;
@@ -131,7 +131,7 @@ impl Entry {
         if met.is_err() {
             self.broken.store(true, Ordering::Release);
         }
-        if !matches!(met, Ok(Met::Present | Met::Filled)) {
+        if !matches!(met, Ok(FaultOutcome::Present | FaultOutcome::Filled)) {
             self.close();
         }
     }
@@ -330,18 +330,20 @@ impl Slot {
     /// had, waits for all of it.
     pub(super) fn serve(&mut self) -> Result<(), SlotError> {
         let features = self.config.features.as_ref().unwrap_or_else(|| Features::host());
-        let missing = Missing::of(&self.image, &self.memory, self.first, self.capacity);
-        let Some(missing) = missing.filter(|_| self.filling) else { return Ok(()) };
+        let missing =
+            Missing::of(&self.image, &self.space.memory, self.space.first, self.space.capacity);
+        let (Some(missing), State::Filling(filling)) = (missing, &mut self.state) else {
+            return Ok(());
+        };
         if features.has(Feature::UffdKernel)
-            && let Ok(served) = Served::start(missing, &self.regions)
+            && let Ok(served) = Served::start(missing, &self.space.regions)
         {
-            self.served = Some(served);
+            filling.served = Some(served);
             return Ok(());
         }
         let image = self.image.clone();
         self.read_first(&image, "the kernel's faults cannot be answered here")?;
-        self.withheld.clear();
-        self.filling = false;
+        self.state = State::Ready;
         Ok(())
     }
 }

@@ -47,7 +47,7 @@ impl Slot {
 
     /// The regions when the slot holds `image`.
     fn regions_for(&self, image: &Image) -> Vec<PageRange> {
-        let mut regions = self.regions.clone();
+        let mut regions = self.space.regions.clone();
         if let [only] = &mut regions[..]
             && only.start == 0
             && image.pages() != self.image.pages()
@@ -65,14 +65,13 @@ impl Slot {
         differing: &[PageRange],
     ) -> Result<usize, SlotError> {
         let target = regions.last().map_or(0, |region| region.end());
-        if target > self.end {
-            self.expose(PageRange::new(self.end, target - self.end))?;
-            self.end = target;
-            self.high_water = self.high_water.max(target);
+        if target > self.space.end {
+            self.expose(PageRange::new(self.space.end, target - self.space.end))?;
+            self.space.reach(target);
         }
         let inside: Vec<_> = differing
             .iter()
-            .flat_map(|range| self.accessible().filter_map(|region| region.intersect(*range)))
+            .flat_map(|range| self.space.accessible().filter_map(|region| region.intersect(*range)))
             .collect();
         // They are copied over the mapping, which may have to show its own content first.
         inside.iter().try_for_each(|range| self.image.resolve(*range))?;
@@ -83,14 +82,14 @@ impl Slot {
         }
         self.write_set.learn(&self.written);
         self.write_set.learn(planted::but_last(Bug::Switch, &inside));
-        self.regions = regions;
+        self.space.regions = regions;
         self.image = image.clone();
         self.stale = true;
         let looked_at = self.write_set.len();
         if !self.image.is_complete() {
             self.write_set.runs().into_iter().try_for_each(|run| self.image.resolve(run))?;
         }
-        let (base, end) = (self.base(), self.end);
+        let (base, end) = (self.base(), self.space.end);
         // SAFETY: every page of the set below `end` is accessible and was opened for writing when it was
         // learned; the caller promises that no guest runs.
         let found = unsafe { self.write_set.sample(&self.image, base, target, end) };
@@ -99,7 +98,7 @@ impl Slot {
             self.watch_again(shed)?;
         }
         self.plan()?;
-        if self.end > target {
+        if self.space.end > target {
             self.hide_from(target)?;
         }
         Ok(looked_at)
@@ -117,18 +116,18 @@ impl Slot {
 
     /// Takes the pages from `target` on away. They are zero already, in so far as they stay.
     fn hide_from(&mut self, target: usize) -> Result<(), SlotError> {
-        let gone = PageRange::new(target, self.end - target);
+        let gone = PageRange::new(target, self.space.end - target);
         match &mut self.method {
             Method::WriteSet(tracker) if !tracker.survives_hiding() => {
                 tracker.hide(gone);
                 self.write_set.forget(gone);
                 self.plan()?;
                 // Not discarded, which could uncover an image that was placed here.
-                self.memory.map_anonymous(self.absolute(gone), Protection::None)?;
+                self.space.clear(gone, Protection::None)?;
             }
-            _ => self.memory.protect(self.absolute(gone), Protection::None)?,
+            _ => self.space.protect(gone, Protection::None)?,
         }
-        self.end = target;
+        self.space.end = target;
         Ok(())
     }
 
@@ -142,12 +141,12 @@ impl Slot {
     pub fn checkpoint(&mut self) -> Result<Image, ImageError> {
         let (image, changed) = self.capture()?;
         let learns = self.learns();
-        let mut regions = self.regions.clone();
+        let mut regions = self.space.regions.clone();
         if let Some(last) = regions.last_mut() {
-            last.len = self.end - last.start;
+            last.len = self.space.end - last.start;
         }
         let moved = if learns {
-            self.regions = regions;
+            self.space.regions = regions;
             self.image = image.clone();
             self.stale = true;
             let shed = self.write_set.settle(&changed);
@@ -169,7 +168,7 @@ impl Slot {
 
     /// Maps the image afresh, so that discarding a private page uncovers the right content.
     pub(super) fn refresh_mappings(&mut self) -> Result<(), ResetError> {
-        let (image, regions) = (self.image.clone(), self.regions.clone());
+        let (image, regions) = (self.image.clone(), self.space.regions.clone());
         let adapt = std::mem::take(&mut self.adapt);
         let outcome = self.set_image(&image, &regions);
         self.adapt = adapt;

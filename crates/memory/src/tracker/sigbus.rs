@@ -20,12 +20,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use afresh_sys::fault::{self, Fault, FaultCause, FaultHandler, FaultSignal, Registration};
 use afresh_sys::planted::{self, Bug};
-use afresh_sys::{HUGE_SIZE, Interest, PAGE_SIZE, PageRange, Uffd};
+use afresh_sys::{HUGE_PAGES, HUGE_SIZE, Interest, PAGE_SIZE, PageRange, Uffd};
 
 use super::descriptor::SIGBUS;
 use super::{DirtyPages, Tracker, TrackerKind};
 use crate::TrackError;
-use crate::image::{Met, Missing};
+use crate::image::{FaultOutcome, Missing};
 
 /// Largest number of pages opened for one fault when writes run forward. What is opened too much is
 /// copied back needlessly until the write set sheds it, so the window stays small.
@@ -42,7 +42,7 @@ struct Watch {
     /// Pages under write protection or open; gaps between regions are in neither state.
     watched: DirtyPages,
     /// Blocks, counted from the one that `base` lies in, that are opened as wholes.
-    blocks: DirtyPages,
+    huge: DirtyPages,
     /// The page that would continue the last fault's window, and that window's size.
     next: AtomicUsize,
     window: AtomicUsize,
@@ -57,18 +57,18 @@ struct Watch {
 /// once each; a page that the kernel cannot bring back, from swap say, comes for ever.
 const MAX_REPEATS: usize = 10_000;
 
-/// Pages in a block.
-const BLOCK: usize = HUGE_SIZE / PAGE_SIZE;
-
 impl Watch {
-    /// The block that `page` lies in, counted from the one that `base` lies in.
-    fn block_of(&self, page: usize) -> usize {
-        (self.base % HUGE_SIZE / PAGE_SIZE + page) / BLOCK
+    /// The huge page that `page` lies in, counted from the one that `base` lies in.
+    fn huge_page_of(&self, page: usize) -> usize {
+        (self.base % HUGE_SIZE / PAGE_SIZE + page) / HUGE_PAGES
     }
 
-    /// The pages of a block; only for blocks that begin at page 0 or later.
-    fn pages_of(&self, block: usize) -> PageRange {
-        PageRange::new((block * BLOCK).saturating_sub(self.base % HUGE_SIZE / PAGE_SIZE), BLOCK)
+    /// The pages of a huge page; only for huge pages that begin at page 0 or later.
+    fn pages_of(&self, huge: usize) -> PageRange {
+        PageRange::new(
+            (huge * HUGE_PAGES).saturating_sub(self.base % HUGE_SIZE / PAGE_SIZE),
+            HUGE_PAGES,
+        )
     }
 
     /// Whether opening `page` does not help.
@@ -100,15 +100,19 @@ impl FaultHandler for Watch {
         if fault.cause != FaultCause::Unavailable || !self.watched.contains(page) {
             return false;
         }
-        if self.missing.as_ref().is_some_and(|missing| missing.answer(page) != Met::Present) {
+        if self
+            .missing
+            .as_ref()
+            .is_some_and(|missing| missing.answer(page) != FaultOutcome::Present)
+        {
             return true;
         }
         if self.turns_in_a_circle(page) {
             return false;
         }
-        let block = self.block_of(page);
-        if self.blocks.contains(block) {
-            return self.lift(self.pages_of(block))
+        let huge = self.huge_page_of(page);
+        if self.huge.contains(huge) {
+            return self.lift(self.pages_of(huge))
                 || self.lift(self.watched.run_around(page, WIDE));
         }
         let window = if self.next.load(Ordering::Relaxed) == page {
@@ -117,7 +121,7 @@ impl FaultHandler for Watch {
             1
         };
         let single =
-            |page| self.watched.contains(page) && !self.blocks.contains(self.block_of(page));
+            |page| self.watched.contains(page) && !self.huge.contains(self.huge_page_of(page));
         let len = (1..window).take_while(|i| single(page + i)).count() + 1;
         let range = PageRange::new(page, len);
         self.window.store(window, Ordering::Relaxed);
@@ -142,7 +146,7 @@ impl Sigbus {
             uffd: SIGBUS.get()?,
             base: base as usize,
             watched: DirtyPages::new(capacity),
-            blocks: DirtyPages::new(capacity / BLOCK + 2),
+            huge: DirtyPages::new(capacity / HUGE_PAGES + 2),
             next: AtomicUsize::new(usize::MAX),
             window: AtomicUsize::new(1),
             dirty: DirtyPages::new(capacity),
@@ -203,16 +207,16 @@ unsafe impl Tracker for Sigbus {
         pages.iter().try_for_each(|range| self.protect(*range, false))
     }
 
-    fn watches_blocks(&self) -> bool {
+    fn watches_huge_pages(&self) -> bool {
         true
     }
 
-    fn by_block(&mut self, block: PageRange, on: bool) {
-        let block = PageRange::new(self.watch.block_of(block.start), 1);
+    fn by_huge_page(&mut self, huge: PageRange, on: bool) {
+        let huge = PageRange::new(self.watch.huge_page_of(huge.start), 1);
         if on {
-            self.watch.blocks.mark(block);
+            self.watch.huge.mark(huge);
         } else {
-            self.watch.blocks.clear(block);
+            self.watch.huge.clear(huge);
         }
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 use std::time::Duration;
 
-use afresh_memory::{Door, Filler, Image, ImageError, PAGE_SIZE, PageRange};
+use afresh_memory::{Filler, Image, ImageError, Inserter, PAGE_SIZE, PageRange};
 
 const MISSING: u8 = 0;
 const FILLING: u8 = 1;
@@ -13,7 +13,7 @@ const PRESENT: u8 = 2;
 
 pub(crate) struct VecFiller {
     content: Vec<u8>,
-    door: Door,
+    inserter: Inserter,
     states: Vec<AtomicU8>,
     left: AtomicUsize,
     /// Pages delivered on demand from a fault handler.
@@ -45,14 +45,14 @@ impl VecFiller {
         let end = self.content.len().min(at + PAGE_SIZE);
         let mut bytes = [0; PAGE_SIZE];
         bytes[..end - at.min(end)].copy_from_slice(&self.content[at.min(end)..end]);
-        self.door.put(page, &bytes).unwrap();
+        self.inserter.put(page, &bytes).unwrap();
         state.store(PRESENT, Ordering::Release);
         self.left.fetch_sub(1, Ordering::AcqRel);
         true
     }
 
-    pub(crate) fn door(&self) -> &Door {
-        &self.door
+    pub(crate) fn inserter(&self) -> &Inserter {
+        &self.inserter
     }
 
     /// Pages that are in place.
@@ -62,7 +62,7 @@ impl VecFiller {
 
     /// Delivers everything, as a streaming thread does.
     pub(crate) fn stream(&self) {
-        self.door.filled().iter().flat_map(|run| run.start..run.end()).for_each(|page| {
+        self.inserter.filled().iter().flat_map(|run| run.start..run.end()).for_each(|page| {
             self.deliver(page);
         });
     }
@@ -91,12 +91,12 @@ pub(crate) fn lazy_image(
     delay: Duration,
 ) -> (Image, Option<Arc<VecFiller>>) {
     let mut made = None;
-    let image = Image::lazy::<ImageError>(content.len() / PAGE_SIZE, stored, |door| {
+    let image = Image::lazy::<ImageError>(content.len() / PAGE_SIZE, stored, |inserter| {
         let filler = Arc::new(VecFiller {
             content: content.to_vec(),
-            states: (0..door.pages()).map(|_| AtomicU8::new(MISSING)).collect(),
-            left: AtomicUsize::new(door.filled().iter().map(|run| run.len).sum()),
-            door,
+            states: (0..inserter.pages()).map(|_| AtomicU8::new(MISSING)).collect(),
+            left: AtomicUsize::new(inserter.filled().iter().map(|run| run.len).sum()),
+            inserter,
             faults: AtomicUsize::new(0),
             dead: AtomicBool::new(false),
             delay,

@@ -27,7 +27,7 @@ pub(super) struct Sizes {
     /// Filled on a fault.
     pub(super) window: usize,
     /// Streamed at a time.
-    pub(super) chunk: usize,
+    pub(super) batch: usize,
 }
 
 /// A VMM that is served.
@@ -66,9 +66,9 @@ impl Service<'_> {
 
     /// What each thread does until the service is over.
     pub(super) fn work(&self, streams: bool) {
-        let chunk = streams.then_some(self.sizes.chunk);
+        let batch = streams.then_some(self.sizes.batch);
         let mut buffer = Vec::new();
-        while let Some(job) = self.next(chunk) {
+        while let Some(job) = self.next(batch) {
             let result = catch_unwind(AssertUnwindSafe(|| match job {
                 Job::Fault(mapping, page) => self.answer(mapping, page, &mut buffer),
                 Job::WorkingSet => self.fill_working_set(),
@@ -84,10 +84,10 @@ impl Service<'_> {
         }
     }
 
-    fn next(&self, chunk: Option<usize>) -> Option<Job> {
+    fn next(&self, batch: Option<usize>) -> Option<Job> {
         let mut pages = self.lock();
         while !self.is_over() {
-            if let Some(job) = pages.next(&self.mappings, chunk) {
+            if let Some(job) = pages.next(&self.mappings, batch) {
                 return Some(job);
             }
             let waited = self.bell.wait_timeout(pages, TICK);
@@ -126,7 +126,7 @@ impl Service<'_> {
     /// Fills a unit with zeros that was filled or discarded, if it is not there, and wakes whoever waits.
     fn zero(&self, mapping: usize, unit: PageRange) -> Result<(), VmmError> {
         let at = (self.mappings[mapping].base + unit.byte_start()) as *mut u8;
-        let mut patience = Patience::default();
+        let mut deadline = Deadline::default();
         while !self.is_over() {
             let mut known = self.lock();
             let result = match unit.len {
@@ -139,12 +139,12 @@ impl Service<'_> {
                     unsafe { self.uffd.copy(at, zeros.as_ptr(), zeros.len()) }
                 }
             };
-            match self.judge(result)? {
+            match self.outcome(result)? {
                 Placed::Pages(_) => known.served.zeroed += unit.len,
                 Placed::Already => {}
                 Placed::Later => {
                     drop(known);
-                    patience.wait()?;
+                    deadline.wait()?;
                     continue;
                 }
             }
@@ -250,15 +250,15 @@ impl Service<'_> {
         content: Option<&[u8]>,
     ) -> Result<(), VmmError> {
         let mut at = pages.start;
-        let mut patience = Patience::default();
+        let mut deadline = Deadline::default();
         while at < pages.end() && !self.is_over() {
             let rest = PageRange::new(at, pages.end() - at);
             let from = (at - pages.start) * PAGE_SIZE;
             match self.put_some(mapping, rest, content.map(|bytes| &bytes[from..]))? {
-                0 => patience.wait()?,
+                0 => deadline.wait()?,
                 placed => {
                     at += placed;
-                    patience = Patience::default();
+                    deadline = Deadline::default();
                 }
             }
         }
@@ -304,7 +304,7 @@ impl Service<'_> {
                 unsafe { self.uffd.copy(to, zeros.as_ptr(), zeros.len()) }
             }
         };
-        let placed = match self.judge(result)? {
+        let placed = match self.outcome(result)? {
             Placed::Pages(placed) => {
                 known.served.pages += placed;
                 known.served.empty += if zeros > 0 { placed } else { 0 };
@@ -319,7 +319,7 @@ impl Service<'_> {
     }
 
     /// What the kernel's answer to a fill means.
-    fn judge(&self, result: Result<usize, SysError>) -> Result<Placed, VmmError> {
+    fn outcome(&self, result: Result<usize, SysError>) -> Result<Placed, VmmError> {
         match result {
             Ok(bytes) => Ok(Placed::Pages(bytes / PAGE_SIZE)),
             Err(error) if error.errno == EEXIST => Ok(Placed::Already),
@@ -346,9 +346,9 @@ enum Placed {
 
 /// How long something has been put off.
 #[derive(Default)]
-struct Patience(Option<Instant>);
+struct Deadline(Option<Instant>);
 
-impl Patience {
+impl Deadline {
     /// Waits a moment. A discard takes no longer than that; a range that was never registered takes for
     /// ever.
     fn wait(&mut self) -> Result<(), VmmError> {

@@ -1,15 +1,13 @@
 //! The message that a VMM begins with.
 
 use std::fs;
-use std::io::{self, IoSliceMut};
-use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
 
-use afresh_sys::{PAGE_SIZE, PageRange, Uffd, UffdMode};
-use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use afresh_sys::errno::EAGAIN;
+use afresh_sys::{PAGE_SIZE, PageRange, Uffd, UffdMode, socket};
 use serde_json::Value;
 
 use super::{VmmError, VmmOptions};
@@ -60,7 +58,7 @@ impl Mapping {
 pub fn parse_mappings(text: &[u8], source_pages: usize) -> Result<Vec<Mapping>, VmmError> {
     let refuse = |why: String| VmmError::Handshake(why);
     let value: Value = serde_json::from_slice(text).map_err(|e| refuse(e.to_string()))?;
-    let list = value.as_array().ok_or_else(|| refuse("it is no JSON array".to_owned()))?;
+    let list = value.as_array().ok_or_else(|| refuse("it is not a JSON array".to_owned()))?;
     if list.is_empty() || list.len() > MAX_MAPPINGS {
         return Err(refuse(format!("{} mappings; 1 to {MAX_MAPPINGS} are accepted", list.len())));
     }
@@ -166,10 +164,7 @@ fn receive_all(
             let kind = kind(fd)?;
             return Err(VmmError::Handshake(format!("the descriptor is `{kind}`, no userfaultfd")));
         }
-        Some(fd) => {
-            let flags = fcntl_getfl(fd).map_err(io::Error::from)?;
-            fcntl_setfl(fd, flags | OFlags::NONBLOCK).map_err(io::Error::from)?;
-        }
+        Some(fd) => socket::set_nonblocking(fd.as_fd())?,
     }
     match fds.pop() {
         Some(fd) => Ok((mappings, Uffd::from_fd(fd, UffdMode::Events))),
@@ -184,29 +179,15 @@ fn receive_part(
     fds: &mut Vec<OwnedFd>,
 ) -> Result<usize, VmmError> {
     let mut part = [0; 4096];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let mut vector = [IoSliceMut::new(&mut part)];
-    let received = loop {
-        match recvmsg(stream, &mut vector, &mut control, RecvFlags::CMSG_CLOEXEC) {
-            Ok(received) => break received,
-            Err(rustix::io::Errno::INTR) => {}
-            Err(rustix::io::Errno::AGAIN) => {
-                return Err(VmmError::Handshake("it did not come in time".to_owned()));
-            }
-            Err(error) => return Err(io::Error::from(error).into()),
-        }
-    };
-    for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(rights) = message {
-            fds.extend(rights);
-        }
-    }
-    text.extend_from_slice(&part[..received.bytes]);
+    let received = socket::receive(stream, &mut part, fds).map_err(|error| match error.errno {
+        EAGAIN => VmmError::Handshake("it did not come in time".to_owned()),
+        _ => VmmError::Sys(error),
+    })?;
+    text.extend_from_slice(&part[..received]);
     if text.len() > MAX_MESSAGE {
         return Err(VmmError::Handshake(format!("it is longer than {MAX_MESSAGE} bytes")));
     }
-    Ok(received.bytes)
+    Ok(received)
 }
 
 #[cfg(test)]

@@ -8,28 +8,26 @@
 
 use std::fs;
 use std::io;
+use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::fs::{Mode, fchmod};
-use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
-};
+use afresh_sys::{SysError, poll, socket};
 
 /// Connections that may wait to be accepted.
 const BACKLOG: i32 = 16;
 /// How long a stop may go unnoticed.
-const TICK: Timespec = Timespec { tv_sec: 0, tv_nsec: 50_000_000 };
+const TICK: Duration = Duration::from_millis(50);
 
 /// A socket could not be made.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ListenError {
     /// Something else has that name.
-    #[error("{0} exists and is no socket: choose another path, or remove it")]
+    #[error("{0} exists and is not a socket: choose another path, or remove it")]
     NotASocket(PathBuf),
     /// Somebody listens there.
     #[error("{0}: another process listens on this socket: choose another path, or end that one")]
@@ -41,6 +39,14 @@ pub enum ListenError {
         path: PathBuf,
         /// What it said.
         source: io::Error,
+    },
+    /// The socket could not be made.
+    #[error("{path}: {source}")]
+    Sys {
+        /// Where it was to be.
+        path: PathBuf,
+        /// The call that failed.
+        source: SysError,
     },
 }
 
@@ -61,18 +67,9 @@ impl Listener {
     pub fn bind(path: &Path) -> Result<Self, ListenError> {
         let io = |source| ListenError::Io { path: path.to_owned(), source };
         remove_dead(path)?;
-        let address = SocketAddrUnix::new(path).map_err(|e| io(e.into()))?;
-        let socket = (|| {
-            let flags = SocketFlags::CLOEXEC;
-            let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
-            // Before it has a name: the name takes this mode, and is never open to others.
-            fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
-            bind(&socket, &address)?;
-            listen(&socket, BACKLOG)?;
-            Ok(socket)
-        })()
-        .map_err(|e: rustix::io::Errno| io(e.into()))?;
-        let mut listener = Self { socket: socket.into(), path: path.to_owned(), made: None };
+        let socket = socket::listen_privately(path, BACKLOG)
+            .map_err(|source| ListenError::Sys { path: path.to_owned(), source })?;
+        let mut listener = Self { socket, path: path.to_owned(), made: None };
         let meta = fs::symlink_metadata(path).map_err(io)?;
         listener.made = Some((meta.dev(), meta.ino()));
         Ok(listener)
@@ -84,11 +81,9 @@ impl Listener {
     /// Whatever `poll` and `accept` say.
     pub fn accept(&self, stop: &AtomicBool) -> io::Result<Option<UnixStream>> {
         while !stop.load(Ordering::Acquire) {
-            let mut fds = [PollFd::new(&self.socket, PollFlags::IN)];
-            match poll(&mut fds, Some(&TICK)) {
-                Ok(0) | Err(rustix::io::Errno::INTR) => {}
-                Ok(_) => return self.socket.accept().map(|(stream, _)| Some(stream)),
-                Err(error) => return Err(error.into()),
+            let [ready] = poll::readable([self.socket.as_fd()], TICK).map_err(io::Error::other)?;
+            if ready {
+                return self.socket.accept().map(|(stream, _)| Some(stream));
             }
         }
         Ok(None)

@@ -172,14 +172,14 @@ impl Pages {
         }
     }
 
-    /// What a thread is to do next: faults first. `chunk` is how many pages are streamed at a time, if the
+    /// What a thread is to do next: faults first. `batch` is how many pages are streamed at a time, if the
     /// thread streams.
-    pub(super) fn next(&mut self, mappings: &[Mapping], chunk: Option<usize>) -> Option<Job> {
+    pub(super) fn next(&mut self, mappings: &[Mapping], batch: Option<usize>) -> Option<Job> {
         if let Some((mapping, page)) = self.faults.pop_front() {
             self.known[mapping][page].asked = false;
             return Some(Job::Fault(mapping, page));
         }
-        let chunk = chunk?;
+        let batch = batch?;
         match self.ahead {
             Ahead::Set => {
                 self.ahead = Ahead::ReadsSet;
@@ -188,7 +188,7 @@ impl Pages {
             Ahead::ReadsSet => None,
             Ahead::From(number, start) => {
                 let mapping = mappings.get(number)?;
-                let len = chunk.max(mapping.unit).min(mapping.pages - start);
+                let len = batch.max(mapping.unit).min(mapping.pages - start);
                 self.ahead = if start + len < mapping.pages {
                     Ahead::From(number, start + len)
                 } else {

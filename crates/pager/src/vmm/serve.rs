@@ -1,16 +1,14 @@
 //! Serves a VMM: takes its handshake, reads its events, and closes what is missing when something fails.
 
-use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use afresh_sys::errno::EEXIST;
-use afresh_sys::{PAGE_SIZE, PageRange, UffdEvent};
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::sockopt::socket_peercred;
-use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+use afresh_sys::socket::Peer;
+use afresh_sys::{PAGE_SIZE, PageRange, UffdEvent, poll};
 
 use super::fill::{Service, Sizes};
 use super::handshake::{Refusal, receive};
@@ -26,6 +24,8 @@ const DISTANT: usize = 2048;
 const DISTANT_WINDOW: usize = 64;
 /// Threads that wait for such a source at the same time.
 const DISTANT_THREADS: usize = 6;
+/// How long a stop may go unnoticed.
+const TICK: Duration = Duration::from_millis(20);
 /// Events read before the service looks around again.
 const EVENTS: usize = 1024;
 
@@ -56,13 +56,12 @@ pub fn serve(
     options: &VmmOptions<'_>,
 ) -> Result<Served, VmmError> {
     // Held from the beginning, so that nobody else can come by the number.
-    let peer = socket_peercred(stream).map_err(io::Error::from)?.pid;
-    let process = pidfd_open(peer, PidfdFlags::empty()).map_err(io::Error::from)?;
+    let process = Peer::of(stream)?;
     let (mappings, uffd) = match receive(stream, source.pages(), options) {
         Ok(accepted) => accepted,
         Err(Refusal { error, waits }) => {
             if waits && options.end_on_failure {
-                end(&process);
+                process.end();
             }
             return Err(error);
         }
@@ -77,7 +76,7 @@ pub fn serve(
         source,
         sizes: Sizes {
             window: if distant { window.max(DISTANT_WINDOW) } else { window },
-            chunk: if distant { DISTANT } else { NEAR },
+            batch: if distant { DISTANT } else { NEAR },
         },
         bell: Condvar::new(),
         over: AtomicBool::new(false),
@@ -110,30 +109,14 @@ pub fn serve(
         None => result,
     };
     if result.is_err() && !service.close() && options.end_on_failure {
-        end(&process);
+        process.end();
     }
     result.map(|()| served)
 }
 
-/// Ends a VMM: by SIGBUS, which is what touching the memory would raise. Handlers may let one pass, as the one
-/// does that Rust programs start with, so it comes again, and then SIGKILL.
-fn end(process: &OwnedFd) {
-    let moment = Timespec { tv_sec: 0, tv_nsec: 100_000_000 };
-    for signal in [Signal::BUS, Signal::BUS, Signal::BUS, Signal::KILL] {
-        if pidfd_send_signal(process, signal).is_err() {
-            return;
-        }
-        let mut ended = [PollFd::new(process, PollFlags::IN)];
-        if !matches!(poll(&mut ended, Some(&moment)), Ok(0) | Err(_)) {
-            return;
-        }
-    }
-}
-
 impl Service<'_> {
     /// Reads events until the VMM exits or the service is ended.
-    fn run(&self, process: &OwnedFd, options: &VmmOptions<'_>) -> Result<(), VmmError> {
-        let tick = Timespec { tv_sec: 0, tv_nsec: 20_000_000 };
+    fn run(&self, process: &Peer, options: &VmmOptions<'_>) -> Result<(), VmmError> {
         loop {
             if options.stop.load(Ordering::Acquire) {
                 let missing = self.lock().not_present();
@@ -142,13 +125,8 @@ impl Service<'_> {
             if self.over.load(Ordering::Acquire) {
                 return Ok(());
             }
-            let mut fds =
-                [PollFd::new(&self.uffd, PollFlags::IN), PollFd::new(process, PollFlags::IN)];
-            match poll(&mut fds, Some(&tick)) {
-                Ok(_) | Err(rustix::io::Errno::INTR) => {}
-                Err(error) => return Err(io::Error::from(error).into()),
-            }
-            if fds[1].revents().contains(PollFlags::IN) {
+            let [_, ended] = poll::readable([self.uffd.as_fd(), process.as_fd()], TICK)?;
+            if ended {
                 return Ok(());
             }
             self.read_events()?;

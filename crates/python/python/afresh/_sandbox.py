@@ -11,6 +11,7 @@ from types import TracebackType
 from typing import Any, TypeAlias
 
 from . import _native
+from ._files import Files
 from ._native import Checkpoint
 from ._result import Result, result
 from ._tools import Dispatcher
@@ -68,6 +69,11 @@ class _Sandbox:
         """
         pages, count, runs, state = self._session.diff(one, two)
         return Difference(pages, count, tuple(runs), state)
+
+    @property
+    def files(self) -> Files:
+        """Its files, to be read and written between two calls."""
+        return Files(self._session)
 
     def drop(self, checkpoint: Checkpoint | str) -> None:
         """Forgets a checkpoint. States that were made from it stay."""
@@ -175,12 +181,42 @@ class Sandbox(_Sandbox):
         return [Sandbox(session, self._dispatcher) for session in self._session.fork(count)]
 
     def save(self, to: str | os.PathLike[str]) -> str:
-        """Saves the present state as a snapshot, which `afresh.load` opens; returns its id.
+        """Saves what it became since it was last saved there, durably; `afresh.load` opens it. Returns an id.
 
         ``to`` is a directory, an archive (``.afresh``), or a remote (``s3://``, ``gs://``, ``az://``, ``oci://``), with
-        ``@NAME`` behind it where it has names.
+        ``@NAME`` behind it where it has names. In a directory the first time takes a snapshot, unless the sandbox
+        was loaded from one there; from then on it costs what changed, so that every turn can be saved. Elsewhere
+        each is a snapshot of its own.
+
+        >>> import afresh, tempfile
+        >>> with tempfile.TemporaryDirectory() as dir, afresh.warm("js").sandbox() as sb:
+        ...     for _ in range(3):
+        ...         _ = sb.run_code("globalThis.turns = (globalThis.turns ?? 0) + 1")
+        ...         _ = sb.save(f"{dir}/store@agent")
+        ...     with afresh.load(f"{dir}/store@agent").sandbox() as again:
+        ...         again.eval("turns")
+        3
         """
         return self._session.save(os.fspath(to))
+
+    def delta(self, since: Checkpoint | str) -> bytes:
+        """What it became since a state of its tree, below the page: `apply_delta` applies it to an equal state.
+
+        >>> import afresh
+        >>> warm = afresh.warm("js", setup="globalThis.log = []")
+        >>> with warm.sandbox() as sb:
+        ...     start = sb.at
+        ...     _ = sb.run_code("log.push('hello')")
+        ...     delta = sb.delta(start)
+        >>> with warm.apply(delta) as other:
+        ...     len(delta) < 20000, other.eval("log")
+        (True, ['hello'])
+        """
+        return self._session.delta(since)
+
+    def apply_delta(self, delta: bytes) -> Checkpoint:
+        """Goes to the state that a delta makes of the present one, which must be equal to the one it was made since."""
+        return self._session.apply(delta)
 
 
 class AsyncSandbox(_Sandbox):

@@ -114,6 +114,23 @@ class Warm:
         session = self._session(dispatcher, timeout, memory_limit, output_limit)
         return AsyncSandbox(session, dispatcher, executor)
 
+    def apply(
+        self,
+        delta: bytes,
+        *,
+        timeout: float | None = None,
+        memory_limit: int | str | None = None,
+        output_limit: int | str = _OUTPUT,
+        tools: Tools | None = None,
+    ) -> Sandbox:
+        """A sandbox in the state that a delta makes of the warm state: `Sandbox.delta` since the first state made it.
+
+        The other arguments are as for `sandbox`.
+        """
+        sandbox = self.sandbox(timeout=timeout, memory_limit=memory_limit, output_limit=output_limit, tools=tools)
+        sandbox.apply_delta(delta)
+        return sandbox
+
     def save(self, to: str | os.PathLike[str]) -> str:
         """Saves the warm state as a snapshot, which `afresh.load` opens anywhere; returns its id.
 
@@ -143,7 +160,8 @@ def warm(
     """Opens a guest and warms it up.
 
     Args:
-        guest: A language (``"js"``), the path of a Wasm module or component or of a micro-VM's program,
+        guest: A language (``"js"``, or ``"python"``, which is CPython with numpy and pandas, the extra
+            ``afresh[python]``), the path of a Wasm module or component or of a micro-VM's program,
             or a snapshot: a directory, an archive or a remote, with ``@NAME`` behind it where it has names.
         setup: Code that an interpreter runs once; what it leaves is what every sandbox starts from.
         calls: Calls that warm a guest up that is no interpreter: names of exports, and the bytes that each is given.
@@ -166,12 +184,24 @@ def warm(
             warm_up = list(calls)
             if setup is not None:
                 warm_up.append(_languages.setup_call(setup))
-            native = _native.Warm.open(name, None, warm_up, kept, limit, timeout, _OUTPUT, None)
+            below = _languages.python_below()
+            native = _native.Warm.open(name, None, warm_up, kept, limit, timeout, _OUTPUT, None, below, ())
         else:
-            wasm, stack = language.module(), language.stack
+            wasm = language.module()
+            compiled = language.announce(Path(kept))
             native = _native.Warm.open(
-                language.name, wasm, language.warm_up(setup), kept, limit, timeout, _OUTPUT, stack
+                language.name,
+                wasm,
+                language.warm_up(setup),
+                kept,
+                limit,
+                timeout,
+                _OUTPUT,
+                language.stack,
+                language.below,
+                language.env,
             )
+            compiled()
         return Warm(native, name)
 
     if language is not None and calls:

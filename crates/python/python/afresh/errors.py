@@ -52,4 +52,6 @@ class ProgramError(AfreshError):
 
     def __str__(self) -> str:
         said = f"{self.name}: {self.message}" if self.message else self.name
+        if self.traceback and said in self.traceback:
+            return self.traceback.rstrip()
         return f"{said}\n{self.traceback.rstrip()}" if self.traceback else said

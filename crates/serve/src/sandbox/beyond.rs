@@ -2,12 +2,11 @@
 //!
 //! `openapi.json` describes it, and a test holds it against the routes.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use afresh::snapshot::SnapshotInfo;
 use afresh::{Checkpoint, Session};
-use axum::extract::{Path, Query, State};
+use axum::extract::{Path, Query};
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use hyper::StatusCode;
@@ -16,11 +15,8 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::one::{MARK, refused};
-use super::registry::Sandboxes;
-use super::routes::{Answer, Tenant, answer, json};
+use super::routes::{Answer, Chosen, answer, json};
 use crate::refusal::Refusal;
-
-type All = State<Arc<Sandboxes>>;
 
 /// What the operations are, for people and programs.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -50,17 +46,12 @@ fn find<'a>(session: &Session, text: &'a str) -> Checkpoint<'a> {
     by_id.map_or(Checkpoint::Name(text), |state| Checkpoint::Id(state.id))
 }
 
-pub(super) async fn checkpoint(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-    body: Bytes,
-) -> Answer {
+pub(super) async fn checkpoint(chosen: Chosen, body: Bytes) -> Answer {
     let Named { name } = json(&body)?;
     if name == MARK {
         return Err(Refusal::new(StatusCode::BAD_REQUEST, "a checkpoint has a name"));
     }
-    let sandbox = all.of(&tenant, &id)?;
+    let (all, sandbox) = chosen.sandbox()?;
     let own = sandbox.clone();
     let made = all
         .with(&sandbox, move |session| {
@@ -73,11 +64,10 @@ pub(super) async fn checkpoint(
 }
 
 pub(super) async fn drop_checkpoint(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path((id, checkpoint)): Path<(String, String)>,
+    chosen: Chosen,
+    Path((_, checkpoint)): Path<(String, String)>,
 ) -> Answer {
-    let sandbox = all.of(&tenant, &id)?;
+    let (all, sandbox) = chosen.sandbox()?;
     all.with(&sandbox, move |session| {
         let state = find(session, &checkpoint);
         session.drop_checkpoint(state).map_err(|error| refused(&error))
@@ -86,14 +76,9 @@ pub(super) async fn drop_checkpoint(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn rollback(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-    body: Bytes,
-) -> Answer {
+pub(super) async fn rollback(chosen: Chosen, body: Bytes) -> Answer {
     let To { to } = json(&body)?;
-    let sandbox = all.of(&tenant, &id)?;
+    let (all, sandbox) = chosen.sandbox()?;
     let at = all
         .with(&sandbox, move |session| {
             let state = find(session, &to);
@@ -115,12 +100,8 @@ fn state(info: &SnapshotInfo) -> Value {
     })
 }
 
-pub(super) async fn tree(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-) -> Answer {
-    let sandbox = all.of(&tenant, &id)?;
+pub(super) async fn tree(chosen: Chosen) -> Answer {
+    let (all, sandbox) = chosen.sandbox()?;
     let tree = all
         .with(&sandbox, |session| {
             let states: Vec<Value> = session.tree().iter().map(state).collect();
@@ -130,13 +111,8 @@ pub(super) async fn tree(
     Ok(answer(StatusCode::OK, &tree))
 }
 
-pub(super) async fn diff(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-    Query(Two { from, to }): Query<Two>,
-) -> Answer {
-    let sandbox = all.of(&tenant, &id)?;
+pub(super) async fn diff(chosen: Chosen, Query(Two { from, to }): Query<Two>) -> Answer {
+    let (all, sandbox) = chosen.sandbox()?;
     let differs = all
         .with(&sandbox, move |session| {
             let (from, to) = (find(session, &from), find(session, &to));

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
-use axum::extract::{Path, Query, State};
+use axum::extract::{Query, State};
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use hyper::StatusCode;
@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::one::{Sandbox, milliseconds};
 use super::registry::{Sandboxes, Wanted};
-use super::routes::{Answer, Metadata, Tenant, answer, json};
+use super::routes::{Answer, Chosen, Metadata, Tenant, answer, json};
 use crate::refusal::Refusal;
 
 type All = State<Arc<Sandboxes>>;
@@ -142,7 +142,7 @@ pub(super) async fn list(
     Tenant(tenant): Tenant,
     Query(listing): Query<Listing>,
 ) -> Answer {
-    let mut own = all.list(&tenant);
+    let mut own = all.list(&tenant).await?;
     if let Some(states) = &listing.state {
         own.retain(|sandbox| {
             let state = if sandbox.times().paused { "paused" } else { "running" };
@@ -153,46 +153,29 @@ pub(super) async fn list(
     paged(own.iter().map(|sandbox| detailed(&all, sandbox)).collect(), next)
 }
 
-pub(super) async fn detail(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-) -> Answer {
-    let sandbox = all.of(&tenant, &id)?;
+pub(super) async fn detail(chosen: Chosen) -> Answer {
+    let (all, sandbox) = chosen.sandbox()?;
     Ok(answer(StatusCode::OK, &detailed(&all, &sandbox)))
 }
 
-pub(super) async fn kill(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-) -> Answer {
-    all.kill(&all.of(&tenant, &id)?).await?;
+pub(super) async fn kill(chosen: Chosen) -> Answer {
+    let (all, sandbox) = chosen.sandbox()?;
+    all.kill(&sandbox).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn timeout(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-    body: Bytes,
-) -> Answer {
+pub(super) async fn timeout(chosen: Chosen, body: Bytes) -> Answer {
     let time: Time = json(&body)?;
-    let sandbox = all.of(&tenant, &id)?;
+    let (all, sandbox) = chosen.sandbox()?;
     let ends = all.times(time.or_usual(), false).ends;
     sandbox.times().ends = ends;
     all.note(&sandbox).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn refresh(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-    body: Bytes,
-) -> Answer {
+pub(super) async fn refresh(chosen: Chosen, body: Bytes) -> Answer {
     let time: Time = json(&body)?;
-    let sandbox = all.of(&tenant, &id)?;
+    let (all, sandbox) = chosen.sandbox()?;
     let ends = all.times(Duration::from_secs(time.duration.unwrap_or(USUAL)), false).ends;
     let later = sandbox.times().ends.max(ends);
     sandbox.times().ends = later;
@@ -200,75 +183,51 @@ pub(super) async fn refresh(
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn pause(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-) -> Answer {
-    let sandbox = all.of(&tenant, &id)?;
+pub(super) async fn pause(chosen: Chosen) -> Answer {
+    let (all, sandbox) = chosen.sandbox()?;
     if sandbox.times().paused {
-        let message = format!("the sandbox {id} is paused already");
+        let message = format!("the sandbox {} is paused already", sandbox.id);
         return Err(Refusal::new(StatusCode::CONFLICT, message));
     }
-    all.save(&sandbox, true).await?;
+    all.save(&sandbox, true, false).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
-pub(super) async fn connect(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-    body: Bytes,
-) -> Answer {
+pub(super) async fn connect(chosen: Chosen, body: Bytes) -> Answer {
     let time: Time = json(&body)?;
-    let sandbox = all.of(&tenant, &id)?;
+    let (all, sandbox) = chosen.sandbox()?;
     let status = if sandbox.times().paused { StatusCode::CREATED } else { StatusCode::OK };
     all.resume(&sandbox, Some(time.or_usual())).await?;
     Ok(answer(status, &reach(&sandbox)))
 }
 
-pub(super) async fn resume(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-    body: Bytes,
-) -> Answer {
+pub(super) async fn resume(chosen: Chosen, body: Bytes) -> Answer {
     let time: Time = json(&body)?;
-    let sandbox = all.of(&tenant, &id)?;
+    let (all, sandbox) = chosen.sandbox()?;
     if !sandbox.times().paused {
-        let message = format!("the sandbox {id} is running");
+        let message = format!("the sandbox {} is running", sandbox.id);
         return Err(Refusal::new(StatusCode::CONFLICT, message));
     }
     all.resume(&sandbox, Some(time.or_usual())).await?;
     Ok(answer(StatusCode::CREATED, &reach(&sandbox)))
 }
 
-pub(super) async fn fork(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-    body: Bytes,
-) -> Answer {
+pub(super) async fn fork(chosen: Chosen, body: Bytes) -> Answer {
     let wanted: Time = json(&body)?;
     let count = wanted.count.unwrap_or(1);
     if !(1..=FORKS).contains(&count) {
         let message = format!("`count` is from 1 to {FORKS}");
         return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
     }
-    let sandbox = all.of(&tenant, &id)?;
+    let (all, sandbox) = chosen.sandbox()?;
     let forks = all.fork(&sandbox, count, wanted.or_usual()).await?;
     let forks: Vec<Value> = forks.iter().map(|fork| json!({"sandbox": reach(fork)})).collect();
     Ok(answer(StatusCode::CREATED, &Value::Array(forks)))
 }
 
-pub(super) async fn snapshot(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-    body: Bytes,
-) -> Answer {
+pub(super) async fn snapshot(chosen: Chosen, body: Bytes) -> Answer {
     let wanted: Time = json(&body)?;
-    let sandbox = all.of(&tenant, &id)?;
+    let (all, sandbox) = chosen.sandbox()?;
     let record = all.keep(&sandbox, wanted.name.into_iter().collect()).await?;
     let said = json!({"snapshotID": record.id, "names": record.names});
     Ok(answer(StatusCode::CREATED, &said))
@@ -279,7 +238,7 @@ pub(super) async fn snapshots(
     Tenant(tenant): Tenant,
     Query(listing): Query<Listing>,
 ) -> Answer {
-    let mut own = all.snapshots(&tenant);
+    let mut own = all.snapshots(&tenant).await?;
     own.retain(|record| {
         let named = |name: &String| record.id == *name || record.names.contains(name);
         listing.sandbox.as_ref().is_none_or(|id| record.sandbox == *id)
@@ -290,25 +249,18 @@ pub(super) async fn snapshots(
     paged(own.iter().map(said).collect(), next)
 }
 
-pub(super) async fn forget(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-) -> Answer {
-    let record = all.snapshot(&tenant, &id).ok_or_else(|| {
+pub(super) async fn forget(chosen: Chosen) -> Answer {
+    let Chosen { all, tenant, id } = chosen;
+    let known = all.snapshot(&tenant, &id).await?.ok_or_else(|| {
         Refusal::new(StatusCode::NOT_FOUND, format!("the snapshot {id} was not found"))
     })?;
-    all.forget(record).await?;
+    all.forget(known.record).await?;
     Ok(StatusCode::NO_CONTENT.into_response())
 }
 
 /// What E2B measures within a machine: here there is none to measure, so there are no samples.
-pub(super) async fn metrics(
-    State(all): All,
-    Tenant(tenant): Tenant,
-    Path(id): Path<String>,
-) -> Answer {
-    let sandbox = all.of(&tenant, &id)?;
+pub(super) async fn metrics(chosen: Chosen) -> Answer {
+    let (_, sandbox) = chosen.sandbox()?;
     tracing::trace!(id = sandbox.id, since = milliseconds(sandbox.started), "no samples");
     Ok(answer(StatusCode::OK, &json!([])))
 }

@@ -12,7 +12,11 @@ mod envd;
 mod execute;
 mod keys;
 mod language;
+mod ledger;
+#[cfg(feature = "fleet")]
+mod moving;
 mod one;
+mod overview;
 mod record;
 mod registry;
 mod template;
@@ -20,6 +24,10 @@ mod template;
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
 pub use language::{Language, Outcome, Shown, Stream, Thrown, named as language};
+#[cfg(feature = "fleet")]
+pub(crate) use one::milliseconds;
+#[cfg(feature = "fleet")]
+pub(crate) use record::{SandboxRecord, SnapshotRecord};
 pub(crate) use registry::Sandboxes;
 pub(crate) use routes::Routes;
 

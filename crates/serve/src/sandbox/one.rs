@@ -63,10 +63,12 @@ pub(super) struct Sandbox {
     waiting: Arc<Semaphore>,
     /// The state that the last of them began in.
     pub(super) mark: Mutex<Option<SnapshotId>>,
+    #[cfg(feature = "fleet")]
+    pub(super) standing: super::ledger::Standing,
 }
 
 /// Milliseconds since 1970.
-pub(super) fn milliseconds(time: SystemTime) -> u64 {
+pub(crate) fn milliseconds(time: SystemTime) -> u64 {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
     u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
@@ -98,6 +100,8 @@ impl Sandbox {
             saved: AtomicBool::new(false),
             waiting: Arc::new(Semaphore::new(WAITING)),
             mark: Mutex::new(None),
+            #[cfg(feature = "fleet")]
+            standing: super::ledger::Standing::default(),
         }
     }
 

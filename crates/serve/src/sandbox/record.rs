@@ -12,28 +12,28 @@ use serde::{Deserialize, Serialize};
 
 /// A sandbox that was saved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct SandboxRecord {
-    pub(super) id: String,
-    pub(super) tenant: String,
-    pub(super) template: String,
-    pub(super) token: String,
-    pub(super) metadata: BTreeMap<String, String>,
+pub(crate) struct SandboxRecord {
+    pub(crate) id: String,
+    pub(crate) tenant: String,
+    pub(crate) template: String,
+    pub(crate) token: String,
+    pub(crate) metadata: BTreeMap<String, String>,
     /// Milliseconds since 1970.
-    pub(super) started: u64,
-    pub(super) ends: u64,
-    pub(super) paused: bool,
-    pub(super) pause_at_end: bool,
-    pub(super) runs: u64,
+    pub(crate) started: u64,
+    pub(crate) ends: u64,
+    pub(crate) paused: bool,
+    pub(crate) pause_at_end: bool,
+    pub(crate) runs: u64,
 }
 
 /// A snapshot that sandboxes can be made from.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct SnapshotRecord {
-    pub(super) id: String,
-    pub(super) tenant: String,
-    pub(super) template: String,
-    pub(super) sandbox: String,
-    pub(super) names: Vec<String>,
+pub(crate) struct SnapshotRecord {
+    pub(crate) id: String,
+    pub(crate) tenant: String,
+    pub(crate) template: String,
+    pub(crate) sandbox: String,
+    pub(crate) names: Vec<String>,
 }
 
 /// A directory of such files.

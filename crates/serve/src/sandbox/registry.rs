@@ -11,35 +11,29 @@ use std::time::{Duration, Instant, SystemTime};
 use afresh::files::Tree;
 use afresh::{Guest, Reference, SaveOptions, Session};
 use hyper::StatusCode;
-use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 
 use super::config::SandboxConfig;
-use super::one::{Life, MARK, Sandbox, Times, refused};
-use super::record::{Records, SandboxRecord, SnapshotRecord};
+use super::ledger::{Kept, Known, Ledger, internal};
+use super::one::{Life, Sandbox, Times, refused};
+use super::record::SnapshotRecord;
 use super::template::{Warm, kept};
 use crate::error::ServeError;
-use crate::failure::describe;
 use crate::refusal::Refusal;
 
 /// Guests of snapshots that are kept open for the next sandbox.
 const OPEN_SNAPSHOTS: usize = 32;
-
-/// Most sandboxes, and most states of one, that the status page shows.
-const SHOWN: usize = 50;
 
 /// How long a client waits for the end of a sandbox that is being called.
 const ENDING: Duration = Duration::from_secs(1);
 
 /// All sandboxes of a server.
 pub(crate) struct Sandboxes {
-    pub(super) config: SandboxConfig,
-    templates: Vec<Arc<Warm>>,
-    all: Mutex<HashMap<String, Arc<Sandbox>>>,
-    snapshots: Mutex<BTreeMap<String, SnapshotRecord>>,
-    opened: Mutex<HashMap<String, Guest>>,
-    sandbox_records: Records,
-    snapshot_records: Records,
+    pub(crate) config: SandboxConfig,
+    pub(super) templates: Vec<Arc<Warm>>,
+    pub(super) all: Mutex<HashMap<String, Arc<Sandbox>>>,
+    pub(super) opened: Mutex<HashMap<String, Guest>>,
+    pub(super) ledger: Ledger,
     running: Arc<Semaphore>,
 }
 
@@ -53,7 +47,7 @@ pub(super) struct Wanted {
 }
 
 /// So many random bytes, as text.
-fn random(bytes: usize) -> Result<String, Refusal> {
+pub(super) fn random(bytes: usize) -> Result<String, Refusal> {
     let mut random = vec![0; bytes];
     let filled = rustix::rand::getrandom(&mut random, rustix::rand::GetRandomFlags::empty());
     if filled != Ok(bytes) {
@@ -63,12 +57,12 @@ fn random(bytes: usize) -> Result<String, Refusal> {
     Ok(random.iter().map(|byte| format!("{byte:02x}")).collect())
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Runs what takes time on a thread for such.
-async fn blocking<R: Send + 'static>(
+pub(super) async fn blocking<R: Send + 'static>(
     work: impl FnOnce() -> Result<R, Refusal> + Send + 'static,
 ) -> Result<R, Refusal> {
     match tokio::task::spawn_blocking(work).await {
@@ -80,50 +74,80 @@ async fn blocking<R: Send + 'static>(
     }
 }
 
-fn internal(error: &(dyn std::error::Error + 'static)) -> Refusal {
-    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, describe(error))
-}
-
 impl Sandboxes {
     /// Opens every template, and finds what was saved.
-    pub(crate) async fn open(config: &SandboxConfig) -> Result<Arc<Self>, ServeError> {
+    pub(crate) async fn open(
+        config: &SandboxConfig,
+        #[cfg(feature = "fleet")] fleet: Option<&Arc<crate::fleet::Fleet>>,
+    ) -> Result<Arc<Self>, ServeError> {
         let config = config.clone();
+        #[cfg(feature = "fleet")]
+        let share = fleet.map(super::moving::Share::new);
         let opening = std::thread::Builder::new().name("afresh-open".to_owned());
         let (sender, receiver) = tokio::sync::oneshot::channel();
         let failed = |source: afresh::Cause| ServeError::Sandboxes { source };
-        opening
-            .spawn(move || drop(sender.send(Self::open_now(config).map(Arc::new))))
-            .map_err(|error| failed(error.into()))?;
+        let open = move || {
+            let opened = Self::open_now(
+                config,
+                #[cfg(feature = "fleet")]
+                share,
+            );
+            drop(sender.send(opened.map(Arc::new)));
+        };
+        opening.spawn(open).map_err(|error| failed(error.into()))?;
         let opened = receiver.await.map_err(|error| failed(error.into()))?;
         opened.map_err(failed)
     }
 
-    fn open_now(config: SandboxConfig) -> Result<Self, afresh::Cause> {
+    fn open_now(
+        config: SandboxConfig,
+        #[cfg(feature = "fleet")] share: Option<super::moving::Share>,
+    ) -> Result<Self, afresh::Cause> {
         if config.templates.is_empty() {
             return Err("no template is named that sandboxes could be made from".into());
         }
         std::fs::create_dir_all(&config.dir)?;
-        let sandbox_records = Records::open(config.dir.join("sandboxes"))?;
-        let snapshot_records = Records::open(config.dir.join("records"))?;
-        let templates =
-            config.templates.iter().map(|template| Warm::open(&config, template).map(Arc::new));
+        #[cfg(feature = "fleet")]
+        let (ledger, records) = match &share {
+            Some(share) => (share.ledger(&config)?, Vec::new()),
+            None => Ledger::alone(&config)?,
+        };
+        #[cfg(not(feature = "fleet"))]
+        let (ledger, records) = Ledger::alone(&config)?;
+        let templates = config.templates.iter().map(|template| {
+            let warm = Warm::open(
+                &config,
+                template,
+                #[cfg(feature = "fleet")]
+                share.as_ref(),
+            );
+            warm.map(Arc::new)
+        });
         let templates = templates.collect::<Result<Vec<_>, _>>()?;
         // What no sandbox, snapshot or template needs any more.
         kept(&config.dir, "any").parse::<Reference>()?.place().store()?.gc()?;
-        let all = sandbox_records.all::<SandboxRecord>()?.into_iter();
+        let all = records.into_iter();
         let all = all.map(|record| (record.id.clone(), Arc::new(Sandbox::recorded(record))));
-        let snapshots = snapshot_records.all::<SnapshotRecord>()?.into_iter();
-        let snapshots = snapshots.map(|record| (record.id.clone(), record));
         Ok(Self {
             templates,
             all: Mutex::new(all.collect()),
-            snapshots: Mutex::new(snapshots.collect()),
             opened: Mutex::new(HashMap::new()),
-            sandbox_records,
-            snapshot_records,
+            ledger,
             running: Arc::new(Semaphore::new(config.max_running_calls.max(1))),
             config,
         })
+    }
+
+    /// Whether there is a template of just this name.
+    fn has_template(&self, name: &str) -> bool {
+        self.templates.iter().any(|template| template.config.name == name)
+    }
+
+    /// Calls that run, of so many that may.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn busy(&self) -> (usize, usize) {
+        let places = self.config.max_running_calls.max(1);
+        (places - self.running.available_permits().min(places), places)
     }
 
     /// The template of this name; the first for one that is not known, as clients have names of their own for it.
@@ -144,62 +168,36 @@ impl Sandboxes {
     }
 
     /// The sandboxes of a tenant, oldest first.
-    pub(super) fn list(&self, tenant: &str) -> Vec<Arc<Sandbox>> {
+    pub(super) async fn list(&self, tenant: &str) -> Result<Vec<Arc<Sandbox>>, Refusal> {
         let mut own: Vec<_> = lock(&self.all)
             .values()
             .filter(|sandbox| *sandbox.tenant == *tenant)
             .cloned()
             .collect();
-        own.sort_by(|one, two| one.started.cmp(&two.started).then_with(|| one.id.cmp(&two.id)));
-        own
-    }
-
-    /// How many sandboxes there are: live, and saved.
-    pub(crate) fn count(&self) -> (usize, usize) {
-        let all: Vec<_> = lock(&self.all).values().cloned().collect();
-        let saved = |sandbox: &&Arc<Sandbox>| {
-            sandbox.life.try_lock().is_ok_and(|life| matches!(*life, Life::Saved))
-        };
-        let saved = all.iter().filter(saved).count();
-        (all.len() - saved, saved)
-    }
-
-    /// What the status page shows of them: all in numbers, and of some the tree they stand in.
-    pub(crate) fn overview(&self) -> Value {
-        let (live, saved) = self.count();
-        let mut all: Vec<_> = lock(&self.all).values().cloned().collect();
-        all.sort_by_key(|sandbox| std::cmp::Reverse(sandbox.times().used));
-        let some = all.iter().take(SHOWN).map(|sandbox| {
-            let paused = sandbox.times().paused;
-            // One that is being called is not waited for.
-            let (at, states) = match sandbox.life.try_lock().as_deref() {
-                Ok(Life::Live(session)) => {
-                    let states = session.tree();
-                    let states = states.iter().rev().take(SHOWN).rev().map(|state| {
-                        json!({
-                            "id": state.id.to_string(),
-                            "parent": state.parent.map(|parent| parent.to_string()),
-                            "name": state.name.as_deref().filter(|name| *name != MARK),
-                        })
-                    });
-                    (Some(session.at().to_string()), states.collect())
-                }
-                _ => (None, Vec::new()),
-            };
-            json!({
-                "id": &sandbox.id[..6],
-                "template": sandbox.template,
-                "state": if paused { "paused" } else { "running" },
-                "runs": sandbox.runs.load(Ordering::Relaxed),
-                "at": at,
-                "states": states,
-            })
-        });
-        json!({"live": live, "saved": saved, "some": some.collect::<Vec<_>>()})
+        for record in self.ledger.sandboxes_of(tenant).await? {
+            if !own.iter().any(|sandbox| sandbox.id == record.id) {
+                own.push(Arc::new(Sandbox::recorded(record)));
+            }
+        }
+        own.sort_by(|one, two| (one.started, &one.id).cmp(&(two.started, &two.id)));
+        Ok(own)
     }
 
     /// Takes new sandboxes in, all of them or none.
-    fn admit(&self, new: &[Arc<Sandbox>]) -> Result<(), Refusal> {
+    async fn admit(&self, new: &[Arc<Sandbox>]) -> Result<(), Refusal> {
+        self.take_in(new)?;
+        let entered = self.ledger.enter(new).await;
+        if entered.is_err() {
+            for sandbox in new {
+                lock(&self.all).remove(&sandbox.id);
+                // What was entered of them is struck out; what nobody could be told is not known to anybody.
+                let _ = self.ledger.gone(sandbox).await;
+            }
+        }
+        entered
+    }
+
+    fn take_in(&self, new: &[Arc<Sandbox>]) -> Result<(), Refusal> {
         let Some(first) = new.first() else { return Ok(()) };
         let mut all = lock(&self.all);
         let own = all.values().filter(|sandbox| sandbox.tenant == first.tenant).count();
@@ -224,23 +222,26 @@ impl Sandboxes {
         tenant: &Arc<str>,
         wanted: Wanted,
     ) -> Result<Arc<Sandbox>, Refusal> {
-        let snapshot = self.snapshot(tenant, &wanted.template);
-        let template = snapshot.as_ref().map_or(&wanted.template, |record| &record.template);
+        let snapshot = match self.has_template(&wanted.template) {
+            true => None,
+            false => self.snapshot(tenant, &wanted.template).await?,
+        };
+        let template = snapshot.as_ref().map_or(&wanted.template, |known| &known.record.template);
         let warm = self.template(template).clone();
         let name = warm.config.name.clone();
         let session = match snapshot {
             None => warm.guest.session().map_err(|error| refused(&error))?,
-            Some(record) => {
+            Some(known) => {
                 let this = self.clone();
                 blocking(move || {
-                    this.snapshot_guest(&warm, &record.id)?.session().map_err(|e| refused(&e))
+                    this.snapshot_guest(&warm, &known)?.session().map_err(|e| refused(&e))
                 })
                 .await?
             }
         };
         let times = self.times(wanted.time, wanted.pause_at_end);
         let sandbox = self.made(tenant, name, wanted.metadata, session, times)?;
-        self.admit(std::slice::from_ref(&sandbox))?;
+        self.admit(std::slice::from_ref(&sandbox)).await?;
         Ok(sandbox)
     }
 
@@ -254,21 +255,22 @@ impl Sandboxes {
     ) -> Result<Arc<Sandbox>, Refusal> {
         let life = Life::Live(Box::new(session));
         let of = (tenant.clone(), template);
-        Ok(Arc::new(Sandbox::new(random(10)?, random(24)?, of, metadata, life, times)))
+        Ok(Arc::new(Sandbox::new(self.ledger.id(tenant)?, random(24)?, of, metadata, life, times)))
     }
 
     /// The guest of a snapshot, opened once.
-    fn snapshot_guest(&self, warm: &Warm, id: &str) -> Result<Guest, Refusal> {
+    fn snapshot_guest(&self, warm: &Warm, known: &Known) -> Result<Guest, Refusal> {
+        let id = &known.record.id;
         if let Some(guest) = lock(&self.opened).get(id) {
             return Ok(guest.clone());
         }
-        let name = kept(&self.config.dir, &format!("snap-{id}"));
+        let name = self.ledger.snapshot_from(&self.config.dir, known)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         let mut opened = lock(&self.opened);
         if opened.len() >= OPEN_SNAPSHOTS {
             opened.clear();
         }
-        opened.insert(id.to_owned(), guest.clone());
+        opened.insert(id.clone(), guest.clone());
         Ok(guest)
     }
 
@@ -283,6 +285,7 @@ impl Sandboxes {
         // Only once it is this call's turn, so that many calls of one sandbox hold one place. Never closed.
         let place = self.running.clone().acquire_owned().await;
         drop(waiting);
+        self.ledger.check(sandbox)?;
         let (this, sandbox) = (self.clone(), sandbox.clone());
         blocking(move || {
             let _place = place;
@@ -295,6 +298,8 @@ impl Sandboxes {
                 _ => Err(Sandbox::not_found(&sandbox.id)),
             };
             sandbox.times().used = Instant::now();
+            // Whoever may have it by now has not done this call.
+            this.ledger.check(&sandbox)?;
             result
         })
         .await
@@ -335,42 +340,56 @@ impl Sandboxes {
 
     fn restore(&self, sandbox: &Sandbox) -> Result<Session, Refusal> {
         let warm = self.template(&sandbox.template);
-        let name = kept(&self.config.dir, &format!("sandbox-{}", sandbox.id));
+        let name = self.ledger.opened_from(&self.config.dir, sandbox)?;
         let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
         guest.session().map_err(|error| refused(&error))
     }
 
-    /// Saves a sandbox. Its guest is dropped, unless there are checkpoints or relatives to go to.
+    /// Saves a sandbox. Its guest is dropped, unless there are checkpoints or relatives to go to. One that is paused, or
+    /// whose server ends, is left to whichever host of a fleet it is wanted on next.
     pub(super) async fn save(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
         pause: bool,
+        ending: bool,
     ) -> Result<(), Refusal> {
-        let mut life = sandbox.life.clone().lock_owned().await;
-        let (this, sandbox) = (self.clone(), sandbox.clone());
-        blocking(move || {
+        let life = sandbox.life.clone().lock_owned().await;
+        let (this, own) = (self.clone(), sandbox.clone());
+        let (mut life, saved) = blocking(move || {
+            let mut life = life;
             let session = match &mut *life {
-                Life::Live(session) => Some(session),
-                Life::Saved => None,
-                Life::Gone => return Err(Sandbox::not_found(&sandbox.id)),
+                Life::Live(session) => session,
+                Life::Saved => return Ok((life, None)),
+                Life::Gone => return Err(Sandbox::not_found(&own.id)),
             };
-            if let Some(session) = session {
-                let name = kept(&this.config.dir, &format!("sandbox-{}", sandbox.id));
-                let to: Reference = name.parse().map_err(|error| internal(&error))?;
-                session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
-                if !sandbox.branched.load(Ordering::Relaxed) {
-                    *life = Life::Saved;
-                }
+            this.ledger.check(&own)?;
+            let name = kept(&this.config.dir, &format!("sandbox-{}", own.id));
+            let to: Reference = name.parse().map_err(|error| internal(&error))?;
+            let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
+            let saved: Kept = this.ledger.keep(&this.config.dir, &saved)?;
+            this.ledger.saved_here(&own);
+            if !own.branched.load(Ordering::Relaxed) {
+                *life = Life::Saved;
             }
-            sandbox.saved.store(true, Ordering::Relaxed);
-            let was = std::mem::replace(&mut sandbox.times().paused, pause);
-            let put = this.sandbox_records.put(&sandbox.id, &sandbox.record());
-            put.map_err(|error| {
-                sandbox.times().paused = was;
-                internal(&error)
-            })
+            Ok((life, Some(saved)))
         })
-        .await
+        .await?;
+        sandbox.saved.store(true, Ordering::Relaxed);
+        let was = std::mem::replace(&mut sandbox.times().paused, pause);
+        let release = self.ledger.releases() && (ending || pause && matches!(*life, Life::Saved));
+        let put = self.ledger.saved(sandbox, saved, release).await;
+        match put {
+            Ok(()) if release => {
+                *life = Life::Gone;
+                lock(&self.all).remove(&sandbox.id);
+            }
+            Ok(()) => {}
+            Err(refusal) => {
+                sandbox.times().paused = was;
+                return Err(refusal);
+            }
+        }
+        Ok(())
     }
 
     /// Lets a paused sandbox go on for `time` from now.
@@ -390,18 +409,16 @@ impl Sandboxes {
         self.note(sandbox).await
     }
 
-    /// Has the record of a sandbox that is in the store say when it ends, and whether it is paused, now.
+    /// Has the record of a sandbox that is written down say when it ends, and whether it is paused, now.
     pub(super) async fn note(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Refusal> {
-        if !sandbox.saved.load(Ordering::Relaxed) {
+        if !self.ledger.has(sandbox) {
             return Ok(());
         }
-        let (this, sandbox) = (self.clone(), sandbox.clone());
         let life = sandbox.life.clone().lock_owned().await;
-        blocking(move || match *life {
+        match *life {
             Life::Gone => Err(Sandbox::not_found(&sandbox.id)),
-            _ => this.sandbox_records.put(&sandbox.id, &sandbox.record()).map_err(|e| internal(&e)),
-        })
-        .await
+            _ => self.ledger.saved(sandbox, None, false).await,
+        }
     }
 
     /// Ends a sandbox, and forgets it.
@@ -412,10 +429,11 @@ impl Sandboxes {
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
             let mut life = sandbox.life.clone().lock_owned().await;
+            *life = Life::Gone;
+            this.ledger.gone(&sandbox).await?;
+            let name = format!("sandbox-{}", sandbox.id);
             blocking(move || {
-                *life = Life::Gone;
-                this.sandbox_records.remove(&sandbox.id).map_err(|error| internal(&error))?;
-                this.untag(&format!("sandbox-{}", sandbox.id));
+                this.untag(&name);
                 Ok(())
             })
             .await
@@ -454,7 +472,7 @@ impl Sandboxes {
             fork.branched.store(true, Ordering::Relaxed);
             made.push(fork);
         }
-        self.admit(&made)?;
+        self.admit(&made).await?;
         sandbox.branched.store(true, Ordering::Relaxed);
         Ok(made)
     }
@@ -466,61 +484,45 @@ impl Sandboxes {
         names: Vec<String>,
     ) -> Result<SnapshotRecord, Refusal> {
         let record = SnapshotRecord {
-            id: random(10)?,
+            id: self.ledger.id(&sandbox.tenant)?,
             tenant: sandbox.tenant.to_string(),
             template: sandbox.template.clone(),
             sandbox: sandbox.id.clone(),
             names,
         };
-        let (this, kept_record) = (self.clone(), record.clone());
-        self.with(sandbox, move |session| {
-            let name = kept(&this.config.dir, &format!("snap-{}", kept_record.id));
-            let to: Reference = name.parse().map_err(|error| internal(&error))?;
-            session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
-            this.name(kept_record).map_err(|error| internal(&error))
-        })
-        .await?;
+        let (this, id) = (self.clone(), record.id.clone());
+        let saved = self
+            .with(sandbox, move |session| {
+                let name = kept(&this.config.dir, &format!("snap-{id}"));
+                let to: Reference = name.parse().map_err(|error| internal(&error))?;
+                let saved = session.save(&to, &SaveOptions::new()).map_err(|e| internal(&e))?;
+                this.ledger.keep(&this.config.dir, &saved)
+            })
+            .await?;
+        self.ledger.name(Known { record: record.clone(), kept: saved }).await?;
         Ok(record)
     }
 
-    /// Takes a snapshot in. A name that another of the tenant had is its own from then on.
-    fn name(&self, record: SnapshotRecord) -> std::io::Result<()> {
-        self.snapshot_records.put(&record.id, &record)?;
-        let mut snapshots = lock(&self.snapshots);
-        for other in snapshots.values_mut().filter(|other| other.tenant == record.tenant) {
-            let had = other.names.len();
-            other.names.retain(|name| !record.names.contains(name));
-            if other.names.len() != had {
-                self.snapshot_records.put(&other.id, other)?;
-            }
-        }
-        snapshots.insert(record.id.clone(), record);
-        Ok(())
-    }
-
     /// A snapshot of a tenant, by its id or its name.
-    pub(super) fn snapshot(&self, tenant: &str, name: &str) -> Option<SnapshotRecord> {
-        let snapshots = lock(&self.snapshots);
-        let own = |record: &&SnapshotRecord| record.tenant == tenant;
-        if let Some(record) = snapshots.get(name).filter(own) {
-            return Some(record.clone());
-        }
-        let named = |record: &&SnapshotRecord| record.names.iter().any(|own| own == name);
-        snapshots.values().filter(own).find(named).cloned()
+    pub(super) async fn snapshot(
+        &self,
+        tenant: &str,
+        name: &str,
+    ) -> Result<Option<Known>, Refusal> {
+        self.ledger.snapshot(tenant, name).await
     }
 
     /// The snapshots of a tenant.
-    pub(super) fn snapshots(&self, tenant: &str) -> Vec<SnapshotRecord> {
-        lock(&self.snapshots).values().filter(|record| record.tenant == tenant).cloned().collect()
+    pub(super) async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, Refusal> {
+        self.ledger.snapshots(tenant).await
     }
 
     /// Forgets a snapshot. Sandboxes that were made from it keep what they have.
     pub(super) async fn forget(self: &Arc<Self>, record: SnapshotRecord) -> Result<(), Refusal> {
-        lock(&self.snapshots).remove(&record.id);
         lock(&self.opened).remove(&record.id);
+        self.ledger.forget(&record).await?;
         let this = self.clone();
         blocking(move || {
-            this.snapshot_records.remove(&record.id).map_err(|error| internal(&error))?;
             this.untag(&format!("snap-{}", record.id));
             Ok(())
         })
@@ -529,6 +531,9 @@ impl Sandboxes {
 
     /// Ends those whose time is over, and saves those that nobody has called for a while.
     pub(crate) async fn sweep(self: &Arc<Self>) {
+        if !self.ledger.safe() {
+            return;
+        }
         let now = SystemTime::now();
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         for sandbox in all {
@@ -539,14 +544,14 @@ impl Sandboxes {
                 Ok(())
             } else if times.ends <= now {
                 match times.pause_at_end {
-                    true => self.save(&sandbox, true).await,
+                    true => self.save(&sandbox, true, false).await,
                     false => self.kill(&sandbox).await,
                 }
             } else if times.used.elapsed() >= self.config.idle_timeout
                 && !sandbox.branched.load(Ordering::Relaxed)
                 && sandbox.life.try_lock().is_ok_and(|life| matches!(*life, Life::Live(_)))
             {
-                self.save(&sandbox, false).await
+                self.save(&sandbox, false, false).await
             } else {
                 Ok(())
             };
@@ -561,7 +566,7 @@ impl Sandboxes {
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         for sandbox in all {
             let paused = sandbox.times().paused;
-            if let Err(refusal) = self.save(&sandbox, paused).await {
+            if let Err(refusal) = self.save(&sandbox, paused, true).await {
                 tracing::error!(id = sandbox.id, why = refusal.message, "a sandbox is lost");
             }
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{DefaultBodyLimit, FromRequestParts};
+use axum::extract::{DefaultBodyLimit, FromRequestParts, RawPathParams};
 use axum::response::{IntoResponse, Response};
 use axum::routing::{any, delete, get, post};
 use hyper::header::HOST;
@@ -45,6 +45,45 @@ impl FromRequestParts<Arc<Sandboxes>> for Tenant {
     }
 }
 
+/// The sandbox of a tenant's that a path of the control plane names, or a snapshot.
+pub(super) struct Chosen {
+    pub(super) all: Arc<Sandboxes>,
+    pub(super) tenant: Arc<str>,
+    pub(super) id: String,
+}
+
+impl FromRequestParts<Arc<Sandboxes>> for Chosen {
+    type Rejection = Refusal;
+
+    async fn from_request_parts(parts: &mut Parts, all: &Arc<Sandboxes>) -> Result<Self, Refusal> {
+        let Tenant(tenant) = Tenant::from_request_parts(parts, all).await?;
+        // The first that the path names; a handler without any would have no use for this.
+        let named = RawPathParams::from_request_parts(parts, all).await;
+        let named =
+            named.map_err(|error| Refusal::new(StatusCode::BAD_REQUEST, error.body_text()))?;
+        let id = named.iter().next().map(|(_, id)| id.to_owned()).unwrap_or_default();
+        Ok(Self { all: all.clone(), tenant, id })
+    }
+}
+
+impl Chosen {
+    /// The sandbox, which is looked for only now: what is wrong with the request itself comes first.
+    pub(super) fn sandbox(self) -> Result<(Arc<Sandboxes>, Arc<Sandbox>), Refusal> {
+        let sandbox = self.all.of(&self.tenant, &self.id)?;
+        Ok((self.all, sandbox))
+    }
+}
+
+/// What a path of the control plane names: its second word.
+#[cfg(feature = "fleet")]
+fn chosen(path: &str) -> Option<&str> {
+    let path = path.strip_prefix("/v2").unwrap_or(path);
+    path.split('/').nth(2).filter(|id| !id.is_empty())
+}
+
+/// The headers that a sandbox's token is shown in.
+pub(super) const TOKENS: [&str; 2] = ["x-access-token", "e2b-traffic-access-token"];
+
 /// The sandbox that a request is sent into, by one who shows its token.
 pub(super) struct Inside(pub(super) Arc<Sandbox>);
 
@@ -58,8 +97,7 @@ impl FromRequestParts<Arc<Sandboxes>> for Inside {
             // What E2B's edge says, by which its clients know.
             Refusal::new(StatusCode::BAD_GATEWAY, format!("The sandbox {id} was not found"))
         })?;
-        let shown = ["x-access-token", "e2b-traffic-access-token"];
-        let shown = shown.iter().filter_map(|name| parts.headers.get(*name));
+        let shown = TOKENS.iter().filter_map(|name| parts.headers.get(*name));
         let token = sandbox.token.as_bytes();
         if shown.into_iter().any(|shown| same(shown.as_bytes(), token)) {
             return Ok(Self(sandbox));
@@ -155,17 +193,37 @@ impl Routes {
         }
     }
 
-    pub(crate) async fn answer(&self, request: Request<Body>) -> Response {
+    /// What a request is about, for whoever decides which host of a fleet answers it.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn about<B>(request: &Request<B>) -> crate::fleet::About {
+        use crate::fleet::About;
         let path = request.uri().path();
-        let control = path.starts_with("/sandboxes") || path.starts_with("/v2/") || {
-            ["/snapshots", "/templates", "/openapi.json"].iter().any(|own| path.starts_with(own))
-        };
-        let router = if control { &self.control } else { &self.inside };
+        if !control(path) {
+            let id = sandbox_id(request.headers());
+            return id.map_or(About::Other, |id| About::Sandbox { id, inside: true });
+        }
+        let rest = path.strip_prefix("/v2").unwrap_or(path);
+        match (rest.strip_prefix("/sandboxes"), chosen(path)) {
+            (Some(_), Some(id)) => About::Sandbox { id: id.to_owned(), inside: false },
+            (Some("" | "/"), None) if request.method() == hyper::Method::POST => About::New,
+            _ => About::Other,
+        }
+    }
+
+    pub(crate) async fn answer(&self, request: Request<Body>) -> Response {
+        let router = if control(request.uri().path()) { &self.control } else { &self.inside };
         match router.call(request).await {
             Ok(response) => response,
             Err(never) => match never {},
         }
     }
+}
+
+/// Whether a path is one of the control plane's.
+fn control(path: &str) -> bool {
+    ["/sandboxes", "/v2/", "/snapshots", "/templates", "/openapi.json"]
+        .iter()
+        .any(|own| path.starts_with(own))
 }
 
 /// Lets handlers give `Result<_, Refusal>`.

@@ -16,11 +16,19 @@ pub(super) struct Warm {
     pub(super) guest: Guest,
     /// How saved states of it are opened.
     pub(super) options: Options,
+    /// The digest of its manifest.
+    #[cfg(feature = "fleet")]
+    pub(super) digest: String,
 }
 
 impl Warm {
     /// Opens the template, keeps it in the store, and opens that: what its sandboxes save is the difference.
-    pub(super) fn open(config: &SandboxConfig, template: &Template) -> Result<Self, afresh::Cause> {
+    /// `share` has all hosts of a fleet use the same.
+    pub(super) fn open(
+        config: &SandboxConfig,
+        template: &Template,
+        #[cfg(feature = "fleet")] share: Option<&super::moving::Share>,
+    ) -> Result<Self, afresh::Cause> {
         let language = language::named(&template.language)
             .ok_or_else(|| format!("no guest is known to run `{}`", template.language))?;
         let cache = config.dir.join("cache");
@@ -49,13 +57,33 @@ impl Warm {
             .timeout(config.call_timeout)
             .memory(template.memory);
         let kept: Reference = kept(&config.dir, &format!("template-{}", template.name)).parse()?;
-        afresh::open(&template.reference, &first)?.save(&kept, &SaveOptions::new())?;
+        let make = || -> Result<(), afresh::Cause> {
+            afresh::open(&template.reference, &first)?.save(&kept, &SaveOptions::new())?;
+            Ok(())
+        };
+        #[cfg(feature = "fleet")]
+        let digest = match share {
+            Some(share) => share.template(template, &kept, make)?,
+            None => {
+                make()?;
+                String::new()
+            }
+        };
+        #[cfg(not(feature = "fleet"))]
+        make()?;
         let guest = afresh::open(kept.to_string(), &options)?;
         // A guest that has no sessions, or no such function, is found out now.
         let mut session = guest.session()?;
         let how = (language, template.call.as_str());
         super::one::run(&mut session, how, "1", &mut None).map_err(|refusal| refusal.message)?;
-        Ok(Self { config: template.clone(), language, guest, options })
+        Ok(Self {
+            config: template.clone(),
+            language,
+            guest,
+            options,
+            #[cfg(feature = "fleet")]
+            digest,
+        })
     }
 }
 

@@ -27,7 +27,10 @@ use crate::manifest::{INDEX_FILE, LAYOUT_FILE, MAX_INDEX_JSON, parse, print};
 use crate::open::{Blobs, open_snapshot, read_manifest, read_small};
 use crate::save::write_memory;
 use crate::shelf::{Shelf, copy_to};
-use crate::{Limits, OpenError, Pages, SaveError, SaveOptions, Sha256, Snapshot, Store};
+use crate::turns::fold_into;
+use crate::{
+    FoldOptions, Limits, OpenError, Pages, SaveError, SaveOptions, Sha256, Snapshot, Store,
+};
 use read::Members;
 use write::ArchiveWriter;
 
@@ -56,6 +59,10 @@ pub fn save(
 /// [`SaveError`] by cause, among them a layer that does not have its digest; what was at `path` stays.
 pub fn export(snapshot: &Snapshot, path: &Path, name: Option<&str>) -> Result<(), SaveError> {
     let mut archive = ArchiveWriter::create(path)?;
+    if snapshot.turns().is_some() {
+        let (id, size) = fold_into(&mut archive, snapshot, &FoldOptions::default())?;
+        return archive.finish(id, size, name);
+    }
     for layer in snapshot.layers().iter().chain(snapshot.working_set_layer()) {
         archive.keep(layer)?;
     }

@@ -86,7 +86,7 @@ fn create(dir: &Path, prefix: &OsString) -> io::Result<(TempPath, File)> {
 impl ArchiveWriter {
     pub(super) fn create(path: &Path) -> Result<Self, SaveError> {
         let (dir, prefix) = beside(path)?;
-        // What can not be swept takes space, no more.
+        // What cannot be swept takes space, no more.
         let _ = sweep(dir, &prefix);
         let (temporary, file) = create(dir, &prefix).map_err(|e| SaveError::io(path, e))?;
         let (blobs, path) = (HashSet::new(), path.to_owned());

@@ -1,7 +1,7 @@
 //! What a remote must be able to do, whatever protocol it speaks.
 //!
 //! Blobs are named by their digest, snapshots by names that mean manifests. Implementations repeat
-//! failed requests by [`Patience`](super::Patience) and bound what they read; whoever calls them checks
+//! failed requests by [`RetryPolicy`](super::RetryPolicy) and bound what they read; whoever calls them checks
 //! digests.
 
 use std::fmt;
@@ -41,7 +41,7 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
     /// Begins to open connections, as many as opening a snapshot may use, and waits for none of them.
     fn prepare(&self, tasks: &Handle);
 
-    /// Refuses what can not name a snapshot here.
+    /// Refuses what cannot name a snapshot here.
     fn check_name(&self, name: &str) -> Result<(), RemoteError>;
 
     /// The names, in order.
@@ -76,6 +76,9 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
         source: &dyn Source,
         sent: &mut dyn FnMut(u64),
     ) -> Result<(), RemoteError>;
+
+    /// Sends a manifest that is opened by its digest alone.
+    async fn put_manifest(&self, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError>;
 
     /// Makes `name` mean a manifest whose blobs are all there. Atomic: at every moment the name means the
     /// old manifest or the new one.

@@ -89,7 +89,7 @@ impl CacheFile {
     /// what they should be.
     pub(super) fn forget(&self, offset: u64, len: u64) {
         for number in offset / BLOCK..(offset + len).div_ceil(BLOCK) {
-            // If the header can not be spoilt the block stays wrong, and is refused again.
+            // If the header cannot be spoilt the block stays wrong, and is refused again.
             let _ = self.file.write_all_at(&[0; HEADER as usize], number * (HEADER + BLOCK));
         }
     }

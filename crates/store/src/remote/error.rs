@@ -11,7 +11,7 @@ use crate::{OpenError, SaveError, Sha256};
 #[non_exhaustive]
 pub enum RemoteError {
     /// The address is not one this build understands.
-    #[error("`{url}` is no remote: {why}")]
+    #[error("`{url}` is not a remote: {why}")]
     Url {
         /// The address.
         url: String,
@@ -52,7 +52,7 @@ pub enum RemoteError {
         /// What is wrong.
         why: String,
     },
-    /// The credentials for a registry can not be read.
+    /// The credentials for a registry cannot be read.
     #[error("credentials for {registry}: {why}")]
     Credentials {
         /// The registry.
@@ -60,9 +60,9 @@ pub enum RemoteError {
         /// Why.
         why: String,
     },
-    /// The name can not be a tag in a registry.
+    /// The name cannot be a tag in a registry.
     #[error(
-        "`{0}` can not be a tag in a registry: use 1 to 128 of A-Z a-z 0-9 _ . - and begin with none \
+        "`{0}` cannot be a tag in a registry: use 1 to 128 of A-Z a-z 0-9 _ . - and begin with none \
          of the last two"
     )]
     Name(String),

@@ -7,9 +7,9 @@ use object_store::client::{
     HttpClient, HttpConnector, HttpError, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
 };
 
-use super::patience;
+use super::retry;
 
-/// Makes clients that tell [`patience`] what they hear.
+/// Makes clients that tell [`retry`] what they hear.
 #[derive(Debug)]
 pub(super) struct Listening;
 
@@ -27,7 +27,7 @@ impl HttpService for Listener {
     async fn call(&self, request: HttpRequest) -> Result<HttpResponse, HttpError> {
         let response = self.0.execute(request).await?;
         if !response.status().is_success() {
-            patience::heard_from(response.status(), response.headers());
+            retry::heard_from(response.status(), response.headers());
         }
         Ok(response)
     }

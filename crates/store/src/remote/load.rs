@@ -56,6 +56,10 @@ impl Remote {
                 None => RangeBlob::new(self.clone(), digest, size)?,
             }))
         };
+        if let Some(journal) = manifest.journal()? {
+            // Its turns stay where it was saved.
+            return Err(OpenError::NoJournal { journal: journal.to_owned() }.into());
+        }
         let snapshot = Snapshot::assemble(id, manifest, config, access, key, &mut blob)?;
         tails.iter().for_each(Tail::opened);
         Ok(match key.zip(sealed_config) {

@@ -10,7 +10,7 @@
 //! What it promises: a name changes its meaning last and at once, so a push that is killed leaves the
 //! old meaning or the new one; every request has a time limit and a bounded number of attempts, so a dead
 //! server is an error and not a hang; a server that is away for a moment costs its guests that moment
-//! ([`Patience::outage`]); few round trips lie between [`Remote::load`] and the first page.
+//! ([`RetryPolicy::outage`]); few round trips lie between [`Remote::load`] and the first page.
 //!
 //! Calls block. They must not be made from inside an asynchronous task.
 
@@ -23,10 +23,10 @@ mod listen;
 mod load;
 mod objects;
 mod open;
-mod patience;
 mod pull;
 mod push;
 mod registry;
+mod retry;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -41,8 +41,8 @@ use objects::Objects;
 
 pub use cache::trim_cache;
 pub use error::RemoteError;
-pub use patience::Patience;
 pub use push::Progress;
+pub use retry::RetryPolicy;
 
 /// A server that holds snapshots, or a part of one. Cheap to clone.
 #[derive(Clone)]
@@ -82,16 +82,16 @@ impl Remote {
         Ok(Self { backend, threads: Arc::new(Threads(Some(runtime))), cache: None, name })
     }
 
-    /// Uses any object store; requests that fail are repeated as `patience` says.
+    /// Uses any object store; requests that fail are repeated as `retry` says.
     ///
     /// # Errors
-    /// [`RemoteError::Runtime`] when threads can not be started.
+    /// [`RemoteError::Runtime`] when threads cannot be started.
     pub fn with_objects(
         objects: Arc<dyn ObjectStore>,
         prefix: Path,
-        patience: Patience,
+        retry: RetryPolicy,
     ) -> Result<Self, RemoteError> {
-        let objects = Objects::new(objects.clone(), objects, prefix, patience);
+        let objects = Objects::new(objects.clone(), objects, prefix, retry);
         Self::with_backend(Arc::new(objects), None)
     }
 

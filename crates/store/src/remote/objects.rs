@@ -18,7 +18,7 @@ use object_store::{
 use tokio::runtime::Handle;
 
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
-use super::{Patience, RemoteError, patience};
+use super::{RemoteError, RetryPolicy, retry};
 use crate::descriptor::Descriptor;
 use crate::layout::{IndexJson, resolve_in, tags_of};
 use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse};
@@ -37,11 +37,11 @@ const ROUNDS: usize = 10;
 /// An object store that holds a layout under a prefix.
 pub(super) struct Objects {
     objects: Arc<dyn ObjectStore>,
-    /// For uploads in parts. A part that failed can not be sent again from outside, so this client
+    /// For uploads in parts. A part that failed cannot be sent again from outside, so this client
     /// repeats requests itself; `objects` does not.
     uploads: Arc<dyn ObjectStore>,
     prefix: Path,
-    patience: Patience,
+    retry: RetryPolicy,
 }
 
 impl fmt::Display for Objects {
@@ -55,9 +55,9 @@ impl Objects {
         objects: Arc<dyn ObjectStore>,
         uploads: Arc<dyn ObjectStore>,
         prefix: Path,
-        patience: Patience,
+        retry: RetryPolicy,
     ) -> Self {
-        Self { objects, uploads, prefix, patience }
+        Self { objects, uploads, prefix, retry }
     }
 
     fn path(&self, name: &str) -> Path {
@@ -73,7 +73,7 @@ impl Objects {
         F: Future<Output = object_store::Result<T>>,
     {
         let object = |source| RemoteError::Object { what: what.to_owned(), source };
-        self.patience.attempt(what, || request().map_err(object)).await
+        self.retry.attempt(what, || request().map_err(object)).await
     }
 
     /// Waits for what repeats itself, as long as all its attempts may take; each may send `bytes` bytes.
@@ -83,7 +83,7 @@ impl Objects {
         bytes: u64,
         work: impl Future<Output = object_store::Result<T>>,
     ) -> Result<T, RemoteError> {
-        let after = self.patience.sending(bytes) * self.patience.attempts.max(1);
+        let after = self.retry.sending(bytes) * self.retry.attempts.max(1);
         match tokio::time::timeout(after, work).await {
             Ok(result) => {
                 result.map_err(|source| RemoteError::Object { what: what.to_owned(), source })
@@ -109,7 +109,7 @@ impl Objects {
                 while bytes.len() as u64 <= limit
                     && let Some(part) = stream.try_next().await?
                 {
-                    patience::progress();
+                    retry::progress();
                     bytes.extend_from_slice(&part);
                 }
                 Ok((meta, bytes))
@@ -135,7 +135,7 @@ impl Objects {
             put.map_err(|source| RemoteError::Object { what: what.to_owned(), source })
         };
         let sent = payload.content_length() as u64;
-        self.patience.attempt_sending(what, sent, put).await.map(drop)
+        self.retry.attempt_sending(what, sent, put).await.map(drop)
     }
 
     async fn index(&self) -> Result<Option<(IndexJson, UpdateVersion)>, RemoteError> {
@@ -202,19 +202,19 @@ impl Backend for Objects {
         let what = digest.to_string();
         let wanted = range.end - range.start;
         let object = |source| RemoteError::Object { what: what.clone(), source };
-        self.patience
+        self.retry
             .persist(&what, || async {
                 let part =
                     GetOptions { range: Some(range.clone().into()), ..GetOptions::default() };
                 let result = self.objects.get_opts(&path, part).await.map_err(object)?;
-                patience::progress();
+                retry::progress();
                 let mut bytes = Vec::with_capacity(wanted as usize);
                 let mut stream = result.into_stream();
                 // Stops at what was asked for, whatever the server sends.
                 while bytes.len() as u64 <= wanted
                     && let Some(part) = stream.try_next().await.map_err(object)?
                 {
-                    patience::progress();
+                    retry::progress();
                     bytes.extend_from_slice(&part);
                 }
                 let found = bytes.len() as u64;
@@ -277,6 +277,10 @@ impl Backend for Objects {
         self.patiently(&what, left, writer.finish()).await.map(drop)
     }
 
+    async fn put_manifest(&self, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
+        self.put(id, manifest).await
+    }
+
     async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
         let size = manifest.len() as u64;
         let layout = self.path(LAYOUT_FILE);
@@ -300,7 +304,7 @@ impl Backend for Objects {
                 ..
             }) = result
             {
-                // The store can not compare versions: the last writer wins.
+                // The store cannot compare versions: the last writer wins.
                 result = self.put_object(&path, bytes, PutMode::Overwrite).await;
             }
             match result {

@@ -12,7 +12,7 @@ use super::backend::Backend;
 use super::listen::Listening;
 use super::objects::{Objects, PART};
 use super::registry::{self, Registry};
-use super::{Patience, Remote, RemoteError};
+use super::{Remote, RemoteError, RetryPolicy};
 
 /// What an address may look like; the end of an error message.
 const FORMS: &str = "use s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, \
@@ -34,8 +34,8 @@ impl Remote {
     /// # Errors
     /// [`RemoteError::Url`] for another scheme, [`RemoteError::Object`] when the configuration is
     /// incomplete. No request is made.
-    pub fn open(url: &str, patience: Patience) -> Result<Self, RemoteError> {
-        Self::open_with(url, patience, &[])
+    pub fn open(url: &str, retry: RetryPolicy) -> Result<Self, RemoteError> {
+        Self::open_with(url, retry, &[])
     }
 
     /// As [`Remote::open`], with options that come before the environment: named as the variables are, in
@@ -45,13 +45,13 @@ impl Remote {
     /// As [`Remote::open`]; [`RemoteError::Url`] for an option that the scheme does not know.
     pub fn open_with(
         url: &str,
-        patience: Patience,
+        retry: RetryPolicy,
         options: &[(&str, &str)],
     ) -> Result<Self, RemoteError> {
         let bad = |why: String| RemoteError::Url { url: url.to_owned(), why };
         if let Some(address) = registry::Address::parse(url)? {
             let name = address.name.clone();
-            let registry = Registry::new(address, patience, options)?;
+            let registry = Registry::new(address, retry, options)?;
             return Self::with_backend(Arc::new(registry), name);
         }
         let parsed = url::Url::parse(url).map_err(|e| bad(format!("{e}; {FORMS}")))?;
@@ -66,17 +66,17 @@ impl Remote {
                     let key: $key = key.parse().map_err(object)?;
                     builder = builder.with_config(key, *value);
                 }
-                let client = client(patience, options);
+                let client = client(retry, options);
                 let build = |retries, client| {
-                    let builder = builder.clone().with_retry(retry(patience, retries));
+                    let builder = builder.clone().with_retry(retry_config(retry, retries));
                     let builder = builder.with_http_connector(Listening);
                     builder.with_client_options(client).build().map_err(object)
                 };
                 // Whoever repeats a request also limits its time.
                 let objects: Arc<dyn ObjectStore> =
                     Arc::new(build(0, client.clone().with_timeout_disabled())?);
-                let retries = patience.attempts.saturating_sub(1);
-                let uploads = build(retries, client.with_timeout(patience.sending(PART)))?;
+                let retries = retry.attempts.saturating_sub(1);
+                let uploads = build(retries, client.with_timeout(retry.sending(PART)))?;
                 (objects, Arc::new(uploads) as Arc<dyn ObjectStore>)
             }};
         }
@@ -94,22 +94,18 @@ impl Remote {
             }
             _ => return Err(bad(FORMS.to_owned())),
         };
-        let backend: Arc<dyn Backend> = Arc::new(Objects::new(objects, uploads, prefix, patience));
+        let backend: Arc<dyn Backend> = Arc::new(Objects::new(objects, uploads, prefix, retry));
         Self::with_backend(backend, None)
     }
 }
 
-fn retry(patience: Patience, max_retries: u32) -> RetryConfig {
-    let backoff = BackoffConfig { init_backoff: patience.pause, ..BackoffConfig::default() };
-    RetryConfig {
-        backoff,
-        max_retries: max_retries as usize,
-        retry_timeout: patience.sending(PART),
-    }
+fn retry_config(retry: RetryPolicy, max_retries: u32) -> RetryConfig {
+    let backoff = BackoffConfig { init_backoff: retry.pause, ..BackoffConfig::default() };
+    RetryConfig { backoff, max_retries: max_retries as usize, retry_timeout: retry.sending(PART) }
 }
 
 /// Plain http only to an endpoint that was configured so.
-fn client(patience: Patience, options: &[(&str, &str)]) -> ClientOptions {
+fn client(retry: RetryPolicy, options: &[(&str, &str)]) -> ClientOptions {
     const ENDPOINTS: [&str; 6] = [
         "aws_endpoint",
         "aws_endpoint_url",
@@ -123,5 +119,5 @@ fn client(patience: Patience, options: &[(&str, &str)]) -> ClientOptions {
         || ENDPOINTS
             .iter()
             .any(|key| std::env::var(key.to_uppercase()).is_ok_and(|value| plain(&value)));
-    ClientOptions::new().with_allow_http(allow_http).with_connect_timeout(patience.connect())
+    ClientOptions::new().with_allow_http(allow_http).with_connect_timeout(retry.connect())
 }

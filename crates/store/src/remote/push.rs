@@ -11,7 +11,7 @@ use crate::manifest::{Manifest, print};
 use crate::open::Blobs;
 use crate::save::descriptor;
 use crate::transcode::transcode;
-use crate::{OpenError, SaveError, Sha256, Snapshot, Store};
+use crate::{FoldOptions, OpenError, SaveError, Sha256, Snapshot, Store};
 
 /// Blobs up to this size are sent by one request.
 const WHOLE: u64 = 8 << 20;
@@ -66,6 +66,41 @@ impl Remote {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
         self.backend.check_name(name)?;
+        let (id, manifest) = self.send(local, snapshot, encoding, progress)?;
+        self.block_on(self.backend.publish(name, id, manifest))?;
+        Ok(id)
+    }
+
+    /// Copies `snapshot` as [`Remote::push`] does, but gives it no name: it is opened by the id that this returns.
+    /// Whoever keeps ids elsewhere spares every save the one file in which a remote's names are.
+    ///
+    /// # Errors
+    /// As [`Remote::push`].
+    pub fn keep(
+        &self,
+        local: &Store,
+        snapshot: &Snapshot,
+        encoding: Encoding,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<Sha256, RemoteError> {
+        let (id, manifest) = self.send(local, snapshot, encoding, progress)?;
+        self.block_on(self.backend.put_manifest(id, manifest))?;
+        Ok(id)
+    }
+
+    /// Copies everything but the manifest, which is returned with its digest.
+    fn send(
+        &self,
+        local: &Store,
+        snapshot: &Snapshot,
+        encoding: Encoding,
+        progress: &mut dyn FnMut(Progress),
+    ) -> Result<(Sha256, Vec<u8>), RemoteError> {
+        if snapshot.turns().is_some() {
+            let folded =
+                local.folded(snapshot, &FoldOptions { encoding, ..FoldOptions::default() })?;
+            return self.send(local, &folded, encoding, progress);
+        }
         let sources: Vec<_> =
             snapshot.layers().iter().chain(snapshot.working_set_layer()).collect();
         let mut total: u64 = sources.iter().map(|layer| layer.size()).sum();
@@ -99,11 +134,8 @@ impl Remote {
         let manifest = Manifest { annotations, ..Manifest::new(config, layers) };
         let manifest = print("the manifest", &manifest)?;
         let id = Sha256::of(&manifest);
-        self.block_on(async {
-            self.upload(&bytes, digest, bytes.len() as u64, &mut |_| {}).await?;
-            self.backend.publish(name, id, manifest).await
-        })?;
-        Ok(id)
+        self.block_on(self.upload(&bytes, digest, bytes.len() as u64, &mut |_| {}))?;
+        Ok((id, manifest))
     }
 
     async fn upload(

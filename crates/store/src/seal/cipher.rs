@@ -1,7 +1,7 @@
 //! Sealed blobs: any blob, cut into chunks that are each encrypted and authenticated.
 //!
 //! A blob has a random key of its own, wrapped by the user's. A chunk's nonce is its number and whether it
-//! is the last, so chunks can not change places, be left out or come from another blob. Chunks are as
+//! is the last, so chunks cannot change places, be left out or come from another blob. Chunks are as
 //! long as a group of pages, so a raw layer's groups are each one chunk. What is needed to open a blob comes
 //! last, as in a layer, so that the same request fetches both.
 

@@ -6,7 +6,7 @@
 //! refuses a snapshot that none of the given keys signed before anything of it is parsed but the manifest.
 //!
 //! A *sealed* snapshot (AES-256-GCM) has every blob but the manifest encrypted: see `docs/format.md`. Pages are
-//! read at random and lazily as before, but can not be mapped. What stays visible is what the manifest
+//! read at random and lazily as before, but cannot be mapped. What stays visible is what the manifest
 //! and the directory show: names, and the number and length of blobs.
 //!
 //! What neither does: keep an old snapshot from being given for a new one of the same signer or key. Name
@@ -22,4 +22,4 @@ pub use crate::access::Access;
 pub use cipher::SealKey;
 pub(crate) use cipher::Sealer;
 pub use sign::{PublicKey, SigningKey};
-pub(crate) use sign::{annotation, check as check_signature, claimed};
+pub(crate) use sign::{annotation, check as check_signature, check_turn, claimed};

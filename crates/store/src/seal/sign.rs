@@ -100,6 +100,42 @@ pub(crate) fn annotation(key: &SigningKey, config: Sha256) -> Result<(String, St
     Ok((format!("{ANNOTATION}{}", to_hex(&key.public().0)), STANDARD.encode(signature)))
 }
 
+/// Keeps the signature of a turn from meaning anything elsewhere.
+const TURN_DOMAIN: &[u8] = b"afresh turn signature version 1\0";
+
+impl SigningKey {
+    /// The public key, and a signature of the turn of this digest.
+    ///
+    /// # Errors
+    /// [`SealError::Library`].
+    pub fn sign_turn(&self, root: &[u8; 32]) -> Result<[u8; 96], SealError> {
+        let signed = self.pair.try_sign(&[TURN_DOMAIN, root].concat());
+        let signed = signed.map_err(|_| SealError::Library("signing failed"))?;
+        let mut out = [0; 96];
+        out[..32].copy_from_slice(&self.public().0);
+        out[32..].copy_from_slice(signed.as_ref());
+        Ok(out)
+    }
+}
+
+/// Refuses the turn of digest `root` unless one of `keys` signed it.
+pub(crate) fn check_turn(
+    keys: &[PublicKey],
+    root: &[u8; 32],
+    signature: Option<&[u8]>,
+) -> Result<(), SealError> {
+    let Some((key, signature)) = signature.and_then(|bytes| bytes.split_first_chunk::<32>()) else {
+        return Err(SealError::Unsigned);
+    };
+    let key = PublicKey(*key);
+    if !keys.contains(&key) {
+        return Err(SealError::Untrusted(vec![key.to_string()]));
+    }
+    UnparsedPublicKey::new(&ED25519, &key.0)
+        .verify(&[TURN_DOMAIN, root].concat(), signature)
+        .map_err(|_| SealError::Signature(key.to_string()))
+}
+
 /// The keys that annotations name.
 pub(crate) fn claimed(annotations: &BTreeMap<String, String>) -> Vec<PublicKey> {
     let key = |name: &String| name.strip_prefix(ANNOTATION).and_then(from_hex).map(PublicKey);

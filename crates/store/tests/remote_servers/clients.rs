@@ -78,7 +78,7 @@ fn skopeo_carries_a_snapshot_to_a_registry_and_back() {
     run(&skopeo, dir.path(), &[&plain[..], &["--dest-tls-verify=false", &from, &there]].concat());
 
     // Our own client finds what another put there.
-    let remote = server.remote(server.address, crate::servers::patience());
+    let remote = server.remote(server.address, crate::servers::retry());
     assert_eq!(bytes(&remote.load("warm").unwrap()), wanted);
 
     let to = format!("oci:{}:mine", text(&back));
@@ -93,7 +93,7 @@ fn crane_carries_what_we_pushed_between_repositories_and_into_a_folder() {
     let dir = tempfile::tempdir().unwrap();
     let wanted = local(&dir.path().join("from"));
     let from = Store::open(dir.path().join("from")).unwrap();
-    let remote = server.remote(server.address, crate::servers::patience());
+    let remote = server.remote(server.address, crate::servers::retry());
     let warm = from.load("warm").unwrap();
     remote.push(&from, &warm, "warm", afresh_store::Encoding::Zstd, &mut |_| {}).unwrap();
 

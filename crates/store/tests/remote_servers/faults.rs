@@ -1,16 +1,16 @@
 //! Connections that break, answers that are cut or wrong, servers that die: an error that names the cause,
-//! never wrong bytes, never a hang beyond the patience.
+//! never wrong bytes, never a hang beyond the time limit.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_pager::{Options, Restore, SnapshotSource, Strategy};
+use afresh_pager::{FillStrategy, Options, Restore, SnapshotSource};
 use afresh_store::Encoding;
-use afresh_store::remote::{Patience, Remote, RemoteError};
+use afresh_store::remote::{Remote, RemoteError, RetryPolicy};
 use afresh_sys::{PageRange, Reservation};
 
 use crate::proxy::{Fault, Proxy};
-use crate::servers::{KINDS, Server, patience};
+use crate::servers::{KINDS, Server, retry};
 use crate::support::{bytes, options, store};
 use crate::{content, local};
 
@@ -29,16 +29,16 @@ fn broken_and_cut_connections_are_tried_again_and_named_when_that_is_in_vain() {
         let proxy = Proxy::before(server.address);
         let dir = tempfile::tempdir().unwrap();
         let (here, snapshot, whole) = local(dir.path(), 1, 1500);
-        let direct = server.remote(server.address, patience());
+        let direct = server.remote(server.address, retry());
         direct.push(&here, &snapshot, "a", Encoding::Raw, &mut |_| {}).unwrap();
         for after in [0, 150, 1000, 30_000, 400_000] {
             for fault in [Fault::Reset { after }, Fault::Truncate { after }] {
                 // A new one each time, which has no connections yet.
-                let remote = server.remote(proxy.address, patience());
+                let remote = server.remote(proxy.address, retry());
                 proxy.be(fault, 2);
                 assert!(read(&remote).unwrap() == whole, "{kind:?} {fault:?}");
                 assert_eq!(proxy.left(), 0, "{kind:?} {fault:?} did not happen");
-                let remote = server.remote(proxy.address, patience());
+                let remote = server.remote(proxy.address, retry());
                 proxy.be(fault, usize::MAX);
                 let start = Instant::now();
                 let error = read(&remote).unwrap_err();
@@ -63,7 +63,7 @@ fn a_push_goes_on_through_broken_connections() {
         let (here, snapshot, whole) = local(dir.path(), 1, 5000);
         for (name, after) in [("a", 0), ("b", 100), ("c", 700)] {
             let fault = Fault::Reset { after };
-            let remote = server.remote(proxy.address, patience());
+            let remote = server.remote(proxy.address, retry());
             proxy.be(fault, 2);
             remote.push(&here, &snapshot, name, Encoding::Raw, &mut |_| {}).unwrap();
             assert_eq!(proxy.left(), 0, "{kind:?} {fault:?} did not happen");
@@ -80,7 +80,7 @@ fn wrong_bytes_on_the_way_are_noticed_and_asked_for_again() {
         let proxy = Proxy::before(server.address);
         let dir = tempfile::tempdir().unwrap();
         let (here, snapshot, whole) = local(&dir.path().join("here"), 1, 1500);
-        let remote = server.remote(proxy.address, patience());
+        let remote = server.remote(proxy.address, retry());
         for encoding in [Encoding::Raw, Encoding::Zstd] {
             remote.push(&here, &snapshot, "a", encoding, &mut |_| {}).unwrap();
             let opened = remote.load("a").unwrap();
@@ -102,20 +102,20 @@ fn wrong_bytes_on_the_way_are_noticed_and_asked_for_again() {
 }
 
 #[test]
-fn a_silent_server_is_an_error_within_the_patience() {
+fn a_silent_server_is_an_error_within_its_time_limit() {
     for kind in KINDS {
         let Some(server) = Server::start(kind) else { continue };
         let proxy = Proxy::before(server.address);
         let dir = tempfile::tempdir().unwrap();
         let (here, snapshot, _) = local(dir.path(), 1, 700);
-        let short = Patience {
+        let short = RetryPolicy {
             attempts: 2,
             timeout: Duration::from_millis(700),
             pause: Duration::from_millis(10),
             outage: Duration::ZERO,
         };
         let remote = server.remote(proxy.address, short);
-        let direct = server.remote(server.address, patience());
+        let direct = server.remote(server.address, retry());
         direct.push(&here, &snapshot, "a", Encoding::Raw, &mut |_| {}).unwrap();
         let opened = remote.load("a").unwrap();
         proxy.be(Fault::Silence, usize::MAX);
@@ -139,7 +139,7 @@ fn a_server_killed_midway_is_an_error_and_another_try_completes() {
         let (here, new, whole) = local(&dir.path().join("here"), 1, 5000);
         here.save("old", &afresh_store::MemoryPages(content(9, 30)), &options()).unwrap();
         let old = here.load("old").unwrap();
-        let remote = server.remote(server.address, patience());
+        let remote = server.remote(server.address, retry());
         remote.push(&here, &old, "a", Encoding::Raw, &mut |_| {}).unwrap();
 
         // While it is written to.
@@ -175,8 +175,8 @@ fn a_server_killed_midway_is_an_error_and_another_try_completes() {
         opened.read(100, &mut out).unwrap();
         let memory = Arc::new(Reservation::aligned(5000, 2 << 20).unwrap());
         let source = Arc::new(SnapshotSource::new(opened.clone()));
-        let mut lazily = Options::with(Strategy::UffdMove);
-        lazily.background = Some(false);
+        let mut lazily = Options::with(FillStrategy::Stream);
+        lazily.background = false;
         let restore =
             Restore::start(memory.clone(), PageRange::new(0, 5000), source, &lazily).unwrap();
         restore.resolve(PageRange::new(200, 10)).unwrap();

@@ -3,17 +3,17 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use afresh_store::remote::{Patience, Remote, RemoteError};
+use afresh_store::remote::{Remote, RemoteError, RetryPolicy};
 use afresh_store::{Encoding, OpenError, Sha256};
 
 use crate::local;
 use crate::stub::{Stub, answer};
 
 fn open(stub: &Stub) -> Remote {
-    let patience =
-        Patience { attempts: 3, pause: Duration::from_millis(1), ..crate::servers::patience() };
+    let retry =
+        RetryPolicy { attempts: 3, pause: Duration::from_millis(1), ..crate::servers::retry() };
     let url = format!("oci://{}/a", stub.address);
-    Remote::open_with(&url, patience, &[("user", "me"), ("password", "secret-word")]).unwrap()
+    Remote::open_with(&url, retry, &[("user", "me"), ("password", "secret-word")]).unwrap()
 }
 
 /// A manifest of a snapshot with the configuration `{}` and a layer that is not there.

@@ -5,11 +5,11 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use afresh_store::remote::{Patience, Remote};
+use afresh_store::remote::{Remote, RetryPolicy};
 use afresh_store::{Encoding, MemoryPages, Snapshot, Store};
 
 use crate::content;
-use crate::servers::{KINDS, Server, patience};
+use crate::servers::{KINDS, Server, retry};
 use crate::support::{bytes, options, store};
 
 const CHILD: &str = "AFRESH_TEST_KILLED";
@@ -40,7 +40,7 @@ fn places(dir: &Path) -> Vec<Place> {
 impl Place {
     fn open(&self) -> Remote {
         let options: Vec<_> = self.options.iter().map(|(k, v)| (*k, v.as_str())).collect();
-        Remote::open_with(&self.url, patience(), &options).unwrap()
+        Remote::open_with(&self.url, retry(), &options).unwrap()
     }
 
     /// Runs `test` in a child, and kills it so long after it said that it did its work once.
@@ -69,7 +69,7 @@ fn task() -> Option<(Store, Remote)> {
     let words: Vec<_> = task.split('|').collect();
     let [dir, url, options @ ..] = &words[..] else { panic!("{task}") };
     let options: Vec<_> = options.iter().map(|o| o.split_once('=').unwrap()).collect();
-    let remote = Remote::open_with(url, Patience::default(), &options).unwrap();
+    let remote = Remote::open_with(url, RetryPolicy::default(), &options).unwrap();
     Some((Store::open(dir).unwrap(), remote))
 }
 

@@ -6,7 +6,7 @@ use afresh_store::{Encoding, MemoryPages, OpenError};
 use afresh_sys::PageRange;
 
 use crate::proxy::{Fault, Proxy};
-use crate::servers::{KINDS, Server, patience};
+use crate::servers::{KINDS, Server, retry};
 use crate::support::{options, page_of, store};
 
 /// A guest of 64 MiB: a quarter of its pages hold something, and runs touch a seventh of those, here and
@@ -27,13 +27,13 @@ fn a_warm_guest_of_64_mib_is_near_though_every_request_takes_5_ms() {
         save.state = vec![7; 20_000];
         save.working_set = (0..PAGES / 256).map(|n| PageRange::new(n * 256 + n % 50, 9)).collect();
         here.save("a", &MemoryPages(memory.clone()), &save).unwrap();
-        let direct = server.remote(server.address, patience());
+        let direct = server.remote(server.address, retry());
         direct.push(&here, &here.load("a").unwrap(), "a", Encoding::Zstd, &mut |_| {}).unwrap();
         proxy.be(Fault::Latency(Duration::from_millis(5)), 0);
         let mut best = Duration::MAX;
         for _ in 0..5 {
             let start = Instant::now();
-            let remote = server.remote(proxy.address, patience());
+            let remote = server.remote(proxy.address, retry());
             remote.prepare();
             let snapshot = remote.load("a").unwrap();
             let mut seen = 0;
@@ -52,7 +52,7 @@ fn a_warm_guest_of_64_mib_is_near_though_every_request_takes_5_ms() {
         }
         let start = Instant::now();
         let there = store(&dir.path().join("there"));
-        let remote = server.remote(proxy.address, patience());
+        let remote = server.remote(proxy.address, retry());
         remote.pull(&there, "a", "a", Encoding::Zstd, &mut |_| {}).unwrap();
         let whole = start.elapsed();
         println!("{kind:?}: working set and a page after {best:?}, all of it after {whole:?}");

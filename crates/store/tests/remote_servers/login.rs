@@ -6,7 +6,7 @@ use afresh_store::Encoding;
 use afresh_store::remote::{Remote, RemoteError};
 
 use crate::local;
-use crate::servers::{Kind, Server, patience};
+use crate::servers::{Kind, Server, retry};
 use crate::stub::{Stub, answer};
 use crate::support::bytes;
 
@@ -28,7 +28,7 @@ fn with_password(dir: &std::path::Path) -> Option<Server> {
 
 fn open(server: &Server, password: &str) -> Remote {
     let url = format!("oci://{}/team/guest", server.address);
-    Remote::open_with(&url, patience(), &[("user", USER), ("password", password)]).unwrap()
+    Remote::open_with(&url, retry(), &[("user", USER), ("password", password)]).unwrap()
 }
 
 #[test]
@@ -46,7 +46,7 @@ fn a_registry_that_wants_a_password_gets_it_and_nobody_else_comes_in() {
     assert!(!error.to_string().contains("guess"), "{error}");
     let error = wrong.push(&here, &snapshot, "b", Encoding::Raw, &mut |_| {}).unwrap_err();
     assert!(matches!(error, RemoteError::Refused { status: 401, .. }), "{error}");
-    let error = server.remote(server.address, patience()).load("a").unwrap_err();
+    let error = server.remote(server.address, retry()).load("a").unwrap_err();
     assert!(matches!(error, RemoteError::Refused { status: 401, .. }), "{error}");
 }
 
@@ -54,7 +54,7 @@ fn a_registry_that_wants_a_password_gets_it_and_nobody_else_comes_in() {
 #[test]
 fn a_process_with_dockers_configuration() {
     let Ok(url) = std::env::var(CHILD) else { return };
-    let remote = Remote::open(&url, patience()).unwrap();
+    let remote = Remote::open(&url, retry()).unwrap();
     assert_eq!(remote.name(), Some("a"));
     assert_eq!(remote.load("a").unwrap().state(), 1u32.to_le_bytes());
     println!("loaded");

@@ -6,7 +6,7 @@ use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use afresh_store::remote::{Patience, Remote};
+use afresh_store::remote::{Remote, RetryPolicy};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tempfile::TempDir;
 
@@ -104,10 +104,10 @@ impl Server {
     }
 
     /// The remote at `address`, which is the server's or that of a proxy before it.
-    pub(crate) fn remote(&self, address: SocketAddr, patience: Patience) -> Remote {
+    pub(crate) fn remote(&self, address: SocketAddr, retry: RetryPolicy) -> Remote {
         let (url, options) = self.url(address);
         let options: Vec<_> = options.iter().map(|(key, value)| (*key, value.as_str())).collect();
-        Remote::open_with(&url, patience, &options).unwrap()
+        Remote::open_with(&url, retry, &options).unwrap()
     }
 
     /// Address and options of the remote.
@@ -179,9 +179,9 @@ fn spawn(kind: Kind, address: SocketAddr, dir: &TempDir, more: &str) -> Child {
     command.spawn().unwrap()
 }
 
-/// Patience that ends soon.
-pub(crate) fn patience() -> Patience {
-    Patience {
+/// RetryPolicy that ends soon.
+pub(crate) fn retry() -> RetryPolicy {
+    RetryPolicy {
         attempts: 4,
         timeout: Duration::from_secs(5),
         pause: Duration::from_millis(10),

@@ -4,20 +4,20 @@ use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh_pager::{Options, Restore, SnapshotSource, Strategy};
+use afresh_pager::{FillStrategy, Options, Restore, SnapshotSource};
 use afresh_store::remote::RemoteError;
 use afresh_store::{Encoding, OpenError};
 use afresh_sys::{PageRange, Reservation};
 
 use crate::local;
-use crate::servers::{KINDS, Kind, Server, patience};
+use crate::servers::{KINDS, Kind, Server, retry};
 use crate::support::{bytes, store};
 
 #[test]
 fn real_servers_take_and_give_snapshots() {
     for kind in KINDS {
         let Some(server) = Server::start(kind) else { continue };
-        let remote = server.remote(server.address, patience());
+        let remote = server.remote(server.address, retry());
         assert!(remote.tags().unwrap().is_empty(), "{kind:?}");
         let dir = tempfile::tempdir().unwrap();
         // Larger than one part, and incompressible.
@@ -57,7 +57,7 @@ fn real_servers_take_and_give_snapshots() {
 fn what_a_server_has_is_not_sent_again() {
     for kind in KINDS {
         let Some(server) = Server::start(kind) else { continue };
-        let remote = server.remote(server.address, patience());
+        let remote = server.remote(server.address, retry());
         let dir = tempfile::tempdir().unwrap();
         let (here, snapshot, _) = local(dir.path(), 1, 1000);
         remote.push(&here, &snapshot, "one", Encoding::Raw, &mut |_| {}).unwrap();
@@ -73,7 +73,7 @@ fn what_a_server_has_is_not_sent_again() {
 #[test]
 fn a_name_that_a_registry_can_not_hold_is_refused_before_anything_is_sent() {
     let Some(server) = Server::start(Kind::Registry) else { return };
-    let remote = server.remote(server.address, patience());
+    let remote = server.remote(server.address, retry());
     let dir = tempfile::tempdir().unwrap();
     let (here, snapshot, _) = local(dir.path(), 1, 20);
     for name in ["a/b", "a:b", ".a", "", &"x".repeat(129), &snapshot.id().to_string()] {
@@ -87,11 +87,11 @@ fn a_name_that_a_registry_can_not_hold_is_refused_before_anything_is_sent() {
 fn a_guest_runs_from_a_real_server_while_the_rest_is_on_the_network() {
     for kind in KINDS {
         let Some(server) = Server::start(kind) else { continue };
-        let remote = server.remote(server.address, patience());
+        let remote = server.remote(server.address, retry());
         let dir = tempfile::tempdir().unwrap();
         let (here, snapshot, whole) = local(dir.path(), 3, 3000);
         remote.push(&here, &snapshot, "a", Encoding::Zstd, &mut |_| {}).unwrap();
-        for strategy in [Strategy::CopyHybrid, Strategy::WorkingSet] {
+        for strategy in [FillStrategy::Stream, FillStrategy::WorkingSet] {
             let memory = Arc::new(Reservation::aligned(3000, 2 << 20).unwrap());
             let source = Arc::new(SnapshotSource::new(remote.load("a").unwrap()));
             let range = PageRange::new(0, 3000);
@@ -119,9 +119,8 @@ fn a_process_that_reads_through_the_cache() {
     let words: Vec<_> = task.split('|').collect();
     let [url, cache, options @ ..] = &words[..] else { panic!("{task}") };
     let options: Vec<_> = options.iter().map(|o| o.split_once('=').unwrap()).collect();
-    let remote = afresh_store::remote::Remote::open_with(url, patience(), &options)
-        .unwrap()
-        .with_cache(cache);
+    let remote =
+        afresh_store::remote::Remote::open_with(url, retry(), &options).unwrap().with_cache(cache);
     let snapshot = remote.load("a").unwrap();
     println!("digest {}", afresh_store::Sha256::of(&bytes(&snapshot)));
 }
@@ -133,7 +132,7 @@ fn two_processes_share_a_cache() {
         let proxy = crate::proxy::Proxy::before(server.address);
         let dir = tempfile::tempdir().unwrap();
         let (here, snapshot, whole) = local(&dir.path().join("here"), 5, 2000);
-        let remote = server.remote(server.address, patience());
+        let remote = server.remote(server.address, retry());
         remote.push(&here, &snapshot, "a", Encoding::Raw, &mut |_| {}).unwrap();
         let cache = dir.path().join("cache");
         let start = || {

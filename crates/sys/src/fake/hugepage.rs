@@ -2,9 +2,6 @@
 
 use crate::{Call, Memfd, PageRange, Reservation, SysError};
 
-/// Bytes in a huge page of x86-64.
-pub const HUGE_SIZE: usize = 2 << 20;
-
 impl Memfd {
     /// Always fails.
     ///

@@ -23,7 +23,6 @@ use std::collections::BTreeMap;
 
 use crate::Feature;
 
-pub use hugepage::HUGE_SIZE;
 pub use memfd::Memfd;
 pub use perf::Instructions;
 pub use reservation::{Advice, Protection, Reservation};

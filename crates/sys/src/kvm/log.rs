@@ -4,13 +4,15 @@
 //! until `clear_dirty_log` names it. May break it: forgetting `enable_manual_protect`, after which
 //! every read re-protects the whole slot (correct, but slow).
 
-use std::io;
 use std::os::fd::AsRawFd;
 
 use kvm_bindings::{
     KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE, kvm_enable_cap,
 };
 use kvm_ioctls::VmFd;
+
+use super::{call, done};
+use crate::{Call, SysError};
 
 /// `struct kvm_dirty_log`: bitmaps are 64 bits a word, bit 0 of word 0 is the slot's first page.
 #[repr(C)]
@@ -37,27 +39,26 @@ const KVM_CLEAR_DIRTY_LOG: libc::c_ulong = 0xc018_aec0;
 ///
 /// # Errors
 /// `EINVAL` where the kernel is older than 5.5.
-pub fn enable_manual_protect(vm: &VmFd) -> io::Result<()> {
+pub fn enable_manual_protect(vm: &VmFd) -> Result<(), SysError> {
     let mut cap = kvm_enable_cap { cap: KVM_CAP_MANUAL_DIRTY_LOG_PROTECT2, ..Default::default() };
     cap.args[0] = u64::from(KVM_DIRTY_LOG_MANUAL_PROTECT_ENABLE);
-    vm.enable_cap(&cap).map_err(io::Error::from)
+    call("KVM_ENABLE_CAP(dirty log)", || vm.enable_cap(&cap))
 }
 
 /// Copies the dirty bitmap of memory slot `slot`, which has `pages` pages, into `bitmap`.
 ///
 /// # Errors
 /// `EINVAL` where `bitmap` is too short for `pages`; otherwise what the kernel says.
-pub fn get_dirty_log(vm: &VmFd, slot: u32, pages: u64, bitmap: &mut [u64]) -> io::Result<()> {
+pub fn get_dirty_log(vm: &VmFd, slot: u32, pages: u64, bitmap: &mut [u64]) -> Result<(), SysError> {
     if (bitmap.len() as u64) < pages.div_ceil(64) {
-        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        return Err(SysError::invalid(Call::Kvm("KVM_GET_DIRTY_LOG")));
     }
     let mut log = GetLog { slot, padding: 0, bitmap: bitmap.as_mut_ptr() };
-    // SAFETY: the fd is a VM; the kernel writes one bit a page of the slot, rounded up to a word.
-    // `pages` is the slot's size as its creator states it, and the buffer holds that many bits.
-    let ret = unsafe { libc::ioctl(vm.as_raw_fd(), KVM_GET_DIRTY_LOG, &mut log) };
-    if ret < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    call("KVM_GET_DIRTY_LOG", || {
+        // SAFETY: the fd is a VM; the kernel writes one bit a page of the slot, rounded up to a word.
+        // `pages` is the slot's size as its creator states it, and the buffer holds that many bits.
+        done(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_GET_DIRTY_LOG, &mut log) })
+    })?;
     Ok(())
 }
 
@@ -74,15 +75,14 @@ pub fn clear_dirty_log(
     first_page: u64,
     num_pages: u32,
     bitmap: &[u64],
-) -> io::Result<()> {
+) -> Result<(), SysError> {
     if (bitmap.len() as u64) < u64::from(num_pages).div_ceil(64) {
-        return Err(io::Error::from(io::ErrorKind::InvalidInput));
+        return Err(SysError::invalid(Call::Kvm("KVM_CLEAR_DIRTY_LOG")));
     }
     let mut log = ClearLog { slot, num_pages, first_page, bitmap: bitmap.as_ptr() };
-    // SAFETY: the fd is a VM; the kernel reads `num_pages` bits from the bitmap, which holds them.
-    let ret = unsafe { libc::ioctl(vm.as_raw_fd(), KVM_CLEAR_DIRTY_LOG, &mut log) };
-    if ret < 0 {
-        return Err(io::Error::last_os_error());
-    }
+    call("KVM_CLEAR_DIRTY_LOG", || {
+        // SAFETY: the fd is a VM; the kernel reads `num_pages` bits from the bitmap, which holds them.
+        done(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_CLEAR_DIRTY_LOG, &mut log) })
+    })?;
     Ok(())
 }

@@ -14,6 +14,9 @@ use kvm_bindings::{
 };
 use kvm_ioctls::{Kvm, VcpuFd, VmFd};
 
+use super::{call, done};
+use crate::{Call, SysError};
+
 use crate::PAGE_SIZE;
 
 /// Page offset of the ring in the vCPU's mapping (`KVM_DIRTY_LOG_PAGE_OFFSET` on x86).
@@ -22,6 +25,10 @@ const F_DIRTY: u32 = 1;
 const F_RESET: u32 = 2;
 // _IO(0xAE, 0xc7)
 const KVM_RESET_DIRTY_RINGS: libc::c_ulong = 0xaec7;
+
+/// Names of calls, in errors.
+const ENABLE: &str = "KVM_ENABLE_CAP(dirty ring)";
+const MAP: &str = "mmap(dirty ring)";
 
 /// The two names of the capability, the better ordered one first.
 const CAPABILITIES: [u32; 2] = [KVM_CAP_DIRTY_LOG_RING_ACQ_REL, KVM_CAP_DIRTY_LOG_RING];
@@ -40,27 +47,25 @@ pub fn dirty_ring_limit(kvm: &Kvm) -> u32 {
 ///
 /// # Errors
 /// `ENOTSUP` where the kernel has no dirty ring; `EINVAL` for a bad size or an existing vCPU.
-pub fn enable_dirty_ring(vm: &VmFd, entries: u32) -> io::Result<()> {
+pub fn enable_dirty_ring(vm: &VmFd, entries: u32) -> Result<(), SysError> {
     let cap = CAPABILITIES
         .into_iter()
         .find(|cap| vm.check_extension_raw(libc::c_ulong::from(*cap)) > 0)
-        .ok_or_else(|| io::Error::from_raw_os_error(libc::ENOTSUP))?;
+        .ok_or(SysError::new(Call::Kvm(ENABLE), libc::ENOTSUP))?;
     let mut enable = kvm_enable_cap { cap, ..Default::default() };
     enable.args[0] = u64::from(entries) * size_of::<kvm_dirty_gfn>() as u64;
-    vm.enable_cap(&enable).map_err(io::Error::from)
+    call(ENABLE, || vm.enable_cap(&enable))
 }
 
 /// Write-protects again every page whose ring entry was given back.
 ///
 /// # Errors
 /// What the kernel says; the pages are then in an unknown state and the VM must be given up.
-pub fn reset_dirty_rings(vm: &VmFd) -> io::Result<u32> {
-    // SAFETY: the fd is a VM and the call takes no argument.
-    let ret = unsafe { libc::ioctl(vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS) };
-    if ret < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(ret as u32)
+pub fn reset_dirty_rings(vm: &VmFd) -> Result<u32, SysError> {
+    call("KVM_RESET_DIRTY_RINGS", || {
+        // SAFETY: the fd is a VM and the call takes no argument.
+        done(unsafe { libc::ioctl(vm.as_raw_fd(), KVM_RESET_DIRTY_RINGS) })
+    })
 }
 
 /// One page the guest wrote: `offset` pages into memory slot `slot`.
@@ -91,24 +96,23 @@ impl DirtyRing {
     ///
     /// # Errors
     /// What `mmap` says; `EINVAL` where the ring is not enabled.
-    pub fn map(vcpu: &VcpuFd, entries: u32) -> io::Result<Self> {
+    pub fn map(vcpu: &VcpuFd, entries: u32) -> Result<Self, SysError> {
         let len = entries as usize * size_of::<kvm_dirty_gfn>();
-        // SAFETY: a fresh mapping at an address of the kernel's choice.
-        let base = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                vcpu.as_raw_fd(),
-                RING_PAGE_OFFSET * PAGE_SIZE as i64,
-            )
-        };
-        if base == libc::MAP_FAILED {
-            return Err(io::Error::last_os_error());
-        }
-        let base = NonNull::new(base.cast())
-            .ok_or_else(|| io::Error::other("mmap returned a null ring"))?;
+        let base = call(MAP, || {
+            // SAFETY: a fresh mapping at an address of the kernel's choice.
+            let base = unsafe {
+                libc::mmap(
+                    std::ptr::null_mut(),
+                    len,
+                    libc::PROT_READ | libc::PROT_WRITE,
+                    libc::MAP_SHARED,
+                    vcpu.as_raw_fd(),
+                    RING_PAGE_OFFSET * PAGE_SIZE as i64,
+                )
+            };
+            if base == libc::MAP_FAILED { Err(io::Error::last_os_error()) } else { Ok(base) }
+        })?;
+        let base = NonNull::new(base.cast()).ok_or(SysError::invalid(Call::Kvm(MAP)))?;
         Ok(Self { base, entries, fetch: 0, held: 0 })
     }
 

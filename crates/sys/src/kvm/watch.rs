@@ -85,6 +85,13 @@ pub fn install_kick_handler() -> io::Result<KickSignal> {
     outcome.map(KickSignal).map_err(io::Error::from_raw_os_error)
 }
 
+/// The calling thread, as [`KickSignal::send`] takes it.
+#[must_use]
+pub fn thread_id() -> i32 {
+    // SAFETY: a call without preconditions.
+    unsafe { libc::gettid() }
+}
+
 impl KickSignal {
     /// Sends the signal to thread `tid` of this process. A thread that is gone is not an error.
     pub fn send(self, tid: i32) {

@@ -12,7 +12,7 @@ impl Reservation {
     /// shrinks, reading what is gone raises SIGBUS.
     ///
     /// # Errors
-    /// `ENOMEM` when the number of mappings is exhausted, `ENODEV` when the file can not be mapped.
+    /// `ENOMEM` when the number of mappings is exhausted, `ENODEV` when the file cannot be mapped.
     pub fn map_file(
         &self,
         range: PageRange,

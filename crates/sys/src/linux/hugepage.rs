@@ -8,9 +8,6 @@ use std::os::fd::{FromRawFd, OwnedFd};
 
 use crate::{Call, Memfd, PageRange, Reservation, SysError, inject};
 
-/// Bytes in a huge page of x86-64.
-pub const HUGE_SIZE: usize = 2 << 20;
-
 impl Memfd {
     /// Creates a file of reserved 2 MiB pages; its length and holes must be multiples of that.
     ///

@@ -165,18 +165,24 @@ impl Memfd {
         Ok(())
     }
 
+    fn stat(&self) -> Option<libc::stat> {
+        // SAFETY: an all-zero `stat` is a valid value, and `fstat` fills it for a valid descriptor.
+        unsafe {
+            let mut stat: libc::stat = std::mem::zeroed();
+            (libc::fstat(self.fd.as_raw_fd(), &mut stat) == 0).then_some(stat)
+        }
+    }
+
+    /// Length in bytes; 0 where it cannot be told.
+    #[must_use]
+    pub fn bytes(&self) -> usize {
+        self.stat().map_or(0, |stat| usize::try_from(stat.st_size).unwrap_or(0))
+    }
+
     /// Bytes of memory the file holds.
     #[must_use]
     pub fn resident_bytes(&self) -> usize {
-        // SAFETY: an all-zero `stat` is a valid value, and `fstat` fills it for a valid descriptor.
-        let stat = unsafe {
-            let mut stat: libc::stat = std::mem::zeroed();
-            if libc::fstat(self.fd.as_raw_fd(), &mut stat) != 0 {
-                return 0;
-            }
-            stat
-        };
-        stat.st_blocks as usize * 512
+        self.stat().map_or(0, |stat| stat.st_blocks as usize * 512)
     }
 }
 

@@ -2,6 +2,7 @@
 
 pub mod fault;
 pub mod file;
+pub mod folios;
 pub mod fork;
 pub mod futex;
 pub mod host;
@@ -10,7 +11,11 @@ mod memfd;
 mod merging;
 pub mod pagemap;
 mod perf;
+pub mod poll;
+pub mod random;
 mod reservation;
+#[cfg(feature = "socket")]
+pub mod socket;
 pub mod termination;
 mod trial;
 mod uffd;
@@ -18,7 +23,6 @@ pub mod usage;
 mod vmm;
 mod withhold;
 
-pub use hugepage::HUGE_SIZE;
 pub use memfd::Memfd;
 pub use merging::merges_memory;
 pub use perf::Instructions;

@@ -1,6 +1,6 @@
 //! Calls about paths. They start at a directory that is open, and stay within it.
 
-use afresh_files::{Access, Kind, New, Node, Refused, Rename, Time, Walk};
+use afresh_files::{Access, Kind, New, Node, Place, Refused, Rename, Time, Walk};
 
 use super::calls::{file, filestat, times};
 use super::memory::Fail;
@@ -31,6 +31,11 @@ fn walk(files: &Files, fd: i32, flags: i32) -> Result<Walk, Fail> {
     Ok(Walk::beneath(directory(files, fd)?).follow(flags & FOLLOW != 0))
 }
 
+/// The place that a path names, whether anything is there or not.
+fn place(files: &Files, fd: i32, path: &[u8]) -> Result<Place, Fail> {
+    Ok(files.tree.walk(path, walk(files, fd, 0)?.name())?)
+}
+
 impl Call<'_> {
     pub(super) fn path_create_directory(
         &mut self,
@@ -40,7 +45,7 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let path = self.memory.text(path, len)?;
         let mut files = self.files.lock();
-        let place = files.tree.walk(&path, walk(&files, fd, 0)?.name())?;
+        let place = place(&files, fd, &path)?;
         files.tree.create_at(&place, New::Directory, 0o777, Time::now())?;
         Ok(())
     }
@@ -99,7 +104,7 @@ impl Call<'_> {
         }
         let mut files = self.files.lock();
         let node = files.tree.walk(&old, walk(&files, from, 0)?)?.node()?;
-        let place = files.tree.walk(&new, walk(&files, into, 0)?.name())?;
+        let place = place(&files, into, &new)?;
         Ok(files.tree.link_at(node, &place, Time::now())?)
     }
 
@@ -178,7 +183,7 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let path = self.memory.text(path, len)?;
         let mut files = self.files.lock();
-        let place = files.tree.walk(&path, walk(&files, fd, 0)?.name())?;
+        let place = place(&files, fd, &path)?;
         Ok(files.tree.remove_directory_at(&place, Time::now())?)
     }
 
@@ -193,8 +198,8 @@ impl Call<'_> {
     ) -> Result<(), Fail> {
         let (old, new) = (self.memory.text(old, old_len)?, self.memory.text(new, new_len)?);
         let mut files = self.files.lock();
-        let one = files.tree.walk(&old, walk(&files, from, 0)?.name())?;
-        let two = files.tree.walk(&new, walk(&files, into, 0)?.name())?;
+        let one = place(&files, from, &old)?;
+        let two = place(&files, into, &new)?;
         Ok(files.tree.rename_at(&one, &two, Rename::Replace, Time::now())?)
     }
 
@@ -212,7 +217,7 @@ impl Call<'_> {
             return Err(errno::PERM.into());
         }
         let mut files = self.files.lock();
-        let place = files.tree.walk(&path, walk(&files, fd, 0)?.name())?;
+        let place = place(&files, fd, &path)?;
         if place.slash && place.found.is_some_and(|(_, kind)| kind != Kind::Directory) {
             return Err(errno::NOTDIR.into());
         }
@@ -223,7 +228,7 @@ impl Call<'_> {
     pub(super) fn path_unlink_file(&mut self, fd: i32, path: i32, len: i32) -> Result<(), Fail> {
         let path = self.memory.text(path, len)?;
         let mut files = self.files.lock();
-        let place = files.tree.walk(&path, walk(&files, fd, 0)?.name())?;
+        let place = place(&files, fd, &path)?;
         Ok(files.tree.remove_file_at(&place, Time::now())?)
     }
 }

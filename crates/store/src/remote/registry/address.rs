@@ -59,7 +59,7 @@ impl Address {
                 // Whatever the parser made of odd characters, nothing moved between host and path.
                 .filter(|url| url.path() == format!("/v2/{repository}/") && !registry.is_empty())
                 .filter(|url| url.query().is_none() && url.fragment().is_none())
-                .ok_or_else(|| bad("the registry is no host, or host:port"))
+                .ok_or_else(|| bad("the registry is not a host, or host:port"))
         };
         let mut base = url(scheme.unwrap_or("https"))?;
         if scheme.is_none() && is_loopback(&base) {

@@ -99,8 +99,8 @@ impl Registry {
         if let Some(credentials) = known().clone() {
             return Ok(credentials);
         }
-        let (registry, patience) = (self.address.registry.clone(), self.patience.timeout / 2);
-        let found = tokio::task::spawn_blocking(move || credentials::find(&registry, patience))
+        let (registry, limit) = (self.address.registry.clone(), self.retry.timeout / 2);
+        let found = tokio::task::spawn_blocking(move || credentials::find(&registry, limit))
             .await
             .map_err(|e| RemoteError::Runtime(e.into()))??;
         *known() = Some(found.clone());

@@ -56,8 +56,8 @@ struct Helped {
     secret: String,
 }
 
-/// Finds the credentials for `registry`. Blocks; a helper gets so much time as `patience` says.
-pub(super) fn find(registry: &str, patience: Duration) -> Result<Credentials, RemoteError> {
+/// Finds the credentials for `registry`. Blocks; a helper gets at most `limit`.
+pub(super) fn find(registry: &str, limit: Duration) -> Result<Credentials, RemoteError> {
     let var = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let wrong = |why: String| RemoteError::Credentials { registry: registry.to_owned(), why };
     if let Some(found) = from_environment(registry, &var).map_err(wrong)? {
@@ -80,7 +80,7 @@ pub(super) fn find(registry: &str, patience: Duration) -> Result<Credentials, Re
     // What is wrong is said without quoting: the file holds secrets.
     let config: Config = serde_json::from_slice(&text)
         .map_err(|e| wrong(format!("{} does not parse at line {}", path.display(), e.line())))?;
-    from_config(&config, registry, patience).map_err(wrong)
+    from_config(&config, registry, limit).map_err(wrong)
 }
 
 /// What the environment has for `registry`: it names the registry that it is for, so that no other one, such
@@ -104,7 +104,7 @@ fn from_environment(
     }
 }
 
-fn from_config(config: &Config, registry: &str, patience: Duration) -> Result<Credentials, String> {
+fn from_config(config: &Config, registry: &str, limit: Duration) -> Result<Credentials, String> {
     let keys: Vec<String> = match registry {
         "docker.io" => vec!["https://index.docker.io/v1/".to_owned(), "docker.io".to_owned()],
         _ => ["", "https://", "http://"]
@@ -115,7 +115,7 @@ fn from_config(config: &Config, registry: &str, patience: Duration) -> Result<Cr
     };
     let helper = keys.iter().find_map(|key| config.cred_helpers.get(key));
     if let Some(helper) = helper.or(config.creds_store.as_ref()) {
-        let found = ask(helper, &keys[0], patience)?;
+        let found = ask(helper, &keys[0], limit)?;
         if let Some(found) = found {
             return Ok(found);
         }
@@ -132,7 +132,7 @@ fn from_config(config: &Config, registry: &str, patience: Duration) -> Result<Cr
         let text = String::from_utf8(bytes).unwrap_or_default();
         let (first, second) = text
             .split_once(':')
-            .ok_or("`auth` in Docker's configuration is no base64 of user:password")?;
+            .ok_or("`auth` in Docker's configuration is not the base64 of user:password")?;
         (user, password) = (first.to_owned(), second.to_owned());
     }
     Ok(if user.is_empty() {
@@ -143,7 +143,7 @@ fn from_config(config: &Config, registry: &str, patience: Duration) -> Result<Cr
 }
 
 /// Asks `docker-credential-NAME`; `None` when it has none.
-fn ask(helper: &str, key: &str, patience: Duration) -> Result<Option<Credentials>, String> {
+fn ask(helper: &str, key: &str, limit: Duration) -> Result<Option<Credentials>, String> {
     if !helper.chars().all(|c| c.is_ascii_alphanumeric() || "_.-".contains(c)) {
         return Err("the credential helper's name in Docker's configuration is none".to_owned());
     }
@@ -160,7 +160,7 @@ fn ask(helper: &str, key: &str, patience: Duration) -> Result<Option<Credentials
         // A helper that does not read is known by what it answers.
         let _ = stdin.write_all(key.as_bytes());
     }
-    let deadline = Instant::now() + patience;
+    let deadline = Instant::now() + limit;
     let status = loop {
         match child.try_wait().map_err(failed)? {
             Some(status) => break status,
@@ -168,7 +168,7 @@ fn ask(helper: &str, key: &str, patience: Duration) -> Result<Option<Credentials
                 // It may have ended just now, which is as good.
                 let _ = child.kill();
                 let _ = child.wait();
-                return Err(format!("`{program} get` did not answer within {patience:?}"));
+                return Err(format!("`{program} get` did not answer within {limit:?}"));
             }
             None => std::thread::sleep(Duration::from_millis(5)),
         }

@@ -33,7 +33,7 @@ pub(super) use address::Address;
 use self::auth::{Access, Session};
 use self::credentials::Credentials;
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
-use super::{Patience, RemoteError, patience};
+use super::{RemoteError, RetryPolicy, retry};
 use crate::descriptor::MANIFEST_TYPE;
 use crate::manifest::MAX_MANIFEST;
 use crate::{OpenError, Sha256, Tag};
@@ -52,7 +52,7 @@ const REDIRECTS: usize = 5;
 pub(super) struct Registry {
     client: Client,
     address: Address,
-    patience: Patience,
+    retry: RetryPolicy,
     session: Session,
 }
 
@@ -83,7 +83,7 @@ impl fmt::Display for Registry {
 impl Registry {
     pub(super) fn new(
         address: Address,
-        patience: Patience,
+        retry: RetryPolicy,
         options: &[(&str, &str)],
     ) -> Result<Self, RemoteError> {
         let (mut user, mut password) = (None, None);
@@ -119,7 +119,7 @@ impl Registry {
             client = client.no_proxy();
         }
         let client = client
-            .connect_timeout(patience.connect())
+            .connect_timeout(retry.connect())
             .redirect(redirects)
             .referer(false)
             .user_agent(concat!("afresh/", env!("CARGO_PKG_VERSION")))
@@ -128,7 +128,7 @@ impl Registry {
                 what: address.base.to_string(),
                 source: e.into(),
             })?;
-        Ok(Self { client, address, patience, session: Session::with(given) })
+        Ok(Self { client, address, retry, session: Session::with(given) })
     }
 
     fn url(&self, path: &str) -> Result<Url, RemoteError> {
@@ -143,7 +143,7 @@ impl Registry {
     fn broken(&self, what: &str, error: reqwest::Error) -> RemoteError {
         let what = format!("{self}: {what}");
         if error.is_timeout() {
-            return RemoteError::Timeout { what, after: self.patience.connect() };
+            return RemoteError::Timeout { what, after: self.retry.connect() };
         }
         RemoteError::Connection { what, source: error.without_url().into() }
     }
@@ -164,7 +164,7 @@ impl Registry {
                 None => request,
             };
             let response = request.send().await.map_err(|e| self.broken(what, e))?;
-            patience::progress();
+            retry::progress();
             Ok::<_, RemoteError>(response)
         };
         let header = if ours { self.session.header(access) } else { None };
@@ -184,7 +184,7 @@ impl Registry {
         if status.is_success() {
             return Ok(response);
         }
-        patience::heard_from(status, response.headers());
+        retry::heard_from(status, response.headers());
         let body = self.read(response, MAX_REFUSAL).await.unwrap_or_default();
         let mut message = String::new();
         if let Ok(refusal) = serde_json::from_slice::<Refusal>(&body) {
@@ -209,7 +209,7 @@ impl Registry {
     async fn read(&self, mut response: Response, limit: u64) -> reqwest::Result<Vec<u8>> {
         let mut bytes = Vec::new();
         while let Some(part) = response.chunk().await? {
-            patience::progress();
+            retry::progress();
             let left = (limit + 1 - bytes.len() as u64) as usize;
             bytes.extend_from_slice(&part[..part.len().min(left)]);
             if bytes.len() as u64 > limit {
@@ -240,7 +240,7 @@ impl Registry {
         accept: &'static str,
         limit: u64,
     ) -> Result<(HeaderMap, Vec<u8>), RemoteError> {
-        self.patience
+        self.retry
             .attempt(&format!("{self}: {what}"), || async {
                 let response = self
                     .send(what, Access::Pull, url, |url| {
@@ -258,7 +258,7 @@ impl Registry {
         let url = self.url(&format!("manifests/{name}"))?;
         let what = format!("tag {name}");
         let answer = self
-            .patience
+            .retry
             .attempt(&what, || {
                 self.send(&what, Access::Pull, &url, |url| {
                     self.client.head(url).header(ACCEPT, ANY_MANIFEST)
@@ -319,7 +319,7 @@ impl Backend for Registry {
     fn prepare(&self, tasks: &Handle) {
         let Ok(url) = self.address.base.join("/v2/") else { return };
         for _ in 0..CONNECTIONS {
-            let request = self.client.get(url.clone()).timeout(self.patience.timeout);
+            let request = self.client.get(url.clone()).timeout(self.retry.timeout);
             // Whatever it answers, and that it may not, is for the requests that follow.
             drop(tasks.spawn(async move { request.send().await?.bytes().await.map(drop) }));
         }
@@ -389,7 +389,7 @@ impl Backend for Registry {
         let what = digest.to_string();
         let wanted = range.end - range.start;
         let header = format!("bytes={}-{}", range.start, range.end - 1);
-        self.patience
+        self.retry
             .persist(&format!("{self}: {what}"), || async {
                 let response = self
                     .send(&what, Access::Pull, &url, |url| {
@@ -419,7 +419,7 @@ impl Backend for Registry {
         let url = self.url(&format!("blobs/{digest}"))?;
         let what = digest.to_string();
         let answer = self
-            .patience
+            .retry
             .attempt(&format!("{self}: {what}"), || {
                 self.send(&what, Access::Push, &url, |url| self.client.head(url))
             })
@@ -449,13 +449,29 @@ impl Backend for Registry {
         self.upload_parts(digest, size, source, sent).await
     }
 
+    async fn put_manifest(&self, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
+        self.send_manifest(&id.to_string(), id, manifest).await
+    }
+
     async fn publish(&self, name: &str, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {
         self.check_name(name)?;
+        self.send_manifest(name, id, manifest).await
+    }
+}
+
+impl Registry {
+    /// Sends a manifest under a tag or its digest.
+    async fn send_manifest(
+        &self,
+        name: &str,
+        id: Sha256,
+        manifest: Vec<u8>,
+    ) -> Result<(), RemoteError> {
         let url = self.url(&format!("manifests/{name}"))?;
         let what = format!("tag {name}");
         let manifest = Bytes::from(manifest);
         let response = self
-            .patience
+            .retry
             .attempt_sending(&format!("{self}: {what}"), manifest.len() as u64, || {
                 self.send(&what, Access::Push, &url, |url| {
                     self.client.put(url).header(CONTENT_TYPE, MANIFEST_TYPE).body(manifest.clone())

@@ -78,7 +78,7 @@ impl Registry {
         bytes: Bytes,
     ) -> Result<(), RemoteError> {
         let what = digest.to_string();
-        self.patience
+        self.retry
             .attempt_sending(&format!("{self}: {what}"), bytes.len() as u64, || async {
                 let url = self.begin(&what).await?;
                 self.finish(&what, digest, &url, bytes.clone()).await
@@ -95,19 +95,19 @@ impl Registry {
     ) -> Result<(), RemoteError> {
         let what = digest.to_string();
         let name = format!("{self}: {what}");
-        let url = self.patience.attempt(&name, || self.begin(&what)).await?;
+        let url = self.retry.attempt(&name, || self.begin(&what)).await?;
         let upload = RefCell::new(Upload { url, at: 0, in_doubt: false });
         let mut reached = 0;
         while reached < size {
             let send = || self.send_part(&what, &upload, source, size);
-            self.patience.attempt_sending(&name, PART, send).await?;
+            self.retry.attempt_sending(&name, PART, send).await?;
             reached = upload.borrow().at;
             sent(reached);
         }
         let url = upload.borrow().url.clone();
         let finish = || self.finish(&what, digest, &url, Bytes::new());
         // The registry may read all of it once more before it answers.
-        match self.patience.attempt_sending(&name, size / DIGESTED, finish).await {
+        match self.retry.attempt_sending(&name, size / DIGESTED, finish).await {
             // The answer to an earlier attempt was lost, and the upload is over.
             Err(error) if error.is_not_found() => {
                 use crate::remote::backend::Backend;

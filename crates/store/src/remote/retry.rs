@@ -1,7 +1,7 @@
 //! The one place where a request is tried again.
 //!
-//! Every request of every kind of remote goes through [`Patience::attempt`], or, where a guest waits for
-//! the answer, through [`Patience::persist`], so all of them share one limit of time and one way to wait: a
+//! Every request of every kind of remote goes through [`RetryPolicy::attempt`], or, where a guest waits for
+//! the answer, through [`RetryPolicy::persist`], so all of them share one limit of time and one way to wait: a
 //! dead server is an error and not a hang, and one that comes back is no error at all.
 //!
 //! Time is counted from the last progress, so that a slow line is not taken for a dead server. What is sent
@@ -27,7 +27,7 @@ const SLOWEST: u64 = 16 << 10;
 
 /// How often and how long a request is tried.
 #[derive(Clone, Copy, Debug)]
-pub struct Patience {
+pub struct RetryPolicy {
     /// Attempts in all.
     pub attempts: u32,
     /// Time allowed for one attempt, counted from its last progress.
@@ -35,11 +35,11 @@ pub struct Patience {
     /// Pause after the first failure; doubled after each, up to two seconds.
     pub pause: Duration,
     /// How long pages of a snapshot that is open already are asked for, however many attempts that takes,
-    /// while the server is away: guests live on once it is back. Not above the pager's own patience.
+    /// while the server is away: guests live on once it is back. Not above the pager's own limit.
     pub outage: Duration,
 }
 
-impl Default for Patience {
+impl Default for RetryPolicy {
     fn default() -> Self {
         Self {
             attempts: 4,
@@ -81,8 +81,8 @@ pub(super) fn heard_from(status: StatusCode, headers: &HeaderMap) {
     heard(status.as_u16(), after);
 }
 
-impl Patience {
-    /// Tries `request` as often as the patience allows. Errors that no repetition cures end it at once.
+impl RetryPolicy {
+    /// Tries `request` as often as the policy allows. Errors that no repetition cures end it at once.
     pub(super) async fn attempt<T, F>(
         &self,
         what: &str,
@@ -94,7 +94,7 @@ impl Patience {
         self.repeat(what, 0, Duration::ZERO, request).await
     }
 
-    /// As [`Patience::attempt`], for a request that sends `bytes` bytes.
+    /// As [`RetryPolicy::attempt`], for a request that sends `bytes` bytes.
     pub(super) async fn attempt_sending<T, F>(
         &self,
         what: &str,
@@ -107,7 +107,7 @@ impl Patience {
         self.repeat(what, bytes, Duration::ZERO, request).await
     }
 
-    /// As [`Patience::attempt`], and through an outage of the server: for the pages of snapshots that are
+    /// As [`RetryPolicy::attempt`], and through an outage of the server: for the pages of snapshots that are
     /// open.
     pub(super) async fn persist<T, F>(
         &self,
@@ -216,9 +216,9 @@ mod tests {
         Builder::new_current_thread().enable_all().build().unwrap()
     }
 
-    fn short() -> Patience {
+    fn short() -> RetryPolicy {
         let ms = Duration::from_millis;
-        Patience { attempts: 3, timeout: ms(200), pause: ms(1), outage: ms(600) }
+        RetryPolicy { attempts: 3, timeout: ms(200), pause: ms(1), outage: ms(600) }
     }
 
     fn refused() -> RemoteError {
@@ -282,8 +282,8 @@ mod tests {
                 }
                 Ok(())
             };
-            let patience = Patience { outage: Duration::from_secs(30), ..short() };
-            patience.persist("a", busy).await.unwrap();
+            let retry = RetryPolicy { outage: Duration::from_secs(30), ..short() };
+            retry.persist("a", busy).await.unwrap();
             let times = times.into_inner();
             assert!(times[1] - times[0] >= Duration::from_secs(1));
         });

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 
-use afresh_sys::{Advice, PAGE_SIZE, PageRange, Protection, Reservation};
+use crate::{Advice, HUGE_PAGES, HUGE_SIZE, PAGE_SIZE, PageRange, Protection, Reservation};
 
 /// Pages of a file by the size of the folio that holds them, in KiB; 0 for pages not in the cache.
 pub type Folios = BTreeMap<usize, usize>;
@@ -14,8 +14,8 @@ const PRESENT: u64 = 1 << 63;
 const FRAME: u64 = (1 << 55) - 1;
 const COMPOUND_HEAD: u64 = 1 << 15;
 const COMPOUND_TAIL: u64 = 1 << 16;
-/// Frames whose flags are read at once: a 2 MiB folio.
-const BLOCK: u64 = 512;
+/// Frames whose flags are read at once.
+const BATCH: u64 = HUGE_PAGES as u64;
 
 /// The parts of `range`, a view of a file, that the page cache holds.
 fn cached(view: &Reservation, range: PageRange) -> Vec<PageRange> {
@@ -34,7 +34,7 @@ fn cached(view: &Reservation, range: PageRange) -> Vec<PageRange> {
 /// Counts the pages `range` of `file` by the size of their folio. `None` where this process may not see page
 /// frames (`CAP_SYS_ADMIN`), or may not look at the file. Reads nothing from disk.
 #[must_use]
-pub fn folios(file: impl AsFd, range: PageRange) -> Option<Folios> {
+pub fn of(file: impl AsFd, range: PageRange) -> Option<Folios> {
     let pages = range.len;
     if pages == 0 {
         return Some(Folios::new());
@@ -42,7 +42,7 @@ pub fn folios(file: impl AsFd, range: PageRange) -> Option<Folios> {
     let flags_file = File::open("/proc/kpageflags").ok()?;
     let pagemap = File::open("/proc/self/pagemap").ok()?;
     let all = PageRange::new(0, pages);
-    let view = Reservation::aligned(pages, 2 << 20).ok()?;
+    let view = Reservation::aligned(pages, HUGE_SIZE).ok()?;
     view.map_file(all, Protection::Read, file.as_fd(), range.start).ok()?;
     // Only what is cached: a page that is read in for the census would be counted as well.
     for run in cached(&view, all) {
@@ -56,16 +56,16 @@ pub fn folios(file: impl AsFd, range: PageRange) -> Option<Folios> {
         word.copy_from_slice(bytes);
         u64::from_le_bytes(word)
     };
-    // Frames of one folio follow one another, so flags are read in blocks.
-    let mut block = (u64::MAX, vec![0; BLOCK as usize * 8]);
+    // Frames of one folio follow one another, so flags are read in batches.
+    let mut batch = (u64::MAX, vec![0; BATCH as usize * 8]);
     let mut flags = |frame: u64| {
-        if frame / BLOCK != block.0 {
-            let got = flags_file.read_at(&mut block.1, frame / BLOCK * BLOCK * 8).ok()?;
-            block.1[got..].fill(0);
-            block.0 = frame / BLOCK;
+        if frame / BATCH != batch.0 {
+            let got = flags_file.read_at(&mut batch.1, frame / BATCH * BATCH * 8).ok()?;
+            batch.1[got..].fill(0);
+            batch.0 = frame / BATCH;
         }
-        let at = (frame % BLOCK) as usize * 8;
-        Some(word(&block.1[at..at + 8]))
+        let at = (frame % BATCH) as usize * 8;
+        Some(word(&batch.1[at..at + 8]))
     };
     let mut counts = Folios::new();
     let mut sizes: BTreeMap<u64, usize> = BTreeMap::new();

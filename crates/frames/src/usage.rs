@@ -5,7 +5,7 @@ use std::time::Duration;
 /// Where the pages of a pool are. The parts always add up to `total`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Books {
+pub struct Usage {
     /// Free and zero.
     pub clean: usize,
     /// Free, content unknown.
@@ -22,10 +22,10 @@ pub struct Books {
     pub total: usize,
 }
 
-impl Books {
+impl Usage {
     /// Whether the parts add up.
     #[must_use]
-    pub fn balance(&self) -> bool {
+    pub fn adds_up(&self) -> bool {
         self.clean + self.dirty + self.zeroing + self.absent + self.lent + self.moving == self.total
     }
 }

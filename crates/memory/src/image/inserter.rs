@@ -5,7 +5,7 @@
 //! elsewhere, checked, and then inserted by userfaultfd's COPY, which copies into a page of the kernel's
 //! own before it shows it to anybody. Nothing ever stores into the file's memory.
 //!
-//! What it promises: a page that can be seen is whole, and never changes afterwards. While the door stands,
+//! What it promises: a page that can be seen is whole, and never changes afterwards. While the inserter stands,
 //! the kernel puts no page there by itself: the mapping is registered for missing pages, which also keeps
 //! huge pages from being made over holes.
 //!
@@ -81,7 +81,7 @@ impl Arrived {
 
 /// What a [`super::Filler`] is made from, and puts content through.
 #[derive(Debug)]
-pub struct Door {
+pub struct Inserter {
     /// A shared mapping of the whole file.
     memory: Reservation,
     /// What `memory` is registered with. Without it nobody else sees the file before it is complete, and
@@ -92,12 +92,12 @@ pub struct Door {
     claimed: Box<[AtomicU64]>,
 }
 
-impl Door {
-    /// A file of `end` pages without content, the door to it, and what is known of its pages.
+impl Inserter {
+    /// A file of `end` pages without content, the inserter to it, and what is known of its pages.
     pub(super) fn open(
         end: usize,
         filled: Vec<PageRange>,
-    ) -> Result<(Backing, Door, Arc<Arrived>), ImageError> {
+    ) -> Result<(Backing, Inserter, Arc<Arrived>), ImageError> {
         planted::prepare();
         let memory = Reservation::new(end)?;
         let backing = Backing::unfilled(end)?;
@@ -114,7 +114,7 @@ impl Door {
         let words = if uffd.is_some() { 0 } else { end.div_ceil(64) };
         let claimed = (0..words).map(|_| AtomicU64::new(0)).collect();
         let arrived = Arc::new(Arrived::new(end, filled));
-        Ok((backing, Door { memory, uffd, arrived: arrived.clone(), claimed }, arrived))
+        Ok((backing, Inserter { memory, uffd, arrived: arrived.clone(), claimed }, arrived))
     }
 
     /// Whether pages can be put in place while slots use the image. Otherwise slots wait for all of them.
@@ -168,7 +168,7 @@ impl Door {
     fn insert(&self, uffd: &Uffd, pages: PageRange, content: &[u8]) -> Result<(), SysError> {
         let (mut done, mut tries) = (0, 0);
         while done < content.len() {
-            // SAFETY: inside the door, which is as long as the image; inside `content`.
+            // SAFETY: inside the inserter, which is as long as the image; inside `content`.
             let (to, from) = unsafe {
                 (self.memory.page_ptr(pages.start).add(done), content.as_ptr().add(done))
             };
@@ -200,7 +200,7 @@ impl Door {
                 return Err(SysError::new(Call::UffdFill, EEXIST));
             }
             let from = bytes.as_ptr();
-            // SAFETY: inside the door, and claimed, so nobody else writes the page. Nobody reads it: slots
+            // SAFETY: inside the inserter, and claimed, so nobody else writes the page. Nobody reads it: slots
             // map the file when it is complete, and the image's own view is read where a page was noted,
             // which this one was not yet.
             unsafe { self.memory.page_ptr(page).copy_from_nonoverlapping(from, PAGE_SIZE) };

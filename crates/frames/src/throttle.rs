@@ -11,14 +11,14 @@ const LONGEST: u32 = 1024;
 /// Stands between a stock and users of one kind, such as the slots of one guest. When more of what they got was
 /// wasted than used, requests go unserved for a while: one, and twice as many each time it happens again.
 #[derive(Debug)]
-pub struct Frugal {
+pub struct ThrottledStock {
     stock: Arc<dyn ZeroStock>,
     /// Requests yet to go unserved, and how many the next waste will cost.
     pause: AtomicU32,
     next: AtomicU32,
 }
 
-impl Frugal {
+impl ThrottledStock {
     /// Serves from `stock`.
     #[must_use]
     pub fn new(stock: Arc<dyn ZeroStock>) -> Self {
@@ -27,7 +27,7 @@ impl Frugal {
 }
 
 // SAFETY: moves nothing, or what the stock behind it moves.
-unsafe impl ZeroStock for Frugal {
+unsafe impl ZeroStock for ThrottledStock {
     fn supply(&self, memory: &Reservation, range: PageRange) -> Result<usize, SysError> {
         let less = |left: u32| left.checked_sub(1);
         if self.pause.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less).is_ok() {
@@ -36,7 +36,7 @@ unsafe impl ZeroStock for Frugal {
         self.stock.supply(memory, range)
     }
 
-    fn judged(&self, used: usize, wasted: usize) {
+    fn report_use(&self, used: usize, wasted: usize) {
         if used >= wasted {
             self.next.store(1, Ordering::Relaxed);
         } else {
@@ -44,7 +44,7 @@ unsafe impl ZeroStock for Frugal {
             self.pause.store(pause, Ordering::Relaxed);
             self.next.store((pause * 2).min(LONGEST), Ordering::Relaxed);
         }
-        self.stock.judged(used, wasted);
+        self.stock.report_use(used, wasted);
     }
 }
 
@@ -67,24 +67,24 @@ mod tests {
     #[test]
     fn who_wastes_is_served_ever_less_often_until_he_uses_what_he_gets() {
         let count = Arc::new(Count::default());
-        let frugal = Frugal::new(count.clone());
+        let throttled = ThrottledStock::new(count.clone());
         let memory = Reservation::new(1).unwrap();
         let served = |requests: u32| {
             let before = count.0.load(Ordering::Relaxed);
             for _ in 0..requests {
-                frugal.supply(&memory, PageRange::new(0, 1)).unwrap();
+                throttled.supply(&memory, PageRange::new(0, 1)).unwrap();
             }
             count.0.load(Ordering::Relaxed) - before
         };
         assert_eq!(served(3), 3);
         for pause in [1, 2, 4, 8] {
-            frugal.judged(0, 512);
+            throttled.report_use(0, 512);
             assert_eq!(served(pause), 0);
             assert_eq!(served(2), 2);
         }
-        frugal.judged(512, 512);
+        throttled.report_use(512, 512);
         assert_eq!(served(2), 2);
-        frugal.judged(0, 512);
+        throttled.report_use(0, 512);
         assert_eq!(served(3), 2);
     }
 }

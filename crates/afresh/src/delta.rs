@@ -1,0 +1,164 @@
+//! Deltas: what became of a session since another state, as bytes that another process applies.
+//!
+//! What it promises: a delta applies to a state that equals, byte for byte, the one it was made since, wherever that
+//! is, and gives exactly the state that it was made of. It is refused elsewhere, with nothing changed. What comes
+//! from a stranger is checked before it is used.
+//!
+//! What may break it: who sends one over a place where others can change it has to sign or seal it there.
+
+use afresh_memory::Image;
+use afresh_pager::{SnapshotMemory, StateSum, turn_applied, turn_since};
+use afresh_snapshot::{SnapshotId, TreeError};
+use afresh_store::{Limits, Turn, TurnError};
+
+use crate::guest::Ready;
+use crate::save::Frozen;
+use crate::session::{Line, Session, State, unmoved};
+use crate::{Cause, Checkpoint, Guest, SessionError};
+
+/// The sum of a guest's warm state: what those of all other states are computed from.
+#[derive(Debug)]
+pub(crate) struct Anchor {
+    image: Image,
+    sum: StateSum,
+}
+
+impl Guest {
+    /// The sum of the warm state, made when it is first asked for: that reads all of it.
+    fn anchor(&self, warm: impl FnOnce() -> Result<Frozen, Cause>) -> Result<&Anchor, Cause> {
+        let anchor = &self.inner().anchor;
+        if let Some(made) = anchor.get() {
+            return Ok(made);
+        }
+        let image = warm()?.image().clone();
+        let sum = StateSum::of(&image)?;
+        Ok(anchor.get_or_init(|| Anchor { image, sum }))
+    }
+
+    /// A session in the state that a delta makes of the warm state: the delta was made by
+    /// [`Session::delta`] since the first state of its tree.
+    ///
+    /// # Errors
+    /// As [`Session::apply`].
+    pub fn apply(&self, delta: &[u8]) -> Result<Session, SessionError> {
+        let mut session = self.session()?;
+        session.apply(delta)?;
+        Ok(session)
+    }
+}
+
+impl Session {
+    /// What the session became since a state of its tree, to be sent or kept, and applied to an equal state
+    /// ([`Session::apply`], [`Guest::apply`]) in this process or another. The present state becomes one of the tree,
+    /// as by [`Session::save_turn`].
+    ///
+    /// The first delta of a guest reads all of its warm state, once; all others cost what changed.
+    ///
+    /// # Errors
+    /// [`SessionError::Tree`] for a state that is not there; [`SessionError::State`] when a state cannot be kept.
+    pub fn delta<'c>(&mut self, since: impl Into<Checkpoint<'c>>) -> Result<Vec<u8>, SessionError> {
+        self.check()?;
+        let since = self.find(since.into())?;
+        let before = self.frozen(since).map_err(|cause| match cause.downcast::<TreeError>() {
+            Ok(error) => SessionError::Tree(*error),
+            Err(cause) => SessionError::State(cause),
+        })?;
+        // Held while the present state takes the place of the last one that was kept for a delta.
+        let now = self.stand().map_err(SessionError::State)?;
+        self.delta_of(&before, &now).map_err(SessionError::State)
+    }
+
+    fn delta_of(&self, before: &Frozen, now: &Frozen) -> Result<Vec<u8>, Cause> {
+        let (state_before, state) = (before.timeless_bytes()?, now.bytes()?);
+        let parent = self.digest(before.image(), &state_before)?;
+        let turn = turn_since((before.image(), &state_before), now.image(), &state, parent)?;
+        Ok(turn.bytes().to_vec())
+    }
+
+    /// The digest of a state of the session's guest.
+    fn digest(&self, image: &Image, state: &[u8]) -> Result<[u8; 32], Cause> {
+        let anchor = self.guest.anchor(|| self.warm())?;
+        let sum = anchor.sum.moved(&anchor.image, image)?;
+        Ok(sum.digest(image.pages(), state))
+    }
+
+    /// The guest's warm state.
+    fn warm(&self) -> Result<Frozen, Cause> {
+        Ok(match &self.guest.inner().ready {
+            #[cfg(feature = "wasm")]
+            Ready::Module(warm) => Frozen::Module(warm.freeze_state(&warm.root()?)?),
+            #[cfg(feature = "wasm")]
+            Ready::Component(warm) => Frozen::Module(warm.freeze()?),
+            #[cfg(feature = "vm")]
+            Ready::Machine(machines) => Frozen::Machine(machines.pristine.freeze()?),
+            #[cfg(feature = "linux")]
+            Ready::Program(programs) => Frozen::Program(programs.pristine.freeze()?),
+        })
+    }
+
+    /// Goes to the state that a delta makes of the present one, which becomes a state of the tree without a name. The
+    /// present state must equal the one that the delta was made since.
+    ///
+    /// # Errors
+    /// [`SessionError::Delta`] for one that was made since another state, or is damaged;
+    /// [`SessionError::State`] when it cannot be applied. The session is as it was before.
+    pub fn apply(&mut self, delta: &[u8]) -> Result<SnapshotId, SessionError> {
+        self.check()?;
+        let turn = Turn::parse(delta, &self.limits())?;
+        let now = self.stand().map_err(SessionError::State)?;
+        let state = now.timeless_bytes().map_err(SessionError::State)?;
+        let digest = self.digest(now.image(), &state).map_err(SessionError::State)?;
+        if digest != *turn.parent() || turn.before() != now.image().pages() {
+            return Err(TurnError::Parent.into());
+        }
+        let state = turn.state(&state)?;
+        let made = turn_applied(&turn, now.image()).map_err(|e| SessionError::State(e.into()))?;
+        self.go(made, &state)
+    }
+
+    /// What a delta may ask for: as much as a snapshot of the guest.
+    fn limits(&self) -> Limits {
+        self.guest.origin().map_or_else(Limits::default, |origin| *origin.snapshot.limits())
+    }
+
+    /// Goes to a state that came from elsewhere.
+    fn go(&mut self, image: Image, state: &[u8]) -> Result<SnapshotId, SessionError> {
+        let bad = |error: Cause| SessionError::State(error);
+        let memory = SnapshotMemory::from(image);
+        let guest = self.guest.inner();
+        self.passing = None;
+        let moved = match (&mut self.line, &guest.ready) {
+            #[cfg(feature = "wasm")]
+            (Line::Module(branch), Ready::Module(warm)) => {
+                let frozen = afresh_wasm::Frozen::from_parts(memory, state);
+                let frozen = frozen.map_err(|e| bad(e.into()))?;
+                let state = warm.thaw_state(&frozen).map_err(|e| bad(e.into()))?;
+                let id = branch.tree().insert(state, Some(branch.at()));
+                branch.restore(id).map(|()| id).map_err(unmoved)
+            }
+            #[cfg(feature = "vm")]
+            (Line::Machine(branch), Ready::Machine(machines)) => {
+                let frozen = afresh_vm::Frozen::from_parts(memory, state);
+                let frozen = frozen.map_err(|e| bad(e.into()))?;
+                let state = machines.pristine.adopt(&frozen).map_err(|e| bad(e.into()))?;
+                let id = branch.tree().insert(state, Some(branch.at()));
+                branch.restore(id).map(|()| id).map_err(unmoved)
+            }
+            #[cfg(feature = "linux")]
+            (Line::Program(branch), Ready::Program(_)) => {
+                let frozen = afresh_linux::Frozen::from_parts(memory, state);
+                let grants = guest.options.program(std::path::Path::new("/"));
+                let state = afresh_linux::Warm::thaw_state(&frozen, &grants);
+                let state = state.map_err(|e| bad(e.into()))?;
+                let id = branch.tree().insert(state, Some(branch.at()));
+                branch.restore(id).map(|()| id).map_err(unmoved)
+            }
+            #[allow(unreachable_patterns, reason = "a session is of its guest's kind")]
+            _ => return Err(bad("the session is of another guest".into())),
+        };
+        if let Err(error) = &moved {
+            self.state = State::Failed(crate::error::describe(error));
+        }
+        moved
+    }
+}

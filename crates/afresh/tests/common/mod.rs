@@ -1,0 +1,41 @@
+//! Calling a session's module with numbers, and random programs that can be had again.
+
+use afresh::wasm::Val;
+use afresh::{CallError, Session, SessionError};
+
+pub(crate) const WASM_PAGE: usize = 65_536;
+
+/// Calls `name`; its first result, or 0 where it has none.
+pub(crate) fn val(
+    session: &mut Session,
+    name: &str,
+    arguments: &[Val],
+) -> Result<i64, SessionError> {
+    let results = session.with(|lease| {
+        let module = lease.as_module().expect("it is a module");
+        module
+            .call(name, arguments)
+            .map_err(|e| CallError::Guest { function: name.to_owned(), source: e.into() })
+    })?;
+    Ok(match results.first() {
+        Some(Val::I32(value)) => i64::from(*value),
+        Some(Val::I64(value)) => *value,
+        _ => 0,
+    })
+}
+
+pub(crate) fn ints<const N: usize>(values: [usize; N]) -> [Val; N] {
+    values.map(|value| Val::I32(value as i32))
+}
+
+/// Xorshift; the seed must not be 0.
+pub(crate) struct Random(pub(crate) u64);
+
+impl Random {
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        (self.0 >> 11) as usize % bound
+    }
+}

@@ -1,0 +1,333 @@
+//! Hosts of a fleet, each a process of its own, and a client that talks to any of them.
+
+use std::fs;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::servers::{LONG, Nats, Place, Proxy, with_us};
+
+/// The lease of the tests: short, so that they need not wait for long.
+pub(crate) const LEASE: &str = "2s";
+const KEY: &str = "key-of-acme";
+
+/// A guest whose answers count its calls: the number is in its memory, so whoever runs it twice is found out.
+const COUNTER: &str = r#"(module
+    (memory (export "memory") 3)
+    (data (i32.const 1024) "{\"printed\":[],\"value\":{\"text\":\"0000000000\"}}")
+    (func (export "afresh_buffer") (param i32) (result i32)
+        (if (result i32) (i32.gt_u (local.get 0) (i32.const 60000))
+            (then (i32.const 0)) (else (i32.const 65536))))
+    (func (export "handle") (param i32) (result i64)
+        (local $digit i32)
+        (local.set $digit (i32.const 1064))
+        (loop $carry
+            (if (i32.eq (i32.load8_u (local.get $digit)) (i32.const 57))
+                (then
+                    (i32.store8 (local.get $digit) (i32.const 48))
+                    (local.set $digit (i32.sub (local.get $digit) (i32.const 1)))
+                    (br $carry)))
+            (i32.store8 (local.get $digit) (i32.add (i32.load8_u (local.get $digit)) (i32.const 1))))
+        (i64.or (i64.shl (i64.const 1024) (i64.const 32)) (i64.const 44))))"#;
+
+/// A guest that answers what it is sent.
+const ECHO: &str = r#"(module
+    (memory (export "memory") 200)
+    (func (export "afresh_buffer") (param i32) (result i32) (i32.const 65536))
+    (func (export "handle") (param $n i32) (result i64)
+        (i64.or (i64.shl (i64.const 65536) (i64.const 32)) (i64.extend_i32_u (local.get $n)))))"#;
+
+/// A host.
+pub(crate) struct Host {
+    child: Child,
+    pub(crate) addr: SocketAddr,
+    log: std::path::PathBuf,
+}
+
+impl Drop for Host {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            let log = fs::read_to_string(&self.log).unwrap_or_default();
+            println!("--- {}\n{log}", self.log.display());
+        }
+        let _ = self.child.kill();
+        self.child.wait().unwrap();
+    }
+}
+
+impl Host {
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.child), signal).unwrap();
+    }
+
+    pub(crate) fn stop(&self) {
+        self.signal(Signal::STOP);
+    }
+
+    pub(crate) fn go_on(&self) {
+        self.signal(Signal::CONT);
+    }
+
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        self.child.wait().unwrap();
+    }
+
+    pub(crate) fn wait(&mut self) {
+        let deadline = Instant::now() + LONG;
+        while self.child.try_wait().unwrap().is_none() {
+            assert!(Instant::now() < deadline, "the host does not end");
+            std::thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    pub(crate) fn ask(
+        &self,
+        method: &str,
+        path: &str,
+        headers: &str,
+        body: &[u8],
+    ) -> Option<(u16, String)> {
+        exchange(self.addr, method, path, headers, body)
+    }
+
+    /// A number of the host's metrics.
+    pub(crate) fn metric(&self, name: &str) -> u64 {
+        let (_, text) = self.ask("GET", "/metrics", "", b"").unwrap();
+        let line = text.lines().find(|line| line.starts_with(&format!("{name} ")));
+        line.and_then(|line| line.rsplit(' ').next()?.parse().ok()).unwrap_or(0)
+    }
+}
+
+/// Everything a test needs.
+pub(crate) struct Fleet {
+    pub(crate) hosts: Vec<Host>,
+    pub(crate) proxy: Proxy,
+    pub(crate) nats: Nats,
+    place: Place,
+    pub(crate) dir: TempDir,
+}
+
+impl Fleet {
+    /// Three hosts; the first reaches NATS through a proxy, and the last alone has the guest `/echo`.
+    pub(crate) fn start() -> Option<Self> {
+        let nats = Nats::start()?;
+        let dir = tempfile::tempdir().unwrap();
+        for (name, text) in [("counter", COUNTER), ("echo", ECHO)] {
+            fs::write(dir.path().join(name).with_extension("wasm"), wat::parse_str(text).unwrap())
+                .unwrap();
+        }
+        fs::write(dir.path().join("keys"), format!("acme {KEY}\nother key-of-other\n")).unwrap();
+        let proxy = Proxy::before(nats.address);
+        let mut fleet = Self { hosts: Vec::new(), proxy, nats, place: Place::start(), dir };
+        for name in ["one", "two", "three"] {
+            fleet.add(name);
+        }
+        fleet.settle(3);
+        Some(fleet)
+    }
+
+    /// Adds a host.
+    pub(crate) fn add(&mut self, name: &str) {
+        let dir = self.dir.path();
+        let own = dir.join(name);
+        fs::create_dir_all(&own).unwrap();
+        let counter = dir.join("counter.wasm");
+        let mut text = format!(
+            "[sandboxes]\nkeys = '{}'\nstore = '{}'\ncall-timeout = 60\n\
+             [[sandboxes.template]]\nname = 'counter'\nguest = '{}'\n",
+            dir.join("keys").display(),
+            own.join("sandboxes").display(),
+            counter.display(),
+        );
+        if name == "three" {
+            let echo = dir.join("echo.wasm");
+            text += &format!(
+                "[[guest]]\nguest = '{}'\nroute = '/echo'\nmax-body-kib = 16384\ntimeout = 60\n",
+                echo.display()
+            );
+        }
+        let config = own.join("serve.toml");
+        fs::write(&config, text).unwrap();
+        let nats = if name == "one" { self.proxy.address } else { self.nats.address };
+        let log = own.join("log");
+        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        command
+            .args(["-o", "json", "serve", "--addr", "127.0.0.1:0", "--log", "info", "--config"])
+            .arg(&config)
+            .args(["--nats", &format!("nats://{nats}"), "--host-name", name, "--lease", LEASE])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(fs::File::create(&log).unwrap());
+        self.place.tell(&mut command);
+        let mut child = with_us(&mut command).spawn().unwrap();
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let said: Value = serde_json::from_str(&line)
+            .unwrap_or_else(|_| panic!("{}", fs::read_to_string(&log).unwrap_or_default()));
+        let addr = said["addr"].as_str().unwrap().parse().unwrap();
+        self.hosts.push(Host { child, addr, log });
+    }
+
+    /// Waits until every living host knows so many.
+    pub(crate) fn settle(&self, hosts: u64) {
+        let knows = |host: &Host| {
+            let (_, text) = host.ask("GET", "/status.json", "", b"")?;
+            serde_json::from_str::<Value>(&text).ok()?["fleet"]["hosts"].as_u64()
+        };
+        until("every host knows the others", || {
+            self.hosts.iter().all(|host| knows(host).is_some_and(|known| known >= hosts))
+        });
+    }
+
+    /// Runs `afresh` with arguments about this fleet.
+    pub(crate) fn command(&self, arguments: &[&str]) -> String {
+        let output = Command::new(env!("CARGO_BIN_EXE_afresh"))
+            .args(["-o", "json"])
+            .args(arguments)
+            .args(["--nats", &format!("nats://{}", self.nats.address)])
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+/// Waits, but not for ever.
+pub(crate) fn until(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + LONG;
+    while !done() {
+        assert!(Instant::now() < deadline, "in vain: {what}");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+/// One request, on a connection of its own; nothing if nobody answers.
+pub(crate) fn exchange(
+    addr: SocketAddr,
+    method: &str,
+    path: &str,
+    headers: &str,
+    body: &[u8],
+) -> Option<(u16, String)> {
+    let mut stream = TcpStream::connect_timeout(&addr, LONG).ok()?;
+    stream.set_read_timeout(Some(LONG)).unwrap();
+    let head = format!(
+        "{method} {path} HTTP/1.1\r\nHost: test\r\n{headers}Content-Length: {}\r\nConnection: close\r\n\r\n",
+        body.len()
+    );
+    stream.write_all(head.as_bytes()).ok()?;
+    // A server that refuses may close before it has read all.
+    let _ = stream.write_all(body);
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).ok()?;
+    let text = String::from_utf8_lossy(&answer).into_owned();
+    let status = text.split(' ').nth(1)?.parse().ok()?;
+    let (head, rest) = text.split_once("\r\n\r\n")?;
+    if !head.to_ascii_lowercase().contains("transfer-encoding: chunked") {
+        return Some((status, rest.to_owned()));
+    }
+    let (mut whole, mut left) = (String::new(), rest);
+    while let Some((length, more)) = left.split_once("\r\n") {
+        let length = usize::from_str_radix(length, 16).ok()?;
+        if length == 0 {
+            return Some((status, whole));
+        }
+        whole += more.get(..length)?;
+        left = more.get(length + 2..)?;
+    }
+    None
+}
+
+/// A sandbox, as its client knows it.
+#[derive(Clone, Debug)]
+pub(crate) struct Sandbox {
+    id: String,
+    token: String,
+}
+
+/// What came of a piece of code.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ran {
+    /// The calls that the sandbox has seen.
+    Count(u64),
+    /// The status of a refusal; 0 where nobody answered.
+    Refused(u16),
+}
+
+impl Sandbox {
+    /// Makes one, by way of this host.
+    pub(crate) fn new(host: &Host) -> Self {
+        let body = json!({"templateID": "counter", "timeout": 3600}).to_string();
+        let key = format!("X-API-Key: {KEY}\r\n");
+        let mut made = None;
+        until("a sandbox is made", || {
+            made = host.ask("POST", "/v2/sandboxes", &key, body.as_bytes());
+            made.as_ref().is_some_and(|(status, _)| *status != 503)
+        });
+        let (status, text) = made.unwrap();
+        assert_eq!(status, 201, "{text}");
+        let said: Value = serde_json::from_str(&text).unwrap();
+        let of = |name: &str| said[name].as_str().unwrap().to_owned();
+        Self { id: of("sandboxID"), token: of("envdAccessToken") }
+    }
+
+    /// Runs code, by way of this host.
+    pub(crate) fn run(&self, host: &Host) -> Ran {
+        let headers = format!("E2b-Sandbox-Id: {}\r\nX-Access-Token: {}\r\n", self.id, self.token);
+        match host.ask("POST", "/execute", &headers, br#"{"code":"1"}"#) {
+            None => Ran::Refused(0),
+            Some((200, text)) => {
+                let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+                let result = lines.into_iter().find(|line| line["type"] == "result");
+                let result = result.unwrap_or_else(|| panic!("{text}"));
+                Ran::Count(result["text"].as_str().unwrap().parse().unwrap())
+            }
+            Some((status, _)) => Ran::Refused(status),
+        }
+    }
+
+    /// Runs code until it is not refused for now.
+    pub(crate) fn run_soon(&self, host: &Host) -> Ran {
+        let mut ran = Ran::Refused(0);
+        until("a host answers for the sandbox", || {
+            ran = self.run(host);
+            !matches!(ran, Ran::Refused(0 | 503))
+        });
+        ran
+    }
+
+    /// Asks the control plane about it; the status.
+    pub(crate) fn ask(&self, host: &Host, method: &str, rest: &str) -> u16 {
+        let path = format!("/sandboxes/{}{rest}", self.id);
+        let key = format!("X-API-Key: {KEY}\r\n");
+        host.ask(method, &path, &key, b"{}").map_or(0, |(status, _)| status)
+    }
+
+    /// As [`Sandbox::ask`], until it is not refused for now.
+    pub(crate) fn ask_soon(&self, host: &Host, method: &str, rest: &str) -> u16 {
+        let mut status = 0;
+        until("the control plane answers", || {
+            status = self.ask(host, method, rest);
+            !matches!(status, 0 | 503)
+        });
+        status
+    }
+
+    /// Saves it, and goes on: paused and connected.
+    pub(crate) fn save(&self, host: &Host) {
+        assert_eq!(self.ask_soon(host, "POST", "/pause"), 204);
+        assert!(matches!(self.ask_soon(host, "POST", "/connect"), 200 | 201));
+    }
+}
+
+/// What somebody else's key is told about a sandbox.
+pub(crate) fn others_ask(host: &Host, sandbox: &Sandbox) -> u16 {
+    let path = format!("/sandboxes/{}", sandbox.id);
+    host.ask("GET", &path, "X-API-Key: key-of-other\r\n", b"").map_or(0, |(status, _)| status)
+}

@@ -1,0 +1,184 @@
+//! Three hosts on one machine, each a process of its own, over a real nats-server and, where there is one, a real S3 server.
+//!
+//! A sandbox here counts its calls in its own memory. Whoever ran it twice, or answered for it after another host had
+//! taken it over, would give a number again that was given before.
+
+mod hosts;
+mod servers;
+
+use hosts::{Fleet, Ran, Sandbox, others_ask, until};
+use serde_json::Value;
+
+#[test]
+fn calls_land_where_the_snapshot_is_held_and_any_host_takes_them() {
+    let Some(fleet) = Fleet::start() else { return };
+    let sandboxes: Vec<Sandbox> = (0..12).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();
+    for round in 1..=5 {
+        for (number, sandbox) in sandboxes.iter().enumerate() {
+            let host = &fleet.hosts[(number + round) % 3];
+            assert_eq!(sandbox.run_soon(host), Ran::Count(round as u64), "{sandbox:?}");
+        }
+    }
+    // Bodies and answers of any size pass between hosts, and the host that has no such guest serves it all the same.
+    let large = vec![b'x'; 3 << 20];
+    for host in &fleet.hosts {
+        let (status, answer) = host.ask("POST", "/echo", "", &large).unwrap();
+        assert_eq!((status, answer.len()), (200, large.len()));
+        assert_eq!(host.ask("POST", "/echo", "", b"small").unwrap(), (200, "small".to_owned()));
+        let (status, _) = host.ask("POST", "/nowhere", "", b"").unwrap();
+        assert_eq!(status, 404);
+    }
+    let count = |name: &str| -> u64 { fleet.hosts.iter().map(|host| host.metric(name)).sum() };
+    let (held, elsewhere) =
+        (count("afresh_fleet_calls_held_total"), count("afresh_fleet_calls_elsewhere_total"));
+    assert!(held >= 72 && held * 100 >= (held + elsewhere) * 95, "{held} and {elsewhere}");
+    assert!(count("afresh_fleet_calls_forwarded_total") >= 30);
+    // Whose it is counts on every host, and so do ids that are none.
+    for host in &fleet.hosts {
+        assert_eq!(others_ask(host, &sandboxes[0]), 404);
+        let (status, _) =
+            host.ask("GET", "/sandboxes/a.b*c%3E", "X-API-Key: key-of-acme\r\n", b"").unwrap();
+        assert_eq!(status, 404);
+        let (_, listed) =
+            host.ask("GET", "/v2/sandboxes", "X-API-Key: key-of-acme\r\n", b"").unwrap();
+        assert_eq!(serde_json::from_str::<Vec<Value>>(&listed).unwrap().len(), 12, "{listed}");
+    }
+    let nodes = fleet.command(&["nodes"]);
+    let nodes: Vec<Value> = nodes.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let names: Vec<_> = nodes.iter().map(|node| node["name"].as_str().unwrap()).collect();
+    assert_eq!(names, ["one", "three", "two"]);
+    assert_eq!(nodes.iter().map(|node| node["sandboxes"].as_u64().unwrap()).sum::<u64>(), 12);
+    assert_eq!(sandboxes[0].ask_soon(&fleet.hosts[1], "DELETE", ""), 204);
+    assert_eq!(sandboxes[0].ask_soon(&fleet.hosts[2], "GET", ""), 404);
+}
+
+/// A sandbox of the first host's, saved with so many calls done.
+fn saved(fleet: &Fleet, calls: u64) -> Sandbox {
+    let mut found = None;
+    until("a sandbox lives on the first host", || {
+        let sandbox = Sandbox::new(&fleet.hosts[0]);
+        for call in 1..=calls {
+            assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(call));
+        }
+        let (_, nodes) = ((), fleet.command(&["nodes"]));
+        let one = nodes.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let one = one.into_iter().find(|node| node["name"] == "one");
+        let here = one.is_some_and(|one| one["sandboxes"] == 1);
+        sandbox.save(&fleet.hosts[0]);
+        found = Some(sandbox);
+        here
+    });
+    found.unwrap()
+}
+
+#[test]
+fn what_a_killed_host_had_saved_goes_on_elsewhere() {
+    let Some(mut fleet) = Fleet::start() else { return };
+    let sandbox = saved(&fleet, 3);
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(4));
+    let lost = Sandbox::new(&fleet.hosts[0]);
+    assert_eq!(lost.run_soon(&fleet.hosts[0]), Ran::Count(1));
+    fleet.hosts[0].kill();
+    // From its last saved state, by way of any host, and only once.
+    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), Ran::Count(4));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(5));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), Ran::Count(6));
+    // One that was never saved is gone, and its client is told so, or it lived elsewhere.
+    assert!(matches!(lost.run_soon(&fleet.hosts[2]), Ran::Refused(502) | Ran::Count(2)));
+}
+
+#[test]
+fn a_host_that_was_stopped_for_longer_than_its_lease_does_not_answer_for_what_others_took() {
+    let Some(fleet) = Fleet::start() else { return };
+    let sandbox = saved(&fleet, 2);
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(3));
+    fleet.hosts[0].stop();
+    assert_eq!(sandbox.run_soon(&fleet.hosts[1]), Ran::Count(3));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(4));
+    fleet.hosts[0].go_on();
+    let mut last = 4;
+    for round in 0..40 {
+        match sandbox.run(&fleet.hosts[round % 3]) {
+            Ran::Count(count) => {
+                assert_eq!(count, last + 1, "answered from what the stopped host remembers");
+                last = count;
+            }
+            Ran::Refused(status) => assert_eq!(status, 503),
+        }
+    }
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(last + 1));
+}
+
+#[test]
+fn a_host_that_is_cut_off_refuses_and_joins_again() {
+    let Some(fleet) = Fleet::start() else { return };
+    let sandbox = saved(&fleet, 2);
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(3));
+    fleet.proxy.swallow(true);
+    // The first host is asked all the time; as soon as another answers, it must not any more.
+    let mut taken = false;
+    let mut last = 3;
+    until("another host has it", || {
+        match sandbox.run(&fleet.hosts[0]) {
+            Ran::Count(count) => {
+                assert!(!taken);
+                assert_eq!(count, last + 1);
+                last = count;
+            }
+            Ran::Refused(status) => assert_eq!(status, 503),
+        }
+        match sandbox.run(&fleet.hosts[1]) {
+            Ran::Count(count) => {
+                taken = true;
+                assert_eq!(count, 3);
+            }
+            Ran::Refused(status) => assert_eq!(status, 503),
+        }
+        taken
+    });
+    assert_eq!(sandbox.run(&fleet.hosts[0]), Ran::Refused(503));
+    fleet.proxy.swallow(false);
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(4));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(5));
+}
+
+#[test]
+fn nothing_is_lost_with_nats_and_guests_are_served_on() {
+    let Some(mut fleet) = Fleet::start() else { return };
+    let sandboxes: Vec<Sandbox> = (0..6).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();
+    for sandbox in &sandboxes {
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(1));
+    }
+    fleet.nats.kill();
+    until("hosts refuse what they cannot be sure of", || {
+        let ran = sandboxes[0].run(&fleet.hosts[1]);
+        assert!(matches!(ran, Ran::Count(_) | Ran::Refused(503)), "{ran:?}");
+        let (status, answer) = fleet.hosts[2].ask("POST", "/echo", "", b"on").unwrap();
+        assert_eq!((status, answer.as_str()), (200, "on"));
+        ran == Ran::Refused(503)
+    });
+    fleet.nats.start_again();
+    for (number, sandbox) in sandboxes.iter().enumerate() {
+        let Ran::Count(first) = sandbox.run_soon(&fleet.hosts[number % 3]) else { panic!() };
+        // Nobody could take anything, so what was not saved is there as well.
+        assert!(first >= 2, "{first}");
+        assert_eq!(sandbox.run_soon(&fleet.hosts[(number + 1) % 3]), Ran::Count(first + 1));
+    }
+}
+
+#[test]
+fn a_drained_host_leaves_everything_to_the_others() {
+    let Some(mut fleet) = Fleet::start() else { return };
+    let sandboxes: Vec<Sandbox> = (0..6).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();
+    for sandbox in &sandboxes {
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(1));
+    }
+    fleet.command(&["drain", "one"]);
+    fleet.hosts[0].wait();
+    for (number, sandbox) in sandboxes.iter().enumerate() {
+        assert_eq!(sandbox.run_soon(&fleet.hosts[1 + number % 2]), Ran::Count(2), "{number}");
+        assert_eq!(sandbox.run_soon(&fleet.hosts[2 - number % 2]), Ran::Count(3), "{number}");
+    }
+    let nodes = fleet.command(&["nodes"]);
+    assert_eq!(nodes.lines().count(), 2, "{nodes}");
+}

@@ -1,0 +1,213 @@
+//! Real servers on loopback: nats-server with a store directory of its own, an S3 gateway, and a proxy that can swallow
+//! what passes through it.
+
+use std::fs;
+use std::io::{Read, Write};
+use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Signal, set_parent_process_death_signal};
+use tempfile::TempDir;
+
+/// Far longer than anything takes on a busy host.
+pub(crate) const LONG: Duration = Duration::from_secs(120);
+
+/// Has a program end with this test, however that ends.
+pub(crate) fn with_us(command: &mut Command) -> &mut Command {
+    // SAFETY: between fork and exec the closure makes one system call, and allocates nothing.
+    unsafe { command.pre_exec(|| Ok(set_parent_process_death_signal(Some(Signal::KILL))?)) }
+}
+
+fn free() -> SocketAddr {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
+}
+
+/// Waits until somebody takes connections there.
+fn answers(child: &mut Child, address: SocketAddr) -> bool {
+    let deadline = Instant::now() + LONG;
+    while Instant::now() < deadline && child.try_wait().unwrap().is_none() {
+        if TcpStream::connect(address).is_ok() {
+            std::thread::sleep(Duration::from_millis(30));
+            return child.try_wait().unwrap().is_none();
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    false
+}
+
+/// What `cargo xtask test` could install, by its variable.
+fn program(variable: &str) -> Option<std::ffi::OsString> {
+    let program = std::env::var_os(variable);
+    if program.is_none() {
+        println!(
+            "SKIPPED: {variable} does not name a server; `cargo xtask test` installs it where there is Go"
+        );
+    }
+    program
+}
+
+/// A nats-server.
+pub(crate) struct Nats {
+    child: Child,
+    pub(crate) address: SocketAddr,
+    dir: TempDir,
+}
+
+impl Drop for Nats {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+impl Nats {
+    pub(crate) fn start() -> Option<Self> {
+        let program = program("AFRESH_TEST_NATS_SERVER")?;
+        for _ in 0..5 {
+            let (dir, address) = (tempfile::tempdir().unwrap(), free());
+            let mut child = Self::spawn(&program, address, dir.path());
+            if answers(&mut child, address) {
+                return Some(Self { child, address, dir });
+            }
+        }
+        panic!("nats-server does not start");
+    }
+
+    fn spawn(program: &std::ffi::OsStr, address: SocketAddr, dir: &Path) -> Child {
+        let mut command = Command::new(program);
+        command
+            .args(["-a", "127.0.0.1", "-p", &address.port().to_string(), "-js", "-sd"])
+            .arg(dir.join("store"))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(fs::File::create(dir.join("stderr")).unwrap());
+        with_us(&mut command).spawn().unwrap()
+    }
+
+    /// Ends it as a crash would.
+    pub(crate) fn kill(&mut self) {
+        let _ = self.child.kill();
+        self.child.wait().unwrap();
+    }
+
+    /// Starts it again with what it had written.
+    pub(crate) fn start_again(&mut self) {
+        let program = program("AFRESH_TEST_NATS_SERVER").unwrap();
+        self.child = Self::spawn(&program, self.address, self.dir.path());
+        assert!(answers(&mut self.child, self.address));
+    }
+}
+
+/// Where a fleet keeps what is saved: an S3 server where there is one, else a directory.
+pub(crate) struct Place {
+    child: Option<Child>,
+    address: Option<SocketAddr>,
+    dir: TempDir,
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        if let Some(child) = &mut self.child {
+            let _ = child.kill();
+            child.wait().unwrap();
+        }
+    }
+}
+
+impl Place {
+    pub(crate) fn start() -> Self {
+        let Some(program) = program("AFRESH_TEST_VERSITYGW") else {
+            return Self { child: None, address: None, dir: tempfile::tempdir().unwrap() };
+        };
+        for _ in 0..5 {
+            let (dir, address) = (tempfile::tempdir().unwrap(), free());
+            let data = dir.path().join("data");
+            fs::create_dir_all(data.join("bucket")).unwrap();
+            let mut command = Command::new(&program);
+            command
+                .args(["--access", "afresh-test", "--secret", "not-a-secret", "--port"])
+                .arg(address.to_string())
+                .args(["--quiet", "--keep-alive", "posix"])
+                .arg(&data)
+                .current_dir(dir.path())
+                .stdin(Stdio::null())
+                .stdout(Stdio::null())
+                .stderr(fs::File::create(dir.path().join("stderr")).unwrap());
+            let mut child = with_us(&mut command).spawn().unwrap();
+            if answers(&mut child, address) {
+                return Self { child: Some(child), address: Some(address), dir };
+            }
+        }
+        panic!("the S3 server does not start");
+    }
+
+    /// Tells a host where it is.
+    pub(crate) fn tell(&self, command: &mut Command) {
+        let Some(address) = self.address else {
+            command.arg("--store").arg(self.dir.path().join("shared"));
+            return;
+        };
+        command
+            .args(["--store", "s3://bucket/fleet"])
+            .env("AWS_ENDPOINT", format!("http://{address}"))
+            .env("AWS_ALLOW_HTTP", "true")
+            .env("AWS_ACCESS_KEY_ID", "afresh-test")
+            .env("AWS_SECRET_ACCESS_KEY", "not-a-secret")
+            .env("AWS_REGION", "us-east-1");
+    }
+}
+
+/// Passes connections on, or swallows whatever comes: a network that drops packets.
+pub(crate) struct Proxy {
+    pub(crate) address: SocketAddr,
+    swallows: Arc<AtomicBool>,
+}
+
+impl Proxy {
+    pub(crate) fn before(server: SocketAddr) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let swallows = Arc::new(AtomicBool::new(false));
+        let shared = swallows.clone();
+        // Its threads end with the test.
+        std::thread::spawn(move || {
+            for client in listener.incoming().flatten() {
+                let shared = shared.clone();
+                std::thread::spawn(move || {
+                    let Ok(server) = TcpStream::connect(server) else { return };
+                    let (one, two) = (client.try_clone().unwrap(), server.try_clone().unwrap());
+                    let there = shared.clone();
+                    std::thread::spawn(move || pass(one, server, &there));
+                    pass(two, client, &shared);
+                });
+            }
+        });
+        Self { address, swallows }
+    }
+
+    pub(crate) fn swallow(&self, swallows: bool) {
+        self.swallows.store(swallows, Ordering::SeqCst);
+    }
+}
+
+fn pass(mut from: TcpStream, mut to: TcpStream, swallows: &AtomicBool) {
+    let mut buffer = vec![0; 64 << 10];
+    while let Ok(n @ 1..) = from.read(&mut buffer) {
+        // What was dropped once is gone, as it would be for a connection that was cut for long.
+        if swallows.load(Ordering::SeqCst) {
+            while swallows.load(Ordering::SeqCst) {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            break;
+        }
+        if to.write_all(&buffer[..n]).is_err() {
+            break;
+        }
+    }
+    let _ = to.shutdown(std::net::Shutdown::Both);
+    let _ = from.shutdown(std::net::Shutdown::Both);
+}

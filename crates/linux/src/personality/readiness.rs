@@ -1,0 +1,195 @@
+//! What descriptors are ready for, and who may go on: told from the state alone, without a look at the guest's memory.
+
+use serde::{Deserialize, Serialize};
+
+use super::clock_calls::passed;
+use super::sockets::Stage;
+use super::table::{Description, Open};
+use super::threads::{Moment, On, Wait};
+use super::{Person, State, Streams};
+
+// Events, as `poll` and `epoll` name them.
+pub(crate) const IN: u16 = libc::POLLIN as u16;
+pub(crate) const OUT: u16 = libc::POLLOUT as u16;
+pub(crate) const ERR: u16 = libc::POLLERR as u16;
+pub(crate) const HUP: u16 = libc::POLLHUP as u16;
+pub(crate) const RDHUP: u16 = 0x2000;
+/// Told whether or not they were asked for.
+pub(crate) const ALWAYS: u16 = ERR | HUP;
+/// Sets of descriptors that may wait for sets of descriptors.
+const NESTED: usize = 4;
+
+/// What the caller talks to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Ear {
+    /// Descriptor 0.
+    Input,
+    /// The socket that listens.
+    Port,
+}
+
+impl State {
+    /// What a description is ready for, and a number that goes up whenever it becomes ready for more.
+    pub(super) fn readiness(&self, streams: &Streams, open: &Open, depth: usize) -> (u16, u64) {
+        let when = |holds: bool, events: u16| if holds { events } else { 0 };
+        match open {
+            Open::Input => {
+                let edges = streams.input.len() as u64 + u64::from(streams.ended);
+                (when(streams.has_input(), IN), edges)
+            }
+            Open::Output | Open::Messages => (OUT, 0),
+            Open::File(_) | Open::Device(..) => (IN | OUT, 0),
+            Open::Pipe { channel, writes } => {
+                let Some(channel) = self.channels.get(*channel) else { return (ERR, 0) };
+                let events = match writes {
+                    true => {
+                        when(channel.is_writable(), OUT) | when(channel.readers == 0, ERR | OUT)
+                    }
+                    false => when(!channel.is_empty(), IN) | when(channel.writers == 0, HUP),
+                };
+                (events, channel.edges)
+            }
+            Open::Event { count, edges, .. } => {
+                (when(*count > 0, IN) | when(*count < u64::MAX - 1, OUT), *edges)
+            }
+            Open::Timer(timer) => (when(passed(timer.at), IN), timer.expired()),
+            Open::Epoll(set) => {
+                let ready = depth < NESTED
+                    && set
+                        .interests()
+                        .any(|interest| self.concern(streams, interest, depth + 1).is_some());
+                (when(ready, IN), 0)
+            }
+            Open::Socket(socket) => match &socket.stage {
+                Stage::New => (OUT | HUP, 0),
+                Stage::Listening(queue) => (when(!queue.is_empty(), IN), socket.edges),
+                Stage::Connected { incoming, outgoing } => {
+                    let read = incoming.and_then(|id| self.channels.get(id));
+                    let write = outgoing.and_then(|id| self.channels.get(id));
+                    let ended = read.is_none_or(|channel| channel.writers == 0);
+                    let deaf = write.is_none_or(|channel| channel.readers == 0);
+                    let events = when(ended || read.is_some_and(|channel| !channel.is_empty()), IN)
+                        | when(ended, RDHUP)
+                        | when(ended && outgoing.is_none(), HUP)
+                        | when(deaf || write.is_some_and(|channel| channel.is_writable()), OUT);
+                    let edges = |channel: Option<&super::channels::Channel>| {
+                        channel.map_or(1 << 32, |channel| channel.edges)
+                    };
+                    (events, edges(read) + edges(write))
+                }
+            },
+        }
+    }
+
+    /// What an interest of a set would be told now: events, and where it stands; nothing if nothing.
+    pub(super) fn concern(
+        &self,
+        streams: &Streams,
+        interest: &super::poll_calls::Interest,
+        depth: usize,
+    ) -> Option<(u16, u64)> {
+        let description = self.table.description(interest.description)?;
+        let (events, edges) = self.readiness(streams, &description.open, depth);
+        let told = events & (interest.events() | ALWAYS);
+        let again = !interest.is_edge() || interest.told != Some(edges);
+        (told != 0 && again && !interest.is_off()).then_some((told, edges))
+    }
+
+    /// Whether a wait is over.
+    pub(crate) fn is_over(&self, streams: &Streams, id: u32, wait: &Wait, now: Moment) -> bool {
+        if wait.woken || wait.until.is_some_and(|until| until <= now) {
+            return true;
+        }
+        match &wait.on {
+            On::Futex { .. } | On::Nothing => false,
+            On::Signals(set) => {
+                let own = self.threads.get(id).map_or(0, |thread| thread.pending.set());
+                (own | self.pending.set()) & set != 0
+            }
+            On::Files(list) => list.iter().any(|(description, events)| {
+                self.table.description(*description).is_none_or(|description| {
+                    let (ready, _) = self.readiness(streams, &description.open, 0);
+                    ready & (events | ALWAYS) != 0
+                })
+            }),
+        }
+    }
+
+    /// Whether somebody waits for what the caller sends to descriptor 0.
+    fn awaits_input(&self) -> bool {
+        let is_input = |id: u64| {
+            self.table.description(id).is_some_and(|description| match &description.open {
+                Open::Input => true,
+                Open::Epoll(set) => set.interests().any(|interest| {
+                    let found = self.table.description(interest.description);
+                    found.is_some_and(|d| d.open == Open::Input) && interest.events() & IN != 0
+                }),
+                _ => false,
+            })
+        };
+        self.threads.iter().any(|(_, thread)| match &thread.wait {
+            Some(Wait { on: On::Files(list), .. }) => list.iter().any(|(id, _)| is_input(*id)),
+            _ => false,
+        })
+    }
+
+    /// What a guest whose threads all wait can be called through. Once it was called it is the same again: who answers
+    /// lines may open a port for its own use meanwhile, and is not done because that listens.
+    pub(crate) fn ear(&self, called: Option<Ear>) -> Option<Ear> {
+        match called {
+            None | Some(Ear::Input) if self.awaits_input() => Some(Ear::Input),
+            None | Some(Ear::Port) => self.listener().map(|_| Ear::Port),
+            Some(Ear::Input) => None,
+        }
+    }
+
+    /// The description of the socket that listens on the lowest port.
+    pub(crate) fn listener(&self) -> Option<u64> {
+        let port = |(id, description): (u64, &Description)| match &description.open {
+            Open::Socket(socket) if socket.own.is_internet() => {
+                matches!(socket.stage, Stage::Listening(_)).then(|| (socket.own.port(), id))
+            }
+            _ => None,
+        };
+        self.table.descriptions().filter_map(port).min().map(|(_, id)| id)
+    }
+
+    /// The next moment at which something happens by itself, later than `now`.
+    pub(crate) fn next_moment(&self, now: Moment) -> Option<Moment> {
+        let waits = self.threads.iter().filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
+        let timers = self.table.descriptions().filter_map(|(_, d)| match &d.open {
+            Open::Timer(timer) => timer.at,
+            _ => None,
+        });
+        let all = waits.chain(timers).chain(self.alarm.map(|(at, _)| at));
+        all.filter(|at| *at > now).min()
+    }
+
+    /// When the alarm rings, if it does.
+    pub(crate) fn rings_at(&self) -> Option<Moment> {
+        self.alarm.map(|(at, _)| at)
+    }
+
+    /// Whether nothing but the current thread ever does anything.
+    pub(crate) fn is_alone(&self) -> bool {
+        self.threads.len() == 1 && self.alarm.is_none()
+    }
+}
+
+impl Person {
+    /// Whether a thread may run, or its wait is over, or a signal ends it.
+    fn is_ready(&self, id: u32, thread: &super::threads::Thread, now: Moment) -> bool {
+        match &thread.wait {
+            None => true,
+            Some(wait) => {
+                self.state.deliverable(id) || self.state.is_over(&self.streams, id, wait, now)
+            }
+        }
+    }
+
+    /// The next thread in turn that may run; the current one last.
+    pub(crate) fn next_ready(&self, now: Moment) -> Option<u32> {
+        let mut turns = self.state.threads.in_turn();
+        turns.find(|(id, thread)| self.is_ready(*id, thread, now)).map(|(id, _)| id)
+    }
+}

@@ -1,0 +1,444 @@
+//! Calls about sockets. All connections are within the guest, or the caller's.
+
+use rustix::io::Errno;
+
+use super::channels::End as ChannelEnd;
+use super::file_calls::Pair;
+use super::readiness::IN;
+use super::sockets::{Address, Arrival, BACKLOG, LONGEST, Socket, Stage};
+use super::table::{Description, Open};
+use super::transfer_calls::{gather, pieces};
+use super::{DONE, Outcome, Person, Served, State, copy_in, copy_out, word_in};
+use crate::platform::Process;
+
+/// Ports that are given to who asks for none.
+const EPHEMERAL: std::ops::Range<u16> = 32768..60999;
+const FLAGS: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
+
+/// A message's header (`struct msghdr`): pieces of memory and how many.
+struct Message {
+    vector: u64,
+    count: u64,
+}
+
+fn message_in(process: &Process, at: u64) -> Served<Message> {
+    let word = |offset: u64| word_in(process, at.wrapping_add(offset));
+    Ok(Message { vector: word(16)?, count: word(24)? })
+}
+
+fn address_in(process: &Process, at: u64, len: u64) -> Served<Address> {
+    if !(2..=LONGEST as u64 + 18).contains(&len) {
+        return Err(Errno::INVAL.into());
+    }
+    Ok(Address(copy_in(process, at, len as usize)?))
+}
+
+/// Tells an address: as much as there is room for, and how long it is.
+fn address_out(process: &mut Process, address: &Address, to: u64, len: u64) -> Served<()> {
+    if to == 0 || len == 0 {
+        return Ok(());
+    }
+    let room = copy_in(process, len, 4)?;
+    let room = u32::from_le_bytes([room[0], room[1], room[2], room[3]]) as usize;
+    let bytes = &address.0[..address.0.len().min(room)];
+    copy_out(process, to, bytes)?;
+    copy_out(process, len, &(address.0.len() as u32).to_le_bytes())
+}
+
+impl State {
+    /// A connection to whoever listens at `to`: channels as the connecting side has them.
+    fn arrive(&mut self, to: u64, peer: Address) -> Result<(u64, u64), Errno> {
+        let full = |socket: &Socket| match &socket.stage {
+            Stage::Listening(queue) => queue.len() >= BACKLOG,
+            _ => true,
+        };
+        match self.table.description(to).map(|d| &d.open) {
+            Some(Open::Socket(socket)) if !full(socket) => {}
+            _ => return Err(Errno::CONNREFUSED),
+        }
+        let there = self.channels.add().ok_or(Errno::NFILE)?;
+        let Some(back) = self.channels.add() else {
+            self.channels.leave(there, false);
+            self.channels.leave(there, true);
+            return Err(Errno::NFILE);
+        };
+        self.queue(to, Arrival { incoming: there, outgoing: back, peer });
+        Ok((back, there))
+    }
+
+    fn queue(&mut self, to: u64, arrival: Arrival) {
+        if let Some(Open::Socket(socket)) = self.table.description_mut(to).map(|d| &mut d.open)
+            && let Stage::Listening(queue) = &mut socket.stage
+        {
+            queue.push(arrival);
+            socket.edges += 1;
+        }
+    }
+
+    /// Who listens where `address` leads.
+    fn listener_at(&self, address: &Address) -> Option<u64> {
+        let found = self.table.descriptions().find(|(_, description)| match &description.open {
+            Open::Socket(socket) => {
+                matches!(socket.stage, Stage::Listening(_)) && socket.own.takes(address)
+            }
+            _ => false,
+        });
+        found.map(|(id, _)| id)
+    }
+
+    fn is_taken(&self, address: &Address) -> bool {
+        self.table.descriptions().any(|(_, description)| match &description.open {
+            Open::Socket(Socket { own, stage, .. }) => {
+                !matches!(stage, Stage::Connected { .. })
+                    && if address.is_internet() {
+                        own.port() == address.port()
+                    } else {
+                        own == address
+                    }
+            }
+            _ => false,
+        })
+    }
+
+    fn free_port(&self) -> Result<u16, Errno> {
+        let free = |port: &u16| !self.is_taken(&Address::loopback(libc::AF_INET as u16, *port));
+        EPHEMERAL.into_iter().find(free).ok_or(Errno::ADDRINUSE)
+    }
+
+    /// A connection of the caller's to the listening socket, with a request. What it writes is the call's answer.
+    pub(crate) fn call_in(&mut self, request: &[u8]) -> bool {
+        let Some(to) = self.listener() else { return false };
+        let Some(incoming) = self.channels.add_caller(ChannelEnd::Asks, request) else {
+            return false;
+        };
+        let Some(outgoing) = self.channels.add_caller(ChannelEnd::Listens, &[]) else {
+            return false;
+        };
+        let family = match self.table.description(to).map(|d| &d.open) {
+            Some(Open::Socket(socket)) => socket.family,
+            _ => return false,
+        };
+        let peer = Address::loopback(family, EPHEMERAL.end);
+        self.queue(to, Arrival { incoming, outgoing, peer });
+        true
+    }
+
+    /// Whether the guest may still answer the caller.
+    pub(crate) fn is_called(&self) -> bool {
+        self.channels.iter().any(|(_, c)| c.end == ChannelEnd::Listens && c.writers > 0)
+    }
+
+    /// Whether the caller has connections.
+    pub(crate) fn has_callers(&self) -> bool {
+        self.channels.iter().any(|(_, channel)| channel.end != ChannelEnd::Own)
+    }
+
+    /// The caller hangs up: its connections have no other side any more.
+    pub(crate) fn hang_up(&mut self) {
+        for (id, writes) in self.channels.callers() {
+            if let Some(channel) = self.channels.get_mut(id) {
+                channel.end = ChannelEnd::Own;
+            }
+            self.channels.leave(id, writes);
+        }
+    }
+}
+
+impl Person {
+    fn socket_of(&self, descriptor: u64) -> Result<&Socket, Errno> {
+        match &self.state.table.get(descriptor)?.open {
+            Open::Socket(socket) => Ok(socket),
+            _ => Err(Errno::NOTSOCK),
+        }
+    }
+
+    fn socket_mut(&mut self, descriptor: u64) -> Result<&mut Socket, Errno> {
+        match &mut self.change().table.get_mut(descriptor)?.open {
+            Open::Socket(socket) => Ok(socket),
+            _ => Err(Errno::NOTSOCK),
+        }
+    }
+
+    pub(super) fn socket(&mut self, family: u64, kind: u64) -> Served {
+        let known = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6].contains(&(family as i32));
+        if !known {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        if kind as i32 & !FLAGS != libc::SOCK_STREAM {
+            return Err(Errno::PROTONOSUPPORT.into());
+        }
+        self.add(Open::Socket(Socket::new(family as u16)), kind as i32 & FLAGS | libc::O_RDWR)
+    }
+
+    pub(super) fn socket_pair(
+        &mut self,
+        process: &mut Process,
+        family: u64,
+        kind: u64,
+        to: u64,
+    ) -> Served {
+        if family as i32 != libc::AF_UNIX || kind as i32 & !FLAGS != libc::SOCK_STREAM {
+            return Err(Errno::OPNOTSUPP.into());
+        }
+        let flags = (kind as i32 & libc::O_NONBLOCK | libc::O_RDWR) as u32;
+        let state = self.change();
+        let one = state.channels.add().ok_or(Errno::NFILE)?;
+        let other = state.channels.add().ok_or(Errno::NFILE)?;
+        let side = |incoming, outgoing| {
+            let address = Address::loopback(libc::AF_UNIX as u16, 0);
+            let socket = Socket::connected(address.clone(), address, incoming, outgoing);
+            Description { open: Open::Socket(socket), flags }
+        };
+        let close = kind as i32 & libc::SOCK_CLOEXEC != 0;
+        let numbers: Pair = state.add_pair(side(one, other), side(other, one), close)?;
+        copy_out(process, to, &numbers)?;
+        Ok(DONE)
+    }
+
+    pub(super) fn bind(&mut self, process: &Process, descriptor: u64, at: u64, len: u64) -> Served {
+        let socket = self.socket_of(descriptor)?;
+        let mut address = address_in(process, at, len)?;
+        if socket.own != Address::loopback(socket.family, 0) {
+            return Err(Errno::INVAL.into());
+        }
+        if !address.is_of(socket.family) {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        if !address.is_local() {
+            return Err(Errno::ADDRNOTAVAIL.into());
+        }
+        if address.is_internet() && address.port() == 0 {
+            address.set_port(self.state.free_port()?);
+        } else if self.state.is_taken(&address) {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        self.socket_mut(descriptor)?.own = address;
+        Ok(DONE)
+    }
+
+    pub(super) fn listen(&mut self, descriptor: u64) -> Served {
+        let socket = self.socket_of(descriptor)?;
+        match socket.stage {
+            Stage::New => {}
+            Stage::Listening(_) => return Ok(DONE),
+            Stage::Connected { .. } => return Err(Errno::INVAL.into()),
+        }
+        let port = match socket.own.is_internet() && socket.own.port() == 0 {
+            true => Some(self.state.free_port()?),
+            false => None,
+        };
+        let socket = self.socket_mut(descriptor)?;
+        if let Some(port) = port {
+            socket.own.set_port(port);
+        }
+        socket.stage = Stage::Listening(Vec::new());
+        Ok(DONE)
+    }
+
+    pub(super) fn accept(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        to: u64,
+        len: u64,
+        flags: u64,
+    ) -> Served {
+        if flags as i32 & !FLAGS != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let socket = self.socket_of(descriptor)?;
+        let Stage::Listening(queue) = &socket.stage else { return Err(Errno::INVAL.into()) };
+        let Some(arrival) = queue.first().cloned() else {
+            return self.wait_for(descriptor, IN, 0);
+        };
+        self.state.table.check_room()?;
+        address_out(process, &arrival.peer, to, len)?;
+        let own = socket.own.clone();
+        if let Stage::Listening(queue) = &mut self.socket_mut(descriptor)?.stage {
+            queue.remove(0);
+        }
+        let Arrival { incoming, outgoing, peer } = arrival;
+        let socket = Socket::connected(own, peer, incoming, outgoing);
+        self.add(Open::Socket(socket), flags as i32 | libc::O_RDWR)
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        process: &Process,
+        descriptor: u64,
+        at: u64,
+        len: u64,
+    ) -> Served {
+        let socket = self.socket_of(descriptor)?;
+        match socket.stage {
+            Stage::New => {}
+            Stage::Connected { .. } => return Err(Errno::ISCONN.into()),
+            Stage::Listening(_) => return Err(Errno::INVAL.into()),
+        }
+        let address = address_in(process, at, len)?;
+        if !address.is_of(socket.family) {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        if !address.is_local() {
+            return Err(Errno::NETUNREACH.into());
+        }
+        let to = self.state.listener_at(&address).ok_or(Errno::CONNREFUSED)?;
+        let (family, port) = (socket.family, socket.own.port());
+        let mut own = socket.own.clone();
+        if own.is_internet() {
+            let port = if port == 0 { self.state.free_port()? } else { port };
+            own = Address::loopback(family, port);
+        }
+        let theirs = match self.state.table.description(to).map(|d| &d.open) {
+            Some(Open::Socket(listener)) if own.is_internet() => {
+                Address::loopback(listener.family, own.port())
+            }
+            _ => own.clone(),
+        };
+        let (incoming, outgoing) = self.change().arrive(to, theirs)?;
+        *self.socket_mut(descriptor)? = Socket::connected(own, address, incoming, outgoing);
+        Ok(DONE)
+    }
+
+    pub(super) fn receive(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
+        self.socket_of(a[0])?;
+        let len = a[2].min(super::transfer_calls::AT_ONCE);
+        self.receive_into(process, a[0], &[(a[1], len)], a[3])
+    }
+
+    fn receive_into(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        flags: u64,
+    ) -> Served {
+        let outcome = self.take(process, descriptor, pieces, flags as i32 & libc::MSG_PEEK != 0)?;
+        match outcome {
+            Outcome::Wait(_) if flags as i32 & libc::MSG_DONTWAIT != 0 => Err(Errno::AGAIN.into()),
+            outcome => Ok(outcome),
+        }
+    }
+
+    pub(super) fn receive_message(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        at: u64,
+        flags: u64,
+    ) -> Served {
+        self.socket_of(descriptor)?;
+        let message = message_in(process, at)?;
+        let pieces = pieces(process, message.vector, message.count)?;
+        let outcome = self.receive_into(process, descriptor, &pieces, flags)?;
+        if matches!(outcome, Outcome::Value(_)) {
+            // No name, no ancillary bytes, no flags.
+            copy_out(process, at.wrapping_add(8), &[0; 4])?;
+            copy_out(process, at.wrapping_add(40), &[0; 12])?;
+        }
+        Ok(outcome)
+    }
+
+    pub(super) fn send(&mut self, process: &Process, a: &[u64; 6]) -> Served {
+        self.socket_of(a[0])?;
+        let bytes = copy_in(process, a[1], a[2].min(super::transfer_calls::AT_ONCE) as usize)?;
+        self.send_bytes(a[0], &bytes, a[3])
+    }
+
+    pub(super) fn send_message(
+        &mut self,
+        process: &Process,
+        descriptor: u64,
+        at: u64,
+        flags: u64,
+    ) -> Served {
+        self.socket_of(descriptor)?;
+        let message = message_in(process, at)?;
+        let bytes = gather(process, message.vector, message.count)?;
+        self.send_bytes(descriptor, &bytes, flags)
+    }
+
+    fn send_bytes(&mut self, descriptor: u64, bytes: &[u8], flags: u64) -> Served {
+        let outcome = self.pour(descriptor, bytes, flags as i32 & libc::MSG_NOSIGNAL != 0)?;
+        match outcome {
+            Outcome::Wait(wait) if flags as i32 & libc::MSG_DONTWAIT != 0 => match wait.done {
+                0 => Err(Errno::AGAIN.into()),
+                done => Ok(Outcome::Value(done)),
+            },
+            outcome => Ok(outcome),
+        }
+    }
+
+    pub(super) fn shut_down(&mut self, descriptor: u64, how: u64) -> Served {
+        let Stage::Connected { incoming, outgoing } = self.socket_of(descriptor)?.stage.clone()
+        else {
+            return Err(Errno::NOTCONN.into());
+        };
+        let (read, write) = match how as i32 {
+            libc::SHUT_RD => (true, false),
+            libc::SHUT_WR => (false, true),
+            libc::SHUT_RDWR => (true, true),
+            _ => return Err(Errno::INVAL.into()),
+        };
+        let stage = Stage::Connected {
+            incoming: incoming.filter(|_| !read),
+            outgoing: outgoing.filter(|_| !write),
+        };
+        self.socket_mut(descriptor)?.stage = stage;
+        let channels = &mut self.change().channels;
+        if let Some(id) = incoming.filter(|_| read) {
+            channels.leave(id, false);
+        }
+        if let Some(id) = outgoing.filter(|_| write) {
+            channels.leave(id, true);
+        }
+        Ok(DONE)
+    }
+
+    pub(super) fn own_address(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
+        let address = self.socket_of(a[0])?.own.clone();
+        address_out(process, &address, a[1], a[2])?;
+        Ok(DONE)
+    }
+
+    pub(super) fn peer_address(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
+        let socket = self.socket_of(a[0])?;
+        if !matches!(socket.stage, Stage::Connected { .. }) {
+            return Err(Errno::NOTCONN.into());
+        }
+        let address = socket.peer.clone();
+        address_out(process, &address, a[1], a[2])?;
+        Ok(DONE)
+    }
+
+    /// Options change nothing here: there is no network that they could be about.
+    pub(super) fn set_option(&mut self, descriptor: u64) -> Served {
+        self.socket_of(descriptor)?;
+        Ok(DONE)
+    }
+
+    pub(super) fn option(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
+        let socket = self.socket_of(a[0])?;
+        let value: u32 = match (a[1] as i32, a[2] as i32) {
+            (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM as u32,
+            (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.family.into(),
+            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => match socket.own.is_internet() {
+                true => libc::IPPROTO_TCP as u32,
+                false => 0,
+            },
+            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
+                matches!(socket.stage, Stage::Listening(_)).into()
+            }
+            (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => {
+                super::channels::CAPACITY as u32
+            }
+            (libc::SOL_SOCKET, libc::SO_PEERCRED) => return Err(Errno::NOPROTOOPT.into()),
+            _ => 0,
+        };
+        let room = copy_in(process, a[4], 4)?;
+        let room = u32::from_le_bytes([room[0], room[1], room[2], room[3]]).min(4);
+        copy_out(process, a[3], &value.to_le_bytes()[..room as usize])?;
+        copy_out(process, a[4], &room.to_le_bytes())?;
+        Ok(Outcome::Value(0))
+    }
+}

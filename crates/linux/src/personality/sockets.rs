@@ -1,0 +1,158 @@
+//! Sockets of a guest: streams between its own descriptors, and to whoever calls it. There is no network.
+
+use serde::{Deserialize, Serialize};
+
+/// Connections that wait to be accepted, at most.
+pub(crate) const BACKLOG: usize = 128;
+/// Longest address (`struct sockaddr_un`).
+pub(crate) const LONGEST: usize = 110;
+
+/// An address, as the guest writes it (`struct sockaddr`).
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Address(pub(crate) Vec<u8>);
+
+impl Address {
+    /// The loopback address of a family, or a nameless one.
+    pub(crate) fn loopback(family: u16, port: u16) -> Self {
+        let mut bytes = family.to_le_bytes().to_vec();
+        match i32::from(family) {
+            libc::AF_INET => {
+                bytes.extend(port.to_be_bytes());
+                bytes.extend([127, 0, 0, 1]);
+                bytes.resize(16, 0);
+            }
+            libc::AF_INET6 => {
+                bytes.extend(port.to_be_bytes());
+                bytes.resize(23, 0);
+                bytes.push(1);
+                bytes.resize(28, 0);
+            }
+            _ => {}
+        }
+        Self(bytes)
+    }
+
+    pub(crate) fn family(&self) -> u16 {
+        self.0.get(..2).map_or(0, |bytes| u16::from_le_bytes([bytes[0], bytes[1]]))
+    }
+
+    pub(crate) fn is_internet(&self) -> bool {
+        [libc::AF_INET, libc::AF_INET6].contains(&i32::from(self.family()))
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        match self.0.get(2..4) {
+            Some(bytes) if self.is_internet() => u16::from_be_bytes([bytes[0], bytes[1]]),
+            _ => 0,
+        }
+    }
+
+    pub(crate) fn set_port(&mut self, port: u16) {
+        if let Some(bytes) = self.0.get_mut(2..4) {
+            bytes.copy_from_slice(&port.to_be_bytes());
+        }
+    }
+
+    /// Whether it is whole, and of this family.
+    pub(crate) fn is_of(&self, family: u16) -> bool {
+        let least = match i32::from(family) {
+            libc::AF_INET => 16,
+            libc::AF_INET6 => 24,
+            _ => 3,
+        };
+        self.family() == family && self.0.len() >= least
+    }
+
+    /// Whether it is this machine's: the loopback address, or any.
+    pub(crate) fn is_local(&self) -> bool {
+        match i32::from(self.family()) {
+            libc::AF_INET => self.0.get(4).is_some_and(|&first| first == 127 || first == 0),
+            libc::AF_INET6 => {
+                let Some(ip) = self.0.get(8..24) else { return false };
+                let zeros = ip[..15].iter().all(|&byte| byte == 0) && ip[15] <= 1;
+                let mapped =
+                    ip[..10].iter().all(|&byte| byte == 0) && ip[10..13] == [255, 255, 127];
+                zeros || mapped
+            }
+            _ => true,
+        }
+    }
+
+    /// Whether a connection to `other` arrives at a socket that is bound here.
+    pub(crate) fn takes(&self, other: &Self) -> bool {
+        if self.is_internet() {
+            return other.is_internet() && self.port() == other.port();
+        }
+        self == other
+    }
+}
+
+/// A connection that is made but not accepted yet: channels as the accepting side has them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Arrival {
+    pub(crate) incoming: u64,
+    pub(crate) outgoing: u64,
+    pub(crate) peer: Address,
+}
+
+/// What a socket is up to.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Stage {
+    New,
+    Listening(Vec<Arrival>),
+    /// Channels to read and to write, until they are shut down.
+    Connected {
+        incoming: Option<u64>,
+        outgoing: Option<u64>,
+    },
+}
+
+/// A stream socket.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Socket {
+    pub(crate) family: u16,
+    pub(crate) own: Address,
+    pub(crate) peer: Address,
+    pub(crate) stage: Stage,
+    /// Goes up with every arrival.
+    pub(crate) edges: u64,
+}
+
+impl Socket {
+    pub(crate) fn new(family: u16) -> Self {
+        let own = Address::loopback(family, 0);
+        Self { family, own, peer: Address::default(), stage: Stage::New, edges: 0 }
+    }
+
+    pub(crate) fn connected(own: Address, peer: Address, incoming: u64, outgoing: u64) -> Self {
+        let stage = Stage::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
+        Self { family: own.family(), own, peer, stage, edges: 0 }
+    }
+
+    /// Whether it is what a guest could have.
+    pub(crate) fn is_sound(&self) -> bool {
+        let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
+        let short = |address: &Address| address.0.len() <= LONGEST + 18;
+        let queue = match &self.stage {
+            Stage::Listening(queue) => {
+                queue.len() <= BACKLOG && queue.iter().all(|arrival| short(&arrival.peer))
+            }
+            _ => true,
+        };
+        families.contains(&self.family.into()) && short(&self.own) && short(&self.peer) && queue
+    }
+
+    /// The channels that it has an end of, and whether it writes them.
+    pub(crate) fn ends(&self) -> Vec<(u64, bool)> {
+        match &self.stage {
+            Stage::New => Vec::new(),
+            Stage::Listening(queue) => {
+                queue.iter().flat_map(|a| [(a.incoming, false), (a.outgoing, true)]).collect()
+            }
+            Stage::Connected { incoming, outgoing } => {
+                let read = incoming.map(|id| (id, false));
+                read.into_iter().chain(outgoing.map(|id| (id, true))).collect()
+            }
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! Threads of a guest: plain data, of which one at a time is in the process.
+//!
+//! The process has one thread of the kernel's. The *current* thread's registers are in the stub or running; every other's are kept
+//! here, with what it waits for. So all of them stand still whenever the sentry looks, and a snapshot is complete by itself.
+
+use std::collections::BTreeMap;
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::process_calls::PID;
+use super::signals::Pending;
+use crate::platform::Context;
+
+/// Threads a guest may have.
+pub(crate) const THREADS: usize = 256;
+/// The signal stack of a thread that has none (`SS_DISABLE`).
+pub(crate) const NO_STACK: [u64; 3] = [0, 2, 0];
+
+/// A moment: nanoseconds of the host's monotonic clock.
+pub(crate) type Moment = u64;
+
+/// What a thread waits for.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum On {
+    /// To be woken at this address; `order` says who has waited longest.
+    Futex { address: u64, bits: u32, order: u64 },
+    /// Any of these events (as `poll` names them) of descriptions.
+    Files(Vec<(u64, u16)>),
+    /// A signal of this set, or one that interrupts.
+    Signals(u64),
+    /// Time alone, or a signal that interrupts.
+    Nothing,
+}
+
+/// A wait, and the call that waits is made once more when it is over.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Wait {
+    pub(crate) on: On,
+    pub(crate) until: Option<Moment>,
+    /// What of the call is done: bytes.
+    pub(crate) done: u64,
+    /// Whether it was woken.
+    pub(crate) woken: bool,
+}
+
+impl Wait {
+    pub(crate) fn new(on: On, until: Option<Moment>) -> Self {
+        Self { on, until, done: 0, woken: false }
+    }
+}
+
+/// A thread.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Thread {
+    /// Its registers; none of the current one.
+    pub(crate) context: Option<Context>,
+    pub(crate) wait: Option<Wait>,
+    pub(crate) blocked: u64,
+    /// What is blocked again when the call that waits is over.
+    pub(crate) masked: Option<u64>,
+    pub(crate) pending: Pending,
+    pub(crate) signal_stack: [u64; 3],
+    pub(crate) name: [u8; 16],
+    /// Where a zero goes when it ends.
+    pub(crate) cleared: u64,
+}
+
+/// All threads of a guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Threads {
+    list: BTreeMap<u32, Thread>,
+    current: u32,
+    next: u32,
+    order: u64,
+}
+
+impl Threads {
+    /// The first thread.
+    pub(crate) fn new() -> Self {
+        let first = Thread {
+            context: None,
+            wait: None,
+            blocked: 0,
+            masked: None,
+            pending: Pending::default(),
+            signal_stack: NO_STACK,
+            name: *b"guest\0\0\0\0\0\0\0\0\0\0\0",
+            cleared: 0,
+        };
+        let first_id = PID as u32;
+        let list = BTreeMap::from([(first_id, first)]);
+        Self { list, current: first_id, next: first_id + 1, order: 0 }
+    }
+
+    /// What is wrong with threads that somebody else wrote down, if anything is.
+    pub(crate) fn check(&self) -> Result<(), &'static str> {
+        let numbered = self.list.keys().all(|id| (PID as u32..self.next).contains(id));
+        let placed =
+            self.list.iter().all(|(id, thread)| thread.context.is_none() == (*id == self.current));
+        let known = self.list.contains_key(&self.current) && self.list.len() <= THREADS;
+        let pending = self.list.values().all(|thread| thread.pending.is_sound());
+        if numbered && placed && known && pending {
+            Ok(())
+        } else {
+            Err("its threads do not fit together")
+        }
+    }
+
+    pub(crate) fn current_id(&self) -> u32 {
+        self.current
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.list.len()
+    }
+
+    pub(crate) fn current(&self) -> &Thread {
+        self.list.get(&self.current).expect("the current thread is one")
+    }
+
+    pub(crate) fn current_mut(&mut self) -> &mut Thread {
+        self.list.get_mut(&self.current).expect("the current thread is one")
+    }
+
+    pub(crate) fn get(&self, id: u32) -> Option<&Thread> {
+        self.list.get(&id)
+    }
+
+    pub(crate) fn get_mut(&mut self, id: u32) -> Option<&mut Thread> {
+        self.list.get_mut(&id)
+    }
+
+    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, &Thread)> + '_ {
+        self.list.iter().map(|(&id, thread)| (id, thread))
+    }
+
+    pub(crate) fn values_mut(&mut self) -> impl Iterator<Item = &mut Thread> + '_ {
+        self.list.values_mut()
+    }
+
+    /// The threads, from the one after the current on, which comes last.
+    pub(crate) fn in_turn(&self) -> impl Iterator<Item = (u32, &Thread)> + '_ {
+        let behind = self.list.range(self.current + 1..);
+        behind.chain(self.list.range(..=self.current)).map(|(&id, thread)| (id, thread))
+    }
+
+    /// Whether there is room for a further one.
+    pub(crate) fn check_room(&self) -> Result<(), Errno> {
+        let room = self.list.len() < THREADS && self.next < i32::MAX as u32;
+        if room { Ok(()) } else { Err(Errno::AGAIN) }
+    }
+
+    /// Adds a thread that is not the current one; its number.
+    pub(crate) fn add(&mut self, thread: Thread) -> u32 {
+        let id = self.next;
+        self.next += 1;
+        self.list.insert(id, thread);
+        id
+    }
+
+    /// Makes `id` the current thread, whose registers were those of `context`; hands back what its own are. The current one's are
+    /// given up when it is gone.
+    pub(crate) fn switch(&mut self, id: u32, context: Option<Context>) -> Option<Context> {
+        if let Some(thread) = self.list.get_mut(&self.current) {
+            thread.context = context;
+        }
+        self.current = id;
+        self.list.get_mut(&id).and_then(|thread| thread.context.take())
+    }
+
+    /// Removes the current thread. Another must be made current then.
+    pub(crate) fn remove_current(&mut self) {
+        self.list.remove(&self.current);
+    }
+
+    /// Numbers for those who wait in a row.
+    pub(crate) fn next_order(&mut self) -> u64 {
+        self.order += 1;
+        self.order
+    }
+
+    /// Who waits at `address` for any of `bits`, the longest first.
+    pub(crate) fn waiting(&self, address: u64, bits: u32) -> Vec<u32> {
+        let mut waiting: Vec<(u64, u32)> = self
+            .list
+            .iter()
+            .filter_map(|(&id, thread)| match &thread.wait {
+                Some(Wait {
+                    on: On::Futex { address: at, bits: of, order }, woken: false, ..
+                }) if *at == address && of & bits != 0 => Some((*order, id)),
+                _ => None,
+            })
+            .collect();
+        waiting.sort_unstable();
+        waiting.into_iter().map(|(_, id)| id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn threads_that_do_not_fit_together_are_refused() {
+        let threads = Threads::new();
+        assert_eq!(threads.check(), Ok(()));
+        assert!(Threads { current: 9, ..threads.clone() }.check().is_err());
+        assert!(Threads { next: 2, ..threads.clone() }.check().is_err());
+        let mut two = threads.clone();
+        // The second would be a current one, too.
+        let second = two.current().clone();
+        two.add(second);
+        assert!(two.check().is_err());
+        let mut signalled = threads;
+        let info = super::super::signals::Info::new(70, 0, 0, 0);
+        assert!(signalled.current_mut().pending.add(info) && signalled.check().is_err());
+    }
+
+    #[test]
+    fn who_waited_longest_is_woken_first() {
+        let mut threads = Threads::new();
+        let mut wait = |bits: u32| {
+            let order = threads.next_order();
+            let on = On::Futex { address: 64, bits, order };
+            let thread = Thread { wait: Some(Wait::new(on, None)), ..threads.current().clone() };
+            threads.add(thread)
+        };
+        let (first, second) = (wait(1), wait(3));
+        assert_eq!(threads.waiting(64, 1), [first, second]);
+        assert_eq!(threads.waiting(64, 2), [second]);
+        assert!(threads.waiting(60, u32::MAX).is_empty());
+        if let Some(wait) = threads.get_mut(first).and_then(|thread| thread.wait.as_mut()) {
+            wait.woken = true;
+        }
+        assert_eq!(threads.waiting(64, 1), [second]);
+    }
+}

@@ -1,0 +1,175 @@
+//! What became of an image's pages in another one: taken over, perhaps elsewhere, zero, or stored anew.
+//!
+//! Told by where pages are stored, so that nothing of them is read, and a part of an image that has moved (what lies
+//! behind a memory that grew) is found where it was.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use afresh_sys::PageRange;
+use afresh_sys::planted::{Bug, is};
+
+use super::{Backing, Extent, Image};
+
+/// A run of an image's pages, as [`Image::since`] tells it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Since {
+    /// They are those of the earlier image from page `from` on.
+    Same {
+        /// The first there.
+        from: usize,
+        /// How many.
+        len: usize,
+    },
+    /// They are zero.
+    Zero {
+        /// How many.
+        len: usize,
+    },
+    /// They are stored anew.
+    New {
+        /// The pages of this image.
+        pages: PageRange,
+        /// The page of the earlier image that lies where the first one does, if there is one: most likely what it was.
+        was: Option<usize>,
+    },
+}
+
+/// Extents of one image by what holds them.
+struct Places<'a>(HashMap<*const Backing, Vec<&'a Extent>>);
+
+impl<'a> Places<'a> {
+    fn of(image: &'a Image) -> Self {
+        let mut places: HashMap<_, Vec<&Extent>> = HashMap::new();
+        for extent in &image.inner.extents {
+            places.entry(Arc::as_ptr(&extent.backing)).or_default().push(extent);
+        }
+        places.values_mut().for_each(|extents| extents.sort_by_key(|extent| extent.at));
+        Self(places)
+    }
+
+    /// Where page `at` of a backing is in the image, and how many pages follow it there; or none, and how many
+    /// pages of the backing are not in the image either.
+    fn find(&self, backing: &Arc<Backing>, at: usize) -> (Option<usize>, usize) {
+        let Some(extents) = self.0.get(&Arc::as_ptr(backing)) else { return (None, usize::MAX) };
+        let index = extents.partition_point(|extent| extent.at + extent.range.len <= at);
+        match extents.get(index) {
+            None => (None, usize::MAX),
+            Some(extent) if extent.at > at => (None, extent.at - at),
+            Some(extent) => {
+                let skip = at - extent.at;
+                (Some(extent.range.start + skip), extent.range.len - skip)
+            }
+        }
+    }
+}
+
+impl Image {
+    /// What each of this image's pages is with regard to an `earlier` one, in order. Costs time in proportion to
+    /// the number of extents, not of pages.
+    #[must_use]
+    pub fn since(&self, earlier: &Image) -> Vec<Since> {
+        let places = Places::of(earlier);
+        let mut runs = Vec::new();
+        let mut page = 0;
+        // Where the last page that was taken over lay there, and here.
+        let mut shift = (0, 0);
+        let was = |shift: (usize, usize), page: usize| {
+            (page + shift.0).checked_sub(shift.1).filter(|was| *was < earlier.pages())
+        };
+        let zeros = |runs: &mut Vec<Since>, from: usize, len: usize, shift| {
+            // Taking zeros over joins what lies on both sides.
+            let there = was(shift, from).unwrap_or(earlier.pages());
+            let room = PageRange::new(there, len.min(earlier.pages() - there));
+            let next =
+                earlier.extents_in(room).next().map_or(room.end(), |extent| extent.range.start);
+            let same = next - there;
+            if same > 0 {
+                push(runs, Since::Same { from: there, len: same });
+            }
+            if len > same {
+                push(runs, Since::Zero { len: len - same });
+            }
+        };
+        for extent in &self.inner.extents {
+            zeros(&mut runs, page, extent.range.start - page, shift);
+            page = extent.range.start;
+            while page < extent.range.end() {
+                let left = extent.range.end() - page;
+                let (found, len) =
+                    places.find(&extent.backing, extent.at + page - extent.range.start);
+                let len = len.min(left);
+                match found {
+                    Some(from) => {
+                        push(&mut runs, Since::Same { from, len });
+                        shift = (from, page);
+                    }
+                    // The place that it lies at, as if nothing were new there.
+                    None if is(Bug::Since) && page < earlier.pages() => {
+                        push(&mut runs, Since::Same { from: page, len: 1.min(len) });
+                        page += 1;
+                        continue;
+                    }
+                    None => push(
+                        &mut runs,
+                        Since::New { pages: PageRange::new(page, len), was: was(shift, page) },
+                    ),
+                }
+                page += len;
+            }
+        }
+        zeros(&mut runs, page, self.pages() - page, shift);
+        runs
+    }
+}
+
+/// Adds a run, joined with the last one where it goes on from there.
+fn push(runs: &mut Vec<Since>, run: Since) {
+    match (runs.last_mut(), run) {
+        (Some(Since::Same { from, len }), Since::Same { from: next, len: more })
+            if *from + *len == next =>
+        {
+            *len += more;
+        }
+        (Some(Since::Zero { len }), Since::Zero { len: more }) => *len += more,
+        _ => runs.push(run),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::ImageBuilder;
+
+    fn image(pages: usize, content: &[(usize, u8)]) -> Image {
+        let mut builder = ImageBuilder::new(pages);
+        for (page, byte) in content {
+            builder.segment(page * afresh_sys::PAGE_SIZE, &[*byte; 9]).unwrap();
+        }
+        builder.build().unwrap()
+    }
+
+    #[test]
+    fn what_moved_is_found_and_what_is_new_has_a_likely_past() {
+        let memory = image(40, &[(1, 1), (2, 2), (30, 3)]);
+        let files = image(3, &[(0, 7), (2, 8)]);
+        let before = Image::join(&[memory.clone(), files.clone()]);
+        assert_eq!(before.since(&before), [Since::Same { from: 0, len: 43 }]);
+
+        // The memory grows by 5 pages, of which one is written; so is page 2.
+        let mut builder = ImageBuilder::new(45);
+        builder.segment(2 * afresh_sys::PAGE_SIZE, b"new").unwrap();
+        builder.segment(44 * afresh_sys::PAGE_SIZE, b"grown").unwrap();
+        let changed = [PageRange::new(2, 1), PageRange::new(44, 1)];
+        let grown = builder.build_over(&memory, &changed).unwrap();
+        let after = Image::join(&[grown, files]);
+        let runs = after.since(&before);
+        assert_eq!(runs[0], Since::Same { from: 0, len: 2 });
+        assert_eq!(runs[1], Since::New { pages: PageRange::new(2, 1), was: Some(2) });
+        assert_eq!(runs[2], Since::Same { from: 3, len: 37 });
+        assert_eq!(runs[3], Since::Zero { len: 4 });
+        assert!(matches!(runs[4], Since::New { pages, .. } if pages == PageRange::new(44, 1)));
+        assert_eq!(runs[5], Since::Same { from: 40, len: 3 });
+        assert_eq!(runs.len(), 6);
+    }
+}

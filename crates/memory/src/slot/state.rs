@@ -1,0 +1,59 @@
+//! Whether a slot may be used.
+
+use afresh_sys::Withheld;
+
+use super::serve::Served;
+
+/// What a slot can be in.
+pub(super) enum State {
+    /// All of the image is in place.
+    Ready,
+    /// Pages of the image may be missing; the slot's tracker answers for them, or a thread.
+    Filling(Filling),
+    /// Out of use for good: its content is in doubt.
+    Quarantined {
+        /// The first reason there was.
+        reason: String,
+        /// What answered for missing pages still does, so that they never read as zeros.
+        filling: Option<Filling>,
+    },
+}
+
+/// What a slot holds while pages of its image are missing.
+#[derive(Default)]
+pub(super) struct Filling {
+    /// Where a thread answers for them.
+    pub(super) served: Option<Served>,
+    /// The parts that children of the process do not inherit meanwhile: they would get zeros.
+    pub(super) withheld: Vec<Withheld>,
+}
+
+impl State {
+    /// What answers for missing pages, if there are any.
+    pub(super) fn filling(&self) -> Option<&Filling> {
+        match self {
+            Self::Ready => None,
+            Self::Filling(filling) => Some(filling),
+            Self::Quarantined { filling, .. } => filling.as_ref(),
+        }
+    }
+
+    /// Why the slot is out of use, if it is.
+    pub(super) fn reason(&self) -> Option<&str> {
+        match self {
+            Self::Quarantined { reason, .. } => Some(reason),
+            Self::Ready | Self::Filling(_) => None,
+        }
+    }
+
+    /// Takes the slot out of use, unless it is.
+    pub(super) fn quarantine(&mut self, reason: String) {
+        if self.reason().is_none() {
+            let filling = match std::mem::replace(self, Self::Ready) {
+                Self::Filling(filling) => Some(filling),
+                Self::Ready | Self::Quarantined { .. } => None,
+            };
+            *self = Self::Quarantined { reason, filling };
+        }
+    }
+}

@@ -1,0 +1,40 @@
+"""Files of a sandbox, from outside."""
+
+from __future__ import annotations
+
+from . import _native
+
+
+class Files:
+    """The files of a sandbox: what its program finds, and what it left. They are part of every checkpoint.
+
+    Paths begin at the root of the sandbox's own tree; nothing of the host is reached.
+
+    >>> import afresh
+    >>> with afresh.warm("js").sandbox() as sb:
+    ...     sb.files.write("/data/a.csv", "1,2")
+    ...     clean = sb.checkpoint("clean")
+    ...     sb.files.remove("/data/a.csv")
+    ...     _ = sb.rollback(clean)
+    ...     sb.files.list("/data"), sb.files.read("/data/a.csv")
+    (['a.csv'], b'1,2')
+    """
+
+    def __init__(self, session: _native.Session) -> None:
+        self._session = session
+
+    def read(self, path: str) -> bytes:
+        """All bytes of a file."""
+        return self._session.read_file(path)
+
+    def write(self, path: str, data: bytes | str) -> None:
+        """Writes a whole file, with the directories above it; text as UTF-8."""
+        self._session.write_file(path, data.encode() if isinstance(data, str) else bytes(data))
+
+    def list(self, path: str = "/") -> list[str]:
+        """The names in a directory, in order."""
+        return self._session.list_files(path)
+
+    def remove(self, path: str) -> None:
+        """Removes a file, or a directory with everything in it."""
+        self._session.remove_file(path)

@@ -1,0 +1,30 @@
+//! The files that a language's guest finds before any program has written one.
+
+use std::path::PathBuf;
+
+use afresh::files::{Budget, Layer, LayerError, Time, Tree};
+use pyo3::prelude::*;
+
+use crate::error::{self, OpenError};
+
+/// A file of the host's below the guest's own: the directory that it is seen in and its name there, where it is, and
+/// what it is known as.
+pub(crate) type Below = (String, String, PathBuf, String);
+
+/// A tree with the files, and a directory for those that nobody keeps; none where a guest has none.
+pub(crate) fn tree(below: &[Below]) -> PyResult<Option<Tree>> {
+    if below.is_empty() {
+        return Ok(None);
+    }
+    let made = || -> Result<Tree, LayerError> {
+        let mut tree = Tree::new(Budget::default());
+        for (directory, name, path, known_as) in below {
+            tree = tree.over(directory, &Layer::file(path, name)?.known_as(known_as))?;
+        }
+        Ok(tree)
+    };
+    let mut tree = made().map_err(|error| error::raise::<OpenError>(&error))?;
+    tree.make_directories("/tmp", Time::now())
+        .map_err(|error| error::raise::<OpenError>(&error))?;
+    Ok(Some(tree))
+}

@@ -1,0 +1,221 @@
+//! The hosts that are known from their adverts, and which of them hold what.
+//!
+//! What it promises: a host that says nothing any more is not chosen once its advert has expired; what a host can
+//! claim to hold is bounded, and so is the number of hosts that are remembered.
+
+use std::collections::{BTreeMap, HashMap};
+
+use serde::{Deserialize, Serialize};
+
+use super::Moment;
+
+/// Most things that one advert says a host holds.
+const HELD: usize = 128;
+/// Most hosts that are remembered.
+const HOSTS: usize = 100_000;
+
+/// What a host says about itself.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Advert {
+    /// This life of the host: a new one after each start, and after a lease that was lost.
+    pub host: String,
+    /// What people call the host.
+    pub name: String,
+    /// Thousandths of what it can do that are in use.
+    pub load: u32,
+    /// Live sandboxes.
+    pub sandboxes: usize,
+    /// Guests by their routes (`route:HOST/PATH`), and templates and snapshots by their digests.
+    pub held: Vec<String>,
+    /// It is ending, and takes nothing new.
+    pub draining: bool,
+}
+
+/// A host, as it was when it last spoke.
+#[derive(Clone, Debug)]
+pub struct Member {
+    /// What it said.
+    pub advert: Advert,
+    /// What was sent its way since.
+    pub sent: u32,
+    expires: Moment,
+}
+
+/// The hosts that are known.
+#[derive(Clone, Debug, Default)]
+pub struct Members {
+    all: BTreeMap<String, Member>,
+    held: HashMap<String, Vec<String>>,
+    hosts: Vec<String>,
+}
+
+impl Members {
+    /// A host spoke; what it says counts until `expires`.
+    pub fn heard(&mut self, mut advert: Advert, expires: Moment) {
+        advert.held.truncate(HELD);
+        let host = advert.host.clone();
+        let room = self.all.len() < HOSTS;
+        match self.all.get_mut(&host) {
+            Some(known) if known.advert.held == advert.held => {
+                *known = Member { advert, sent: 0, expires };
+                return;
+            }
+            Some(known) => {
+                let held = std::mem::take(&mut known.advert.held);
+                self.holds_no_more(&host, &held);
+            }
+            None if !room => return,
+            None => self.hosts.push(host.clone()),
+        }
+        for held in &advert.held {
+            self.held.entry(held.clone()).or_default().push(host.clone());
+        }
+        self.all.insert(host, Member { advert, sent: 0, expires });
+    }
+
+    fn holds_no_more(&mut self, host: &str, held: &[String]) {
+        for held in held {
+            if let Some(hosts) = self.held.get_mut(held) {
+                hosts.retain(|other| other != host);
+                if hosts.is_empty() {
+                    self.held.remove(held);
+                }
+            }
+        }
+    }
+
+    /// A host is gone.
+    pub fn remove(&mut self, host: &str) {
+        let Some(member) = self.all.remove(host) else { return };
+        self.holds_no_more(host, &member.advert.held);
+        self.hosts.retain(|other| other != host);
+    }
+
+    /// Forgets hosts whose adverts have expired.
+    pub fn expire(&mut self, now: Moment) {
+        let old = self.all.iter().filter(|(_, member)| member.expires <= now);
+        for host in old.map(|(host, _)| host.clone()).collect::<Vec<_>>() {
+            self.remove(&host);
+        }
+    }
+
+    /// Something was sent to a host, which counts until it next speaks.
+    pub fn sent(&mut self, host: &str) {
+        if let Some(member) = self.all.get_mut(host) {
+            member.sent = member.sent.saturating_add(1);
+        }
+    }
+
+    /// A host.
+    #[must_use]
+    pub fn get(&self, host: &str) -> Option<&Member> {
+        self.all.get(host)
+    }
+
+    /// All of them, in order.
+    pub fn all(&self) -> impl Iterator<Item = &Member> {
+        self.all.values()
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.all.len()
+    }
+
+    /// Whether nobody is known.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.all.is_empty()
+    }
+
+    /// Those that hold something.
+    #[must_use]
+    pub fn holders(&self, held: &str) -> &[String] {
+        self.held.get(held).map_or(&[], Vec::as_slice)
+    }
+
+    /// Everything that anybody holds.
+    pub fn kinds(&self) -> impl Iterator<Item = &str> {
+        self.held.keys().map(String::as_str)
+    }
+
+    /// Everybody, in no order.
+    #[must_use]
+    pub fn hosts(&self) -> &[String] {
+        &self.hosts
+    }
+
+    /// The `count` hosts that follow `host` in a ring of all: whose leases it looks after. So each is looked after
+    /// by as many, however many there are.
+    #[must_use]
+    pub fn after(&self, host: &str, count: usize) -> Vec<String> {
+        let behind = self.all.range(host.to_owned()..).map(|(name, _)| name);
+        let ring = behind.chain(self.all.keys()).filter(|name| *name != host);
+        let mut after: Vec<String> = Vec::new();
+        for name in ring.take(2 * count) {
+            if after.len() < count && !after.contains(name) {
+                after.push(name.clone());
+            }
+        }
+        after
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn advert(host: &str, held: &[&str]) -> Advert {
+        Advert {
+            host: host.to_owned(),
+            held: held.iter().map(|held| (*held).to_owned()).collect(),
+            ..Advert::default()
+        }
+    }
+
+    #[test]
+    fn who_holds_what_follows_the_adverts() {
+        let mut members = Members::default();
+        let at = Duration::from_secs;
+        members.heard(advert("a", &["x", "y"]), at(10));
+        members.heard(advert("b", &["y"]), at(20));
+        assert_eq!(members.holders("y"), ["a", "b"]);
+        assert_eq!(members.hosts(), ["a", "b"]);
+        members.heard(advert("a", &["y"]), at(11));
+        assert!(members.holders("x").is_empty());
+        members.expire(at(11));
+        assert_eq!((members.holders("y"), members.len()), (&["b".to_owned()][..], 1));
+        members.remove("b");
+        assert!(
+            members.is_empty() && members.hosts().is_empty() && members.holders("y").is_empty()
+        );
+        let many: Vec<String> = (0..1000).map(|n| n.to_string()).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        members.heard(advert("c", &many), at(30));
+        assert_eq!(members.get("c").unwrap().advert.held.len(), HELD);
+    }
+
+    #[test]
+    fn everybody_is_looked_after_by_as_many() {
+        let mut members = Members::default();
+        for host in 0..10 {
+            members.heard(advert(&format!("h{host}"), &[]), Duration::MAX);
+        }
+        let mut counts = HashMap::new();
+        for host in 0..10 {
+            for after in members.after(&format!("h{host}"), 3) {
+                *counts.entry(after).or_insert(0) += 1;
+            }
+        }
+        assert_eq!(counts.len(), 10);
+        assert!(counts.values().all(|count| *count == 3), "{counts:?}");
+        for host in ["h1", "h2", "h3", "h4", "h5", "h6", "h7", "h8", "h9"] {
+            members.remove(host);
+        }
+        assert!(members.after("h0", 3).is_empty());
+        assert_eq!(members.after("new", 3), ["h0"]);
+    }
+}

@@ -1,0 +1,368 @@
+//! Answering other hosts: requests that come by NATS are answered as those that come by HTTP.
+//!
+//! What it promises: what is under way for others is bounded in number, and what nobody asks about any more is
+//! dropped. An answer whose sandbox was lost meanwhile is not given.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use async_nats::service::{Request as Asked, ServiceExt};
+use axum::body::Body;
+use axum::response::Response;
+use bytes::{Bytes, BytesMut};
+use futures_util::{FutureExt, StreamExt};
+use http_body::{Body as HttpBody, Frame, SizeHint};
+use http_body_util::BodyExt;
+use hyper::header::CONTENT_LENGTH;
+use hyper::{HeaderMap, Method, Request};
+use tokio::sync::{Mutex, mpsc};
+use tokio::task::JoinHandle;
+use tokio::time::Instant;
+
+use super::wire::{self, Ask, Damaged, Reply};
+use super::{Fleet, lock};
+
+/// Requests of other hosts that are under way at the same time.
+const TRANSFERS: usize = 4096;
+/// How long a request is kept that its host does not ask about: a piece of a body comes at least so often.
+const FORGOTTEN: Duration = Duration::from_secs(60);
+
+/// A request of another host that is under way.
+pub(crate) struct Transfer {
+    state: Mutex<State>,
+    touched: std::sync::Mutex<Instant>,
+}
+
+struct State {
+    /// Where further pieces of the request go.
+    body: Option<mpsc::Sender<Bytes>>,
+    /// The answer that is worked on.
+    answer: Option<Answer>,
+    /// What is left of the answer's body.
+    rest: Option<Rest>,
+}
+
+/// An answer on its way; dropping it gives the call up.
+struct Answer(JoinHandle<Option<Response>>);
+
+impl Drop for Answer {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+/// A body that is given in pieces.
+pub(super) struct Rest {
+    body: Body,
+    over: BytesMut,
+}
+
+impl Rest {
+    pub(super) fn new(body: Body) -> Self {
+        Self { body, over: BytesMut::new() }
+    }
+
+    /// What was read and not given yet, and what was not read.
+    pub(super) fn left(self) -> (Bytes, Body) {
+        (self.over.freeze(), self.body)
+    }
+
+    /// The next piece: as much as there is now, at most `most`, and at least something unless it was the last.
+    pub(super) async fn next(&mut self, most: usize) -> Result<(Bytes, bool), axum::Error> {
+        loop {
+            if self.over.len() >= most {
+                return Ok((self.over.split_to(most).freeze(), false));
+            }
+            let frame = match self.body.frame().now_or_never() {
+                Some(frame) => frame,
+                None if !self.over.is_empty() => return Ok((self.over.split().freeze(), false)),
+                None => self.body.frame().await,
+            };
+            match frame {
+                None => return Ok((self.over.split().freeze(), true)),
+                Some(frame) => {
+                    if let Ok(data) = frame?.into_data() {
+                        self.over.extend_from_slice(&data);
+                    }
+                }
+            }
+        }
+    }
+}
+
+/// A request's body whose pieces come one by one.
+struct Pieces {
+    first: Option<Bytes>,
+    more: Option<mpsc::Receiver<Bytes>>,
+    left: Option<u64>,
+}
+
+impl HttpBody for Pieces {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let piece = match self.first.take().filter(|first| !first.is_empty()) {
+            Some(first) => Some(first),
+            None => match &mut self.more {
+                Some(more) => std::task::ready!(more.poll_recv(context)),
+                None => None,
+            },
+        };
+        if let (Some(left), Some(piece)) = (&mut self.left, &piece) {
+            *left = left.saturating_sub(piece.len() as u64);
+        }
+        Poll::Ready(piece.map(|piece| Ok(Frame::data(piece))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.more.is_none() && self.first.as_ref().is_none_or(Bytes::is_empty)
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        match (self.left, &self.first) {
+            (Some(left), _) => SizeHint::with_exact(left),
+            (None, Some(first)) if self.more.is_none() => SizeHint::with_exact(first.len() as u64),
+            (None, None) if self.more.is_none() => SizeHint::with_exact(0),
+            _ => SizeHint::default(),
+        }
+    }
+}
+
+/// Answers what is sent to this host.
+pub(super) async fn listen(fleet: &Arc<Fleet>) -> Result<(), afresh::Cause> {
+    let service = fleet
+        .links
+        .client
+        .service_builder()
+        .description(
+            "warm guests and sandboxes, each request answered by the host that holds what it needs",
+        )
+        .start("afresh", env!("CARGO_PKG_VERSION"))
+        .await
+        .map_err(|error| error.to_string())?;
+    let subject = fleet.links.subject(&format!("host.{}", fleet.node));
+    let mut calls = service
+        .group(subject)
+        .endpoint_builder()
+        .name("call")
+        .queue_group(fleet.node.clone())
+        .add("call")
+        .await
+        .map_err(|error| error.to_string())?;
+    let this = Arc::downgrade(fleet);
+    fleet.spawn(async move {
+        // It ends with its service.
+        let _service = service;
+        while let Some(asked) = calls.next().await {
+            let Some(fleet) = this.upgrade() else { return };
+            tokio::spawn(async move { fleet.heard(asked).await });
+        }
+    });
+    let this = Arc::downgrade(fleet);
+    fleet.spawn(async move {
+        while let Some(fleet) = this.upgrade() {
+            let old = |transfer: &Arc<Transfer>| lock(&transfer.touched).elapsed() > FORGOTTEN;
+            // One that works on its answer is asked about when it has it.
+            lock(&fleet.transfers).retain(|_, one| !old(one) || one.state.try_lock().is_err());
+            drop(fleet);
+            tokio::time::sleep(FORGOTTEN / 4).await;
+        }
+    });
+    Ok(())
+}
+
+impl Fleet {
+    pub(super) fn piece(&self) -> usize {
+        wire::piece(self.links.client.max_payload())
+    }
+
+    async fn heard(self: Arc<Self>, asked: Asked) {
+        let (reply, piece) = match wire::unpack::<Ask>(&asked.message.payload) {
+            Ok((ask, piece)) => match self.answer(ask, piece).await {
+                Ok(answered) => answered,
+                Err(Damaged) => (gone("the message is damaged"), Bytes::new()),
+            },
+            Err(Damaged) => (gone("the message is damaged"), Bytes::new()),
+        };
+        let Ok(message) = wire::pack(&reply, &piece) else { return };
+        if let Err(error) = asked.respond(Ok(message)).await {
+            tracing::warn!(%error, "an answer was not sent to another host");
+        }
+    }
+
+    async fn answer(self: &Arc<Self>, ask: Ask, piece: Bytes) -> Result<(Reply, Bytes), Damaged> {
+        match ask {
+            Ask::Open { method, uri, headers, whole, take } => {
+                let headers = wire::headers(&headers)?;
+                let method = Method::from_bytes(method.as_bytes()).map_err(|_| Damaged)?;
+                self.open(method, &uri, headers, piece, (whole, take)).await
+            }
+            Ask::More { id, last } => {
+                let Some(transfer) = self.transfer(id) else {
+                    return Ok((gone("forgotten"), Bytes::new()));
+                };
+                let mut state = transfer.state.lock().await;
+                self.more(id, &mut state, piece, last).await
+            }
+            Ask::Next { id } => {
+                let Some(transfer) = self.transfer(id) else {
+                    return Ok((gone("forgotten"), Bytes::new()));
+                };
+                let mut state = transfer.state.lock().await;
+                let Some(rest) = &mut state.rest else {
+                    return Ok((gone("no answer yet"), Bytes::new()));
+                };
+                match rest.next(self.piece()).await {
+                    Ok((piece, last)) => {
+                        if last {
+                            lock(&self.transfers).remove(&id);
+                        }
+                        Ok((Reply::Piece { last }, piece))
+                    }
+                    Err(error) => {
+                        lock(&self.transfers).remove(&id);
+                        Ok((gone(&error.to_string()), Bytes::new()))
+                    }
+                }
+            }
+            Ask::End { id } => {
+                lock(&self.transfers).remove(&id);
+                Ok((Reply::Piece { last: true }, Bytes::new()))
+            }
+        }
+    }
+
+    fn transfer(&self, id: u64) -> Option<Arc<Transfer>> {
+        let transfer = lock(&self.transfers).get(&id).cloned()?;
+        *lock(&transfer.touched) = Instant::now();
+        Some(transfer)
+    }
+
+    async fn open(
+        self: &Arc<Self>,
+        method: Method,
+        uri: &str,
+        headers: HeaderMap,
+        piece: Bytes,
+        (whole, take): (bool, bool),
+    ) -> Result<(Reply, Bytes), Damaged> {
+        let length =
+            headers.get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
+        let (body, more) = match whole {
+            true => (None, None),
+            false => {
+                let (sender, receiver) = mpsc::channel(1);
+                (Some(sender), Some(receiver))
+            }
+        };
+        let left = if whole { Some(piece.len() as u64) } else { length };
+        let pieces = Pieces { first: Some(piece), more, left };
+        let mut request = Request::new(Body::new(pieces));
+        *request.method_mut() = method;
+        *request.uri_mut() = uri.parse().map_err(|_| Damaged)?;
+        *request.headers_mut() = headers;
+        let Some(shared) = self.shared() else {
+            return Ok((gone("the host is ending"), Bytes::new()));
+        };
+        let answer = tokio::spawn(async move { shared.answer_other(request, take).await });
+        let state = State { body, answer: Some(Answer(answer)), rest: None };
+        let id = self.next_transfer.fetch_add(1, Ordering::Relaxed);
+        let transfer = Arc::new(Transfer {
+            state: Mutex::new(state),
+            touched: std::sync::Mutex::new(Instant::now()),
+        });
+        {
+            let mut transfers = lock(&self.transfers);
+            if transfers.len() >= TRANSFERS {
+                return Ok((
+                    gone("as many requests of other hosts are under way as may"),
+                    Bytes::new(),
+                ));
+            }
+            transfers.insert(id, transfer.clone());
+        }
+        let mut state = transfer.state.lock().await;
+        if whole { self.finish(id, &mut state).await } else { Ok((Reply::Go { id }, Bytes::new())) }
+    }
+
+    /// Passes a piece of a request's body on; the answer may come before its end.
+    async fn more(
+        &self,
+        id: u64,
+        state: &mut State,
+        piece: Bytes,
+        last: bool,
+    ) -> Result<(Reply, Bytes), Damaged> {
+        let Some(body) = state.body.clone() else {
+            return Ok((gone("the body is over"), Bytes::new()));
+        };
+        let answered = match &mut state.answer {
+            Some(answer) => {
+                let mut sending = std::pin::pin!(body.send(piece));
+                loop {
+                    // A guest may answer before it has read all, and read no more.
+                    match tokio::time::timeout(Duration::from_millis(20), &mut sending).await {
+                        Ok(sent) => break sent.is_err(),
+                        Err(_) if answer.0.is_finished() => break true,
+                        Err(_) => {}
+                    }
+                }
+            }
+            None => true,
+        };
+        drop(body);
+        if last || answered {
+            state.body = None;
+            return self.finish(id, state).await;
+        }
+        Ok((Reply::Go { id }, Bytes::new()))
+    }
+
+    /// Waits for the answer, and gives its first piece.
+    async fn finish(&self, id: u64, state: &mut State) -> Result<(Reply, Bytes), Damaged> {
+        let forget = || lock(&self.transfers).remove(&id);
+        let Some(mut answer) = state.answer.take() else {
+            return Ok((gone("answered"), Bytes::new()));
+        };
+        let response = (&mut answer.0).await;
+        let response = match response {
+            Ok(Some(response)) => response,
+            Ok(None) => {
+                forget();
+                return Ok((Reply::Elsewhere, Bytes::new()));
+            }
+            Err(error) => {
+                tracing::error!(%error, "a request of another host was not answered");
+                forget();
+                return Ok((gone("the request failed"), Bytes::new()));
+            }
+        };
+        let (parts, body) = response.into_parts();
+        let mut rest = Rest::new(body);
+        let (piece, whole) = match rest.next(self.piece()).await {
+            Ok(piece) => piece,
+            Err(error) => {
+                forget();
+                return Ok((gone(&error.to_string()), Bytes::new()));
+            }
+        };
+        if whole {
+            forget();
+        } else {
+            state.rest = Some(rest);
+        }
+        let headers = wire::pairs(&parts.headers);
+        Ok((Reply::Answer { id, status: parts.status.as_u16(), headers, whole }, piece))
+    }
+}
+
+fn gone(why: &str) -> Reply {
+    Reply::Gone { why: why.to_owned() }
+}

@@ -1,0 +1,203 @@
+//! Sandboxes that move between the hosts of a fleet: what they are made from everywhere, and how they come and go.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+
+use afresh::{Encoding, Reference};
+use hyper::HeaderMap;
+
+use super::config::{SandboxConfig, Template};
+use super::keys::same;
+use super::ledger::Ledger;
+use super::one::{Life, Sandbox};
+use super::record::SandboxRecord;
+use super::registry::{Sandboxes, lock};
+use super::routes::TOKENS;
+use crate::fleet::{Fleet, Taken};
+use crate::refusal::Refusal;
+
+/// A fleet, seen from a thread that opens templates.
+pub(super) struct Share {
+    fleet: Arc<Fleet>,
+    runtime: tokio::runtime::Handle,
+}
+
+impl Share {
+    pub(super) fn new(fleet: &Arc<Fleet>) -> Self {
+        Self { fleet: fleet.clone(), runtime: tokio::runtime::Handle::current() }
+    }
+
+    /// The fleet's ledger. What an earlier process kept here of sandboxes is not needed any more.
+    pub(super) fn ledger(&self, config: &SandboxConfig) -> Result<Ledger, afresh::Cause> {
+        if self.fleet.store().is_none() {
+            return Err(
+                "sandboxes of a fleet need a store that all its hosts see: give --store".into()
+            );
+        }
+        let place: Reference = super::template::kept(&config.dir, "any").parse()?;
+        if let Ok(store) = place.place().store() {
+            for tag in store.tags()? {
+                if tag.name.starts_with("sandbox-") || tag.name.starts_with("snap-") {
+                    store.untag(&tag.name)?;
+                }
+            }
+        }
+        Ok(Ledger::Fleet(self.fleet.clone()))
+    }
+
+    /// Has a template be here under `kept`, the same as on all other hosts: fetched if one of them has made it, else made.
+    pub(super) fn template(
+        &self,
+        template: &Template,
+        kept: &Reference,
+        make: impl FnOnce() -> Result<(), afresh::Cause>,
+    ) -> Result<String, afresh::Cause> {
+        let guest = std::fs::read(&template.reference);
+        let guest = guest.unwrap_or_else(|_| template.reference.clone().into_bytes());
+        let how = format!(
+            "{} {} {} {} {} {:?}",
+            env!("CARGO_PKG_VERSION"),
+            template.call,
+            template.language,
+            template.memory,
+            template.files,
+            template.open.warm_up()
+        );
+        let parts: [&[u8]; 3] = [template.name.as_bytes(), &guest, how.as_bytes()];
+        let from = self.fleet.store().ok_or("a fleet without a store has no templates")?;
+        let pull = |digest: &str| -> Result<(), afresh::Cause> {
+            let store = kept.place().create()?;
+            from.pull(&store, digest, kept.name(), Encoding::Raw, &mut |_| {})?;
+            Ok(())
+        };
+        if let Some(digest) = self.runtime.block_on(self.fleet.template(&parts))? {
+            pull(&digest)?;
+            return Ok(digest);
+        }
+        make()?;
+        let store = kept.place().store()?;
+        let own = from.keep(&store, &store.load(kept.name())?, Encoding::Raw, &mut |_| {})?;
+        let digest = self.runtime.block_on(self.fleet.offer(&parts, &own.to_string()))?;
+        if digest != own.to_string() {
+            // Another host was faster, and what it made is what all use.
+            pull(&digest)?;
+        }
+        Ok(digest)
+    }
+}
+
+impl Sandboxes {
+    /// Whether a sandbox is here.
+    pub(crate) fn has(&self, id: &str) -> bool {
+        lock(&self.all).contains_key(id)
+    }
+
+    /// Whether this host may answer for a sandbox that is here.
+    pub(crate) fn check(&self, id: &str) -> Result<(), Refusal> {
+        match self.any(id) {
+            Some(sandbox) => self.ledger.check(&sandbox),
+            None => Ok(()),
+        }
+    }
+
+    /// Whether a request may have a sandbox come here: its key is the tenant's, or it shows the token of one that runs.
+    pub(crate) fn may(&self, headers: &HeaderMap, record: &SandboxRecord, inside: bool) -> bool {
+        if !inside {
+            return self
+                .config
+                .keys
+                .tenant(headers)
+                .is_some_and(|tenant| *tenant == *record.tenant);
+        }
+        let shown = TOKENS.iter().filter_map(|name| headers.get(*name));
+        !record.paused
+            && shown.into_iter().any(|shown| same(shown.as_bytes(), record.token.as_bytes()))
+    }
+
+    /// Digests of what sandboxes can be made from here.
+    pub(crate) fn held(&self) -> Vec<String> {
+        let templates = self.templates.iter().map(|template| template.digest.clone());
+        let snapshots: Vec<String> = lock(&self.opened).keys().cloned().collect();
+        templates.chain(snapshots).collect()
+    }
+
+    /// What a host should hold that makes a sandbox of this template or snapshot.
+    pub(crate) async fn held_for(
+        &self,
+        fleet: &Fleet,
+        tenant: &str,
+        name: &str,
+    ) -> Result<String, Refusal> {
+        let named = self.templates.iter().find(|template| template.config.name == name);
+        if let Some(named) = named {
+            return Ok(named.digest.clone());
+        }
+        let snapshot = fleet.snapshot(tenant, name).await?;
+        Ok(snapshot.map_or_else(|| self.templates[0].digest.clone(), |(record, _)| record.id))
+    }
+
+    /// The digest of a template.
+    pub(crate) fn digest_of(&self, template: &str) -> String {
+        self.template(template).digest.clone()
+    }
+
+    /// Takes a sandbox that nobody has; the life of the host that has it, if one has.
+    pub(crate) async fn take(
+        &self,
+        fleet: &Arc<Fleet>,
+        id: &str,
+    ) -> Result<Option<String>, Refusal> {
+        let _turn = fleet.turn(id).lock().await;
+        if self.has(id) {
+            return Ok(None);
+        }
+        match fleet.take(id).await? {
+            Taken::Theirs(life) => Ok(Some(life)),
+            Taken::Missing => Ok(None),
+            Taken::Ours(record, anchor) => {
+                let sandbox = Sandbox::recorded(*record);
+                *super::registry::lock(&sandbox.standing.from) = anchor.state.clone();
+                *sandbox.standing.anchor.lock().await = Some(anchor);
+                lock(&self.all).insert(id.to_owned(), Arc::new(sandbox));
+                Ok(None)
+            }
+        }
+    }
+
+    /// The lease is lost: nothing is answered for any of them until it is known whose they are.
+    pub(crate) fn doubt_all(&self) {
+        for sandbox in lock(&self.all).values() {
+            sandbox.standing.doubt.store(true, Ordering::Release);
+        }
+    }
+
+    /// Enters what is in doubt under this host's new life; what another host has taken is dropped here.
+    pub(crate) async fn settle(&self, fleet: &Arc<Fleet>) {
+        let all: Vec<_> = lock(&self.all).values().cloned().collect();
+        for sandbox in all {
+            if !sandbox.standing.doubt.load(Ordering::Acquire) {
+                continue;
+            }
+            let mut anchor = sandbox.standing.anchor.lock().await;
+            let kept = match anchor.as_mut() {
+                Some(anchor) => fleet.keep(anchor, sandbox.record()).await,
+                None => Ok(false),
+            };
+            drop(anchor);
+            match kept {
+                Ok(true) => sandbox.standing.doubt.store(false, Ordering::Release),
+                Ok(false) => {
+                    tracing::warn!(id = sandbox.id, "another host has this sandbox now");
+                    lock(&self.all).remove(&sandbox.id);
+                    tokio::spawn(async move {
+                        // A call that is under way ends first; its answer is refused.
+                        *sandbox.life.lock().await = Life::Gone;
+                    });
+                }
+                Err(refusal) => {
+                    tracing::warn!(id = sandbox.id, why = refusal.message, "still in doubt");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Requests as the bytes of HTTP/1.1, and answers out of such bytes: for Linux programs that listen on a port of their own.
+//!
+//! Promises: what the program gets is one request, whatever the client wrote into its head, for only parsed parts are written;
+//! headers that are about the client's connection are not passed on, in either direction.
+
+use axum::http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+
+/// Headers of a connection, not of what goes through it.
+const HOPS: [HeaderName; 5] = [CONNECTION, EXPECT, TRANSFER_ENCODING, UPGRADE, CONTENT_LENGTH];
+
+/// A request, as a client of the program's own would write it.
+pub(crate) fn request(parts: &Parts, body: &[u8]) -> Vec<u8> {
+    let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
+    let mut bytes = format!("{} {path} HTTP/1.1\r\n", parts.method).into_bytes();
+    let mut put = |name: &str, value: &[u8]| {
+        bytes.extend(name.as_bytes());
+        bytes.extend(b": ");
+        bytes.extend(value);
+        bytes.extend(b"\r\n");
+    };
+    if !parts.headers.contains_key(HOST) {
+        let host = parts.uri.authority().map_or("localhost", |authority| authority.as_str());
+        put("host", host.as_bytes());
+    }
+    for (name, value) in parts.headers.iter().filter(|(name, _)| !HOPS.contains(name)) {
+        put(name.as_str(), value.as_bytes());
+    }
+    if !body.is_empty() || parts.headers.contains_key(CONTENT_LENGTH) {
+        put("content-length", body.len().to_string().as_bytes());
+    }
+    put("connection", b"close");
+    bytes.extend(b"\r\n");
+    bytes.extend(body);
+    bytes
+}
+
+/// The status, headers and body of an answer; nothing if it is none.
+pub(crate) fn answer(mut bytes: &[u8]) -> Option<(StatusCode, HeaderMap, Vec<u8>)> {
+    loop {
+        let end = find(bytes, b"\r\n\r\n")?;
+        let (head, body) = (std::str::from_utf8(&bytes[..end]).ok()?, &bytes[end + 4..]);
+        let mut lines = head.split("\r\n");
+        let status = lines.next()?.strip_prefix("HTTP/1.")?.get(2..5)?;
+        let status = StatusCode::from_bytes(status.as_bytes()).ok()?;
+        // What comes before the answer proper.
+        if status.is_informational() {
+            bytes = body;
+            continue;
+        }
+        let (mut headers, mut chunked, mut length) = (HeaderMap::new(), false, None);
+        for line in lines {
+            let (name, value) = line.split_once(':')?;
+            let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
+            let value = value.trim();
+            if name == TRANSFER_ENCODING {
+                chunked = value.to_ascii_lowercase().ends_with("chunked");
+            } else if name == CONTENT_LENGTH {
+                length = Some(value.parse::<usize>().ok()?);
+            } else if !HOPS.contains(&name) {
+                headers.append(name, HeaderValue::from_str(value).ok()?);
+            }
+        }
+        let body = match (chunked, length) {
+            (true, _) => joined(body)?,
+            (false, Some(length)) => body[..length.min(body.len())].to_vec(),
+            (false, None) => body.to_vec(),
+        };
+        return Some((status, headers, body));
+    }
+}
+
+/// Chunks without what holds them together.
+fn joined(mut rest: &[u8]) -> Option<Vec<u8>> {
+    let mut body = Vec::new();
+    loop {
+        let line = find(rest, b"\r\n")?;
+        let size = rest[..line].split(|&byte| byte == b';').next()?.trim_ascii();
+        let size = usize::from_str_radix(std::str::from_utf8(size).ok()?, 16).ok()?;
+        rest = &rest[line + 2..];
+        if size == 0 {
+            return Some(body);
+        }
+        body.extend(rest.get(..size)?);
+        rest = rest[size..].strip_prefix(b"\r\n")?;
+    }
+}
+
+fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
+    bytes.windows(what.len()).position(|window| window == what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_is_one_request_and_an_answer_is_its_parts() {
+        let sent = axum::http::Request::builder()
+            .method("POST")
+            .uri("http://there/a?b=c")
+            .header("x-y", "z")
+            .header("transfer-encoding", "chunked")
+            .header("connection", "keep-alive")
+            .body(())
+            .unwrap();
+        let (parts, ()) = sent.into_parts();
+        let bytes = String::from_utf8(request(&parts, b"hello")).unwrap();
+        assert_eq!(
+            bytes,
+            "POST /a?b=c HTTP/1.1\r\nhost: there\r\nx-y: z\r\ncontent-length: 5\r\nconnection: close\r\n\r\nhello"
+        );
+        let said = b"HTTP/1.1 100 Continue\r\n\r\nHTTP/1.1 404 Not Found\r\nA: b\r\nA: c\r\nTransfer-Encoding: chunked\r\n\r\n3;q\r\nabc\r\n2\r\nde\r\n0\r\n\r\n";
+        let (status, headers, body) = answer(said).unwrap();
+        assert_eq!((status.as_u16(), &body[..]), (404, &b"abcde"[..]));
+        assert_eq!(headers.get_all("a").iter().count(), 2);
+        assert!(!headers.contains_key("transfer-encoding"));
+        for bad in [&b"hello"[..], b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n"] {
+            assert!(answer(bad).is_none());
+        }
+        assert!(
+            answer(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx")
+                .is_none()
+        );
+    }
+}

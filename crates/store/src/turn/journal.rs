@@ -1,0 +1,357 @@
+//! Journals: the turns of a session in a local store, one after the other in one file.
+//!
+//! A session that is saved after every turn must not pay for a snapshot each time, three files and their
+//! directories. So its name means a snapshot that says: and then the turns in this file. A turn is one write behind
+//! the last, and one `fdatasync`.
+//!
+//! What it promises: a turn that was appended is on disk. Whoever is killed at any moment leaves all turns that were
+//! appended before, and the last one whole or not at all. Turns are checked when they are read: each names the one
+//! before by its digest, and the first names the snapshot.
+//!
+//! What may break it: a journal whose last turns were cut off on purpose is the same session, earlier.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use super::space::check_parent;
+use super::{Space, Turn, TurnError};
+use crate::access::Access;
+use crate::blobs::read_bounded;
+use crate::digest::{from_hex, to_hex};
+use crate::open::BytesBlob;
+use crate::seal::SealKey;
+use crate::temporary::{create_in, readers, sync_dir};
+use crate::{OpenError, SaveError, Sha256, Store};
+
+/// The directory of the journals, in a store.
+pub(crate) const JOURNALS: &str = "journals";
+const MAGIC: [u8; 8] = *b"AFRESHJN";
+const VERSION_1: u32 = 1;
+/// Bytes of the header.
+const HEADER: usize = 64;
+/// Bytes before a turn: its length, and what comes with it.
+const FRAME: usize = 8;
+/// Bytes after a turn.
+const CHECK: usize = 32;
+/// Frames begin at multiples of this, so that no disk writes half of their first bytes.
+const ALIGN: usize = 8;
+/// What comes with a turn, in the first byte of the second number: a signature before it. The other three are a
+/// check of the length.
+const SIGNED: u8 = 1;
+/// A public key and a signature.
+const SIGNATURE: usize = 96;
+/// Longest journal that is read.
+const MAX_JOURNAL: u64 = 512 << 20;
+const CHECK_CONTEXT: &str = "afresh 2026-11 journal version 1 frame";
+
+/// A journal's name is a number of chance.
+pub(crate) fn is_journal(id: &str) -> bool {
+    from_hex(id).is_some()
+}
+
+/// A journal's bytes, and where its whole turns end.
+pub(crate) struct JournalFile {
+    bytes: Vec<u8>,
+    frames: Vec<Frame>,
+    end: usize,
+}
+
+struct Frame {
+    signature: Option<std::ops::Range<usize>>,
+    turn: std::ops::Range<usize>,
+}
+
+fn header(base: Sha256) -> [u8; HEADER] {
+    let mut header = [0; HEADER];
+    header[..8].copy_from_slice(&MAGIC);
+    header[8..12].copy_from_slice(&VERSION_1.to_le_bytes());
+    header[16..48].copy_from_slice(&base.0);
+    header
+}
+
+/// The check of frame `number`, of these bytes without it.
+fn check(base: &Sha256, number: usize, frame: &[u8]) -> [u8; CHECK] {
+    let mut hasher = blake3::Hasher::new_derive_key(CHECK_CONTEXT);
+    hasher.update(&base.0);
+    hasher.update(&(number as u64).to_le_bytes());
+    hasher.update(frame);
+    hasher.finalize().into()
+}
+
+/// The first bytes of frame `number`: its length is checked on its own, so that a turn that was cut off is told from
+/// a file that was damaged.
+fn head(base: &Sha256, number: usize, len: u32, what: u8) -> [u8; FRAME] {
+    let mut head = [0; FRAME];
+    head[..4].copy_from_slice(&len.to_le_bytes());
+    head[4] = what;
+    let sum = check(base, number, &head[..5]);
+    head[5..].copy_from_slice(&sum[..3]);
+    head
+}
+
+impl JournalFile {
+    /// Reads the journal at `path`, which belongs to the manifest `base`.
+    pub(crate) fn read(path: &Path, base: Sha256) -> Result<Self, OpenError> {
+        let bytes = read_bounded(path, "the journal of the session's turns", MAX_JOURNAL)?;
+        Self::parse(bytes, base)
+    }
+
+    fn parse(bytes: Vec<u8>, base: Sha256) -> Result<Self, OpenError> {
+        let bad = |source| OpenError::Turn { number: 0, source };
+        let Some(found) = bytes.get(..HEADER) else {
+            return Err(bad(TurnError::Truncated(bytes.len() as u64)));
+        };
+        if found[..8] != MAGIC {
+            return Err(bad(TurnError::Magic));
+        }
+        let version = found[8..12].iter().rev().fold(0, |n, b| n << 8 | u32::from(*b));
+        if version != VERSION_1 {
+            return Err(bad(TurnError::Version(version)));
+        }
+        if found != header(base) {
+            return Err(bad(TurnError::Parent));
+        }
+        let mut this = Self { bytes, frames: Vec::new(), end: HEADER };
+        while let Some((frame, end)) = this.frame(base)? {
+            this.frames.push(frame);
+            this.end = end;
+        }
+        Ok(this)
+    }
+
+    /// The next frame, if all of it is there: a writer that was killed may leave a part of one at the end.
+    fn frame(&self, base: Sha256) -> Result<Option<(Frame, usize)>, OpenError> {
+        let number = self.frames.len();
+        let damaged = OpenError::Turn { number, source: TurnError::Root };
+        let (at, left) = (self.end, &self.bytes[self.end..]);
+        let Some(found) = left.first_chunk::<FRAME>().filter(|found| **found != [0; FRAME]) else {
+            return Ok(None);
+        };
+        let len = u32::from_le_bytes([found[0], found[1], found[2], found[3]]);
+        let what = found[4];
+        // As with layers: a fuzzer cannot guess a digest.
+        if *found != head(&base, number, len, what) && !cfg!(fuzzing) {
+            return Err(damaged);
+        }
+        let signature = if what == SIGNED { SIGNATURE } else { 0 };
+        let (turn, len) = (at + FRAME + signature, len as usize);
+        let end = turn + len;
+        let next = (end + CHECK).next_multiple_of(ALIGN);
+        if next > self.bytes.len() {
+            return Ok(None);
+        }
+        let sum = check(&base, number, &self.bytes[at..end]);
+        if self.bytes[end..end + CHECK] != sum && !cfg!(fuzzing) {
+            // What is behind it was written after all of it.
+            return if next == self.bytes.len() { Ok(None) } else { Err(damaged) };
+        }
+        let signature = (signature > 0).then_some(at + FRAME..turn);
+        Ok(Some((Frame { signature, turn: turn..end }, next)))
+    }
+
+    /// Applies the turns to `space`, on the terms of `access`, and returns the digest of the last.
+    pub(crate) fn replay(
+        &self,
+        base: Sha256,
+        key: Option<&SealKey>,
+        access: &Access,
+        space: &mut Space,
+    ) -> Result<[u8; 32], OpenError> {
+        let mut last = base.0;
+        for (number, frame) in self.frames.iter().enumerate() {
+            let bad = |source| OpenError::Turn { number, source };
+            let stored = &self.bytes[frame.turn.clone()];
+            let opened = key.map(|key| unseal(key, stored)).transpose()?;
+            let turn =
+                Turn::parse(opened.as_deref().unwrap_or(stored), access.limits()).map_err(bad)?;
+            check_parent(&turn, &last).map_err(bad)?;
+            space.apply(&turn, access.limits())?;
+            last = *turn.root();
+        }
+        // It names all that came before, and the snapshot.
+        if let Some(frame) = self.frames.last() {
+            access.check_turn(&last, frame.signature.clone().map(|at| &self.bytes[at]))?;
+        }
+        Ok(last)
+    }
+
+    /// How many turns there are.
+    pub(crate) fn turns(&self) -> usize {
+        self.frames.len()
+    }
+
+    /// Bytes of whole turns, with what surrounds them.
+    pub(crate) fn len(&self) -> u64 {
+        self.end as u64
+    }
+}
+
+fn unseal(key: &SealKey, stored: &[u8]) -> Result<Vec<u8>, OpenError> {
+    let plain = key.open(Box::new(BytesBlob(stored.to_vec())))?;
+    let mut bytes = vec![0; plain.len() as usize];
+    let io = |e| OpenError::io(Path::new("a turn"), e);
+    plain.read_at(&mut bytes, 0).map_err(io)?;
+    Ok(bytes)
+}
+
+/// The journal of a session, to append turns to.
+#[derive(Debug)]
+pub struct Journal {
+    file: File,
+    path: PathBuf,
+    /// The manifest that it belongs to.
+    base: Sha256,
+    key: Option<SealKey>,
+    end: u64,
+    turns: usize,
+    last: [u8; 32],
+}
+
+impl Journal {
+    /// A new journal in `store`, empty and durable, of the manifest `base`.
+    pub(crate) fn create(
+        store: &Store,
+        id: &str,
+        base: Sha256,
+        key: Option<SealKey>,
+    ) -> Result<Self, SaveError> {
+        let dir = store.root().join(JOURNALS);
+        let path = dir.join(id);
+        let io = |e| SaveError::io(&path, e);
+        crate::store::new_dir(&dir).map_err(io)?;
+        let mut file = create_in(&dir).map_err(io)?;
+        file.write_all(&header(base)).map_err(io)?;
+        let mode = 0o200 | readers(&store.blob_dir());
+        file.as_file().set_permissions(std::fs::Permissions::from_mode(mode)).map_err(io)?;
+        file.as_file().sync_all().map_err(io)?;
+        let file = file.persist_noclobber(&path).map_err(|e| io(e.error))?;
+        sync_dir(&dir).and_then(|()| sync_dir(store.root())).map_err(io)?;
+        Ok(Self { file, path, base, key, end: HEADER as u64, turns: 0, last: base.0 })
+    }
+
+    /// The journal at `path` of the manifest `base`, as it was read with these last turns.
+    pub(crate) fn resume(
+        path: PathBuf,
+        base: Sha256,
+        key: Option<SealKey>,
+        (end, turns, last): (u64, usize, [u8; 32]),
+    ) -> Result<Self, SaveError> {
+        /// `O_NOFOLLOW`, as for blobs.
+        const O_NOFOLLOW: i32 = 0o400_000;
+        let file = OpenOptions::new().read(true).write(true).custom_flags(O_NOFOLLOW).open(&path);
+        let file = file.map_err(|e| SaveError::io(&path, e))?;
+        Ok(Self { file, path, base, key, end, turns, last })
+    }
+
+    /// Digest of the last turn, or of the snapshot: the parent of the next.
+    #[must_use]
+    pub fn last(&self) -> [u8; 32] {
+        self.last
+    }
+
+    /// The manifest that it belongs to.
+    #[must_use]
+    pub fn base(&self) -> Sha256 {
+        self.base
+    }
+
+    /// How many turns there are.
+    #[must_use]
+    pub fn turns(&self) -> usize {
+        self.turns
+    }
+
+    /// Length in bytes.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.end
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Appends a turn, durably, and returns how many bytes that took. Signed where there is a key to sign with.
+    ///
+    /// # Errors
+    /// [`SaveError::Moved`] when somebody else has appended turns, or the name means something else by now;
+    /// [`SaveError`] by cause. The session is saved then as it was before.
+    pub fn append(&mut self, turn: &Turn, sign: Option<&Signer<'_>>) -> Result<u64, SaveError> {
+        check_parent(turn, &self.last).map_err(|_| SaveError::Moved(self.path.clone()))?;
+        let mut sealed = Vec::new();
+        let stored = match &self.key {
+            None => turn.bytes(),
+            Some(key) => {
+                let mut sealer = key.sealer()?;
+                sealer.push(turn.bytes(), &mut sealed)?;
+                sealer.finish(&mut sealed)?;
+                &sealed
+            }
+        };
+        let signature = sign.map(|sign| sign(turn.root())).transpose()?;
+        let len = u32::try_from(stored.len()).map_err(|_| SaveError::TooLarge {
+            what: "a turn",
+            size: stored.len() as u64,
+            limit: u32::MAX.into(),
+        })?;
+        let what = if signature.is_some() { SIGNED } else { 0 };
+        let mut frame = head(&self.base, self.turns, len, what).to_vec();
+        frame.extend_from_slice(signature.as_ref().map_or(&[], |bytes| &bytes[..]));
+        frame.extend_from_slice(stored);
+        let check = check(&self.base, self.turns, &frame);
+        frame.extend_from_slice(&check);
+        frame.resize(frame.len().next_multiple_of(ALIGN), 0);
+        self.write(&frame)?;
+        self.end += frame.len() as u64;
+        self.turns += 1;
+        self.last = *turn.root();
+        Ok(frame.len() as u64)
+    }
+
+    /// Writes a frame behind the last one.
+    fn write(&self, frame: &[u8]) -> Result<(), SaveError> {
+        let io = |e: io::Error| SaveError::io(&self.path, e);
+        // Released by `unlock` or with the file.
+        self.file.lock().map_err(io)?;
+        let written = (|| {
+            let now = self.file.metadata().map_err(io)?;
+            let there = std::fs::symlink_metadata(&self.path).is_ok();
+            // Longer: somebody else appended, or was killed while it did.
+            if !there || (now.len() != self.end && self.is_longer()?) {
+                return Err(SaveError::Moved(self.path.clone()));
+            }
+            self.file.set_len(self.end).map_err(io)?;
+            let done = self.file.write_all_at(frame, self.end).and_then(|()| self.file.sync_data());
+            done.map_err(|error| {
+                // Whatever is there of it must not be taken for a turn later.
+                let _ = self.file.set_len(self.end);
+                io(error)
+            })
+        })();
+        let _ = self.file.unlock();
+        written
+    }
+
+    /// Whether the file has whole turns behind those that this journal knows.
+    fn is_longer(&self) -> Result<bool, SaveError> {
+        let there = JournalFile::read(&self.path, self.base)?;
+        Ok(there.turns() != self.turns || there.len() != self.end)
+    }
+}
+
+/// Signs the digest of a turn: a public key, and the signature.
+pub type Signer<'a> = dyn Fn(&[u8; 32]) -> Result<[u8; SIGNATURE], crate::SealError> + 'a;
+
+/// A journal's name that nobody has.
+pub(crate) fn new_id() -> Result<String, SaveError> {
+    let mut bytes = [0; 32];
+    let path = Path::new("/dev/urandom");
+    let io = |e| SaveError::io(path, e);
+    File::open(path).and_then(|mut file| file.read_exact(&mut bytes)).map_err(io)?;
+    Ok(to_hex(&bytes))
+}

@@ -1,0 +1,349 @@
+//! Turns: what a session's memory and state became since they were last saved, below the page.
+//!
+//! A turn is a short program that makes a memory out of its parent's: runs of pages that are taken over, pages of
+//! zeros, pages that are patched in a few runs of bytes, and whole pages where that is shorter. The guest's own
+//! state is made in the same way. `docs/format.md` says every byte.
+//!
+//! What it promises: a turn applies to the parent that it names and to no other; a program that was parsed makes
+//! exactly as many pages and bytes as it says, takes over only what the parent has, and patches only inside of a
+//! page. What may break it: nothing outside.
+
+mod body;
+mod build;
+mod journal;
+mod space;
+
+use std::io::Read;
+use std::ops::Range;
+use std::sync::Arc;
+
+use afresh_sys::PAGE_SIZE;
+
+use crate::Limits;
+use crate::index::MAX_PAGES;
+use crate::manifest::MAX_STATE;
+
+pub(crate) use body::Step;
+pub use build::TurnBuilder;
+pub(crate) use journal::{JOURNALS, JournalFile, is_journal, new_id as new_journal_id};
+pub use journal::{Journal, Signer};
+pub(crate) use space::Space;
+
+/// The header's first field.
+const MAGIC: [u8; 8] = *b"AFRESHTN";
+/// The version written.
+const VERSION_1: u32 = 1;
+/// Bytes of the header.
+const HEADER: usize = 128;
+/// Longest program, not compressed.
+const MAX_BODY: u64 = 256 << 20;
+/// Domain of the root digest.
+const ROOT_CONTEXT: &str = "afresh 2026-11 turn version 1 root";
+/// The largest window that a compressed program may ask for: 8 MiB, far above what is written.
+const WINDOW: u32 = 23;
+/// zstd level, as for pages.
+const LEVEL: i32 = crate::layer_writer::ZSTD_LEVEL;
+
+/// A turn is damaged, hostile, of another version, or of another parent.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum TurnError {
+    /// It is shorter than it says.
+    #[error("the turn is cut short: {0} bytes")]
+    Truncated(u64),
+    /// The magic number is missing.
+    #[error("not a turn of a session (no magic number)")]
+    Magic,
+    /// A version this build does not read.
+    #[error("a turn of version {0}; this build reads version 1: use a newer afresh")]
+    Version(u32),
+    /// A field holds a value that the format does not allow.
+    #[error("turn field `{field}` holds {value}, which is not allowed")]
+    Field {
+        /// Which field.
+        field: &'static str,
+        /// What it held.
+        value: u64,
+    },
+    /// It asks for more than the reader allows.
+    #[error("{0}")]
+    Limit(String),
+    /// The compressed program is damaged.
+    #[error("the turn does not decompress to what it says: it was damaged")]
+    Decompress,
+    /// The program does not make what the header says.
+    #[error("the turn's program is damaged: {0}")]
+    Program(&'static str),
+    /// It has another digest than its root.
+    #[error("the turn does not match its root digest: it was damaged or replaced")]
+    Root,
+    /// It was made from another state.
+    #[error("the turn was made from another state: apply it to the state that it was taken since")]
+    Parent,
+}
+
+/// A turn: parsed and checked, or made by a [`TurnBuilder`]. Cheap to clone.
+#[derive(Clone, Debug)]
+pub struct Turn {
+    head: Head,
+    /// The program, not compressed.
+    body: Arc<[u8]>,
+    steps: Arc<[Step]>,
+    /// Where the program of the state begins.
+    state_at: usize,
+    /// Header and program, as they are stored.
+    bytes: Arc<[u8]>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Head {
+    zstd: bool,
+    before: u64,
+    pages: u64,
+    state_before: u64,
+    state: u64,
+    body: u64,
+    stored: u64,
+    parent: [u8; 32],
+    root: [u8; 32],
+}
+
+impl Head {
+    fn parse(bytes: &[u8]) -> Result<Self, TurnError> {
+        let Some(header) = bytes.get(..HEADER) else {
+            return Err(TurnError::Truncated(bytes.len() as u64));
+        };
+        if header[..8] != MAGIC {
+            return Err(TurnError::Magic);
+        }
+        let long =
+            |at: usize| header[at..at + 4].iter().rev().fold(0, |n, b| n << 8 | u32::from(*b));
+        let word =
+            |at: usize| header[at..at + 8].iter().rev().fold(0, |n, b| n << 8 | u64::from(*b));
+        let digest = |at: usize| {
+            let mut digest = [0; 32];
+            digest.copy_from_slice(&header[at..at + 32]);
+            digest
+        };
+        if long(8) != VERSION_1 {
+            return Err(TurnError::Version(long(8)));
+        }
+        let head = Self {
+            zstd: match long(12) {
+                0 => false,
+                1 => true,
+                other => return Err(field("encoding", other.into())),
+            },
+            before: word(16),
+            pages: word(24),
+            state_before: word(32),
+            state: word(40),
+            body: word(48),
+            stored: word(56),
+            parent: digest(64),
+            root: digest(96),
+        };
+        for (name, value, most) in [
+            ("before", head.before, MAX_PAGES),
+            ("pages", head.pages, MAX_PAGES),
+            ("state_before", head.state_before, MAX_STATE),
+            ("state", head.state, MAX_STATE),
+            ("body", head.body, MAX_BODY),
+        ] {
+            if value > most {
+                return Err(field(name, value));
+            }
+        }
+        if head.stored != (bytes.len() - HEADER) as u64 {
+            return Err(TurnError::Truncated(bytes.len() as u64));
+        }
+        if !head.zstd && head.stored != head.body {
+            return Err(field("stored", head.stored));
+        }
+        Ok(head)
+    }
+
+    fn print(&self) -> Vec<u8> {
+        let mut out = MAGIC.to_vec();
+        out.extend_from_slice(&VERSION_1.to_le_bytes());
+        out.extend_from_slice(&u32::from(self.zstd).to_le_bytes());
+        let lengths =
+            [self.before, self.pages, self.state_before, self.state, self.body, self.stored];
+        lengths.iter().for_each(|length| out.extend_from_slice(&length.to_le_bytes()));
+        out.extend_from_slice(&self.parent);
+        out.extend_from_slice(&self.root);
+        out
+    }
+
+    /// The digest of what the turn does, however it is encoded.
+    fn root_of(&self, body: &[u8]) -> [u8; 32] {
+        let mut hasher = blake3::Hasher::new_derive_key(ROOT_CONTEXT);
+        for length in [self.before, self.pages, self.state_before, self.state, self.body] {
+            hasher.update(&length.to_le_bytes());
+        }
+        hasher.update(&self.parent);
+        hasher.update(body);
+        hasher.finalize().into()
+    }
+}
+
+fn field(field: &'static str, value: u64) -> TurnError {
+    TurnError::Field { field, value }
+}
+
+impl Turn {
+    /// Parses a turn and checks it against its own root, within `limits`. Whether it fits a parent is for whoever
+    /// applies it.
+    ///
+    /// # Errors
+    /// [`TurnError`].
+    pub fn parse(bytes: &[u8], limits: &Limits) -> Result<Self, TurnError> {
+        let head = Head::parse(bytes)?;
+        let limit = |error: crate::OpenError| TurnError::Limit(error.to_string());
+        limits.check_memory(head.pages * PAGE_SIZE as u64).map_err(limit)?;
+        limits.check_expansion(head.body, head.stored).map_err(limit)?;
+        let stored = &bytes[HEADER..];
+        let body: Arc<[u8]> = match head.zstd {
+            false => stored.into(),
+            true => {
+                let mut body = Vec::new();
+                // Room is made as bytes come, so that a length that is a lie costs nothing, and so does a window.
+                let mut decoder = zstd::stream::read::Decoder::with_buffer(stored)
+                    .map_err(|_| TurnError::Decompress)?;
+                decoder.window_log_max(WINDOW).map_err(|_| TurnError::Decompress)?;
+                let read = decoder.take(head.body + 1).read_to_end(&mut body);
+                if read.map_err(|_| TurnError::Decompress)? as u64 != head.body {
+                    return Err(TurnError::Decompress);
+                }
+                body.into()
+            }
+        };
+        // As with layers: a fuzzer cannot guess a digest.
+        if head.root_of(&body) != head.root && !cfg!(fuzzing) {
+            return Err(TurnError::Root);
+        }
+        let (steps, state_at) = body::parse(&body, &head)?;
+        Ok(Self { head, body, steps: steps.into(), state_at, bytes: bytes.into() })
+    }
+
+    /// The turn as it is stored.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// What it was made from.
+    #[must_use]
+    pub fn parent(&self) -> &[u8; 32] {
+        &self.head.parent
+    }
+
+    /// Digest of what it does and of what it was made from: it names the state that it makes.
+    #[must_use]
+    pub fn root(&self) -> &[u8; 32] {
+        &self.head.root
+    }
+
+    /// Pages of the memory before.
+    #[must_use]
+    pub fn before(&self) -> usize {
+        self.head.before as usize
+    }
+
+    /// Pages of the memory after.
+    #[must_use]
+    pub fn pages(&self) -> usize {
+        self.head.pages as usize
+    }
+
+    /// Pages that it changes.
+    #[must_use]
+    pub fn changed_pages(&self) -> usize {
+        self.steps
+            .iter()
+            .map(|step| match step {
+                Step::Copy { .. } | Step::Zero { .. } => 0,
+                Step::Patch { .. } => 1,
+                Step::Whole { len, .. } => *len,
+            })
+            .sum()
+    }
+
+    /// Refuses a parent of another size.
+    fn fits(&self, pages: usize, state: usize) -> Result<(), TurnError> {
+        if self.head.before != pages as u64 || self.head.state_before != state as u64 {
+            return Err(TurnError::Parent);
+        }
+        Ok(())
+    }
+
+    /// The guest's state after, out of that before.
+    ///
+    /// # Errors
+    /// [`TurnError::Parent`] for a state of another length, [`TurnError::Program`].
+    pub fn state(&self, before: &[u8]) -> Result<Vec<u8>, TurnError> {
+        self.fits(self.before(), before.len())?;
+        body::state(&self.body, self.state_at, before, self.head.state as usize)
+    }
+
+    /// Hands out what the memory after is made of, in order.
+    ///
+    /// # Errors
+    /// Whatever `take` returns.
+    pub fn pieces<E>(&self, mut take: impl FnMut(TurnPiece<'_>) -> Result<(), E>) -> Result<(), E> {
+        for step in self.steps.iter() {
+            take(match *step {
+                Step::Copy { from, len } => TurnPiece::Copy { from, len },
+                Step::Zero { len } => TurnPiece::Zero { len },
+                Step::Patch { from, ref runs } => {
+                    TurnPiece::Patch { from, patch: Patch { body: &self.body, runs: runs.clone() } }
+                }
+                Step::Whole { at, len } => TurnPiece::Whole(&self.body[at..at + len * PAGE_SIZE]),
+            })?;
+        }
+        Ok(())
+    }
+}
+
+/// A part of the memory that a turn makes.
+#[derive(Debug)]
+pub enum TurnPiece<'a> {
+    /// Pages of the memory before.
+    Copy {
+        /// The first.
+        from: usize,
+        /// How many.
+        len: usize,
+    },
+    /// Pages of zeros.
+    Zero {
+        /// How many.
+        len: usize,
+    },
+    /// A page of the memory before, changed.
+    Patch {
+        /// Which.
+        from: usize,
+        /// What changes.
+        patch: Patch<'a>,
+    },
+    /// Pages as they are.
+    Whole(&'a [u8]),
+}
+
+/// Runs of bytes that change a page.
+#[derive(Clone, Debug)]
+pub struct Patch<'a> {
+    body: &'a [u8],
+    runs: Range<usize>,
+}
+
+impl Patch<'_> {
+    /// Changes `page`.
+    pub fn apply(&self, page: &mut [u8; PAGE_SIZE]) {
+        body::patch(self.body, self.runs.clone(), page);
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,201 @@
+//! Programs of strangers, and chains of turns against plain copies.
+
+use super::build::put;
+use super::*;
+use crate::{Origin, PageMap};
+
+/// A turn with this program, and a root that fits it.
+fn crafted(change: impl Fn(&mut Head), body: &[u8]) -> Result<Turn, TurnError> {
+    let len = body.len() as u64;
+    let mut head = Head {
+        zstd: false,
+        before: 10,
+        pages: 10,
+        state_before: 5,
+        state: 0,
+        body: len,
+        stored: len,
+        parent: [3; 32],
+        root: [0; 32],
+    };
+    change(&mut head);
+    head.root = head.root_of(body);
+    Turn::parse(&[head.print(), body.to_vec()].concat(), &Limits::default())
+}
+
+fn numbers(numbers: &[u64]) -> Vec<u8> {
+    let mut out = Vec::new();
+    numbers.iter().for_each(|number| put(&mut out, *number));
+    out
+}
+
+#[test]
+fn hostile_programs_are_refused_by_name() {
+    crafted(|_| {}, &numbers(&[10 << 2, 0])).unwrap();
+    let refused: [(&str, Vec<u8>, &str); 12] = [
+        ("copies what the parent lacks", numbers(&[10 << 2, 1]), "parent does not have"),
+        ("copies far away", numbers(&[10 << 2, u64::MAX]), "parent does not have"),
+        ("copies nothing", numbers(&[0, 0]), "no page"),
+        ("makes too many", numbers(&[11 << 2 | 1]), "more than there are"),
+        ("makes most", numbers(&[u64::MAX >> 2 << 2 | 1]), "more than there are"),
+        ("makes too few", numbers(&[9 << 2 | 1]), "middle of a step"),
+        ("patches outside", numbers(&[1 << 2 | 2, 10, 0, 1, 7]), "parent does not have"),
+        ("patches nothing", numbers(&[2, 0]), "changes nothing"),
+        (
+            "patches past the page",
+            numbers(&[1 << 2 | 2, 0, 4090, 7, 1]),
+            "past the end of its page",
+        ),
+        (
+            "patches far",
+            numbers(&[2 << 2 | 2, 0, 4095, 1, 1, u64::MAX, 1]),
+            "past the end of its page",
+        ),
+        ("whole without bytes", numbers(&[u64::MAX >> 2 << 2 | 3]), "middle of a step"),
+        ("goes on", numbers(&[10 << 2, 0, 0]), "after its end"),
+    ];
+    for (what, body, why) in refused {
+        let error = crafted(|_| {}, &body).unwrap_err().to_string();
+        assert!(error.contains(why), "{what}: {error}");
+    }
+    let copy = numbers(&[10 << 2, 0]);
+    let state = |steps: &[u64]| [copy.clone(), numbers(steps)].concat();
+    for (what, body, why) in [
+        ("copies what the state lacks", state(&[4 << 1, 2]), "parent does not have"),
+        ("makes too much", state(&[5 << 1, 0]), "too much"),
+        ("makes nothing", state(&[0, 0]), "makes nothing"),
+        ("bytes that are not there", state(&[4 << 1 | 1, 7]), "middle of a step"),
+    ] {
+        let error = crafted(|head| head.state = 4, &body).unwrap_err().to_string();
+        assert!(error.contains(why), "{what}: {error}");
+    }
+}
+
+#[test]
+fn lengths_that_lie_cost_nothing() {
+    let bomb = |len: usize| zstd::bulk::compress(&vec![0; len], 19).unwrap();
+    let say = |claimed: u64, stored: &[u8]| {
+        let mut head = crafted(|_| {}, &numbers(&[10 << 2, 0])).unwrap().head;
+        (head.zstd, head.body, head.stored) = (true, claimed, stored.len() as u64);
+        let bytes = [head.print(), stored.to_vec()].concat();
+        Turn::parse(&bytes, &Limits::default()).unwrap_err()
+    };
+    // More comes than was said, and what was said is never reserved.
+    assert_eq!(say(100, &bomb(64 << 20)), TurnError::Decompress);
+    assert_eq!(say(200 << 20, &bomb(100)), TurnError::Decompress);
+    assert_eq!(say(1 << 40, &bomb(100)), field("body", 1 << 40));
+    let limits = Limits { memory: 9 * PAGE_SIZE as u64, ..Limits::default() };
+    let turn = crafted(|_| {}, &numbers(&[10 << 2, 0])).unwrap();
+    let error = Turn::parse(turn.bytes(), &limits).unwrap_err().to_string();
+    assert!(error.contains("`memory`"), "{error}");
+    for (at, wrong) in [(0, 1), (8, 2), (12, 9), (96, 0), (56, 99)] {
+        let mut bytes = turn.bytes().to_vec();
+        bytes[at] ^= wrong.max(1);
+        Turn::parse(&bytes, &Limits::default()).unwrap_err();
+    }
+    for len in 0..turn.bytes().len() {
+        Turn::parse(&turn.bytes()[..len], &Limits::default()).unwrap_err();
+    }
+}
+
+#[test]
+fn turns_that_copy_one_another_again_and_again_meet_a_limit() {
+    // Each has all pages of the one before twice: in twenty turns a million of runs out of a few bytes.
+    let mut space = Space::new(2, Vec::new());
+    let limits = Limits { index: 1 << 20, ..Limits::default() };
+    let mut pages = 2_u64;
+    let mut result = Ok(());
+    for _ in 0..24 {
+        let body = numbers(&[1 << 2 | 1, pages << 2, 0, pages << 2, 0]);
+        let sizes = |head: &mut Head| {
+            (head.before, head.pages, head.state_before) = (pages, 2 * pages + 1, 0);
+        };
+        let turn = crafted(sizes, &body).unwrap();
+        result = space.apply(&turn, &limits);
+        if result.is_err() {
+            break;
+        }
+        pages = 2 * pages + 1;
+    }
+    let error = result.unwrap_err().to_string();
+    assert!(error.contains("`index`"), "{error}");
+}
+
+/// A few numbers of chance.
+fn next(seed: &mut u64) -> usize {
+    *seed ^= *seed << 13;
+    *seed ^= *seed >> 7;
+    *seed ^= *seed << 17;
+    (*seed >> 8) as usize
+}
+
+type Page = [u8; PAGE_SIZE];
+
+#[test]
+fn a_chain_of_turns_makes_what_plain_copies_say() {
+    for seed in 1..40 {
+        let mut seed = seed * 77;
+        let seed = &mut seed;
+        let mut pages: Vec<Page> = (0..30).map(|n| [n as u8 / 3; PAGE_SIZE]).collect();
+        let base = pages.clone();
+        let mut state: Vec<u8> = (0..50).collect();
+        let mut space = Space::new(pages.len(), state.clone());
+        for _ in 0..12 {
+            let (was, state_was) = (pages.clone(), state.clone());
+            let mut builder = TurnBuilder::new(was.len());
+            pages.clear();
+            let mut at = 0;
+            while at < was.len() {
+                match next(seed) % 8 {
+                    0 => {
+                        builder.zero(2);
+                        pages.extend([[0; PAGE_SIZE]; 2]);
+                    }
+                    1 => at += next(seed) % 2,
+                    2..=4 => {
+                        let mut page = was[at];
+                        for _ in 0..next(seed) % 5 {
+                            page[next(seed) % PAGE_SIZE] = next(seed) as u8;
+                        }
+                        builder.page(Some((at, &was[at])), &page);
+                        pages.push(page);
+                        at += 1;
+                    }
+                    5 => {
+                        let page = std::array::from_fn(|_| next(seed) as u8);
+                        builder.page(None, &page);
+                        pages.push(page);
+                        at += 1;
+                    }
+                    _ => {
+                        let len = (next(seed) % 4 + 1).min(was.len() - at);
+                        builder.copy(at, len);
+                        pages.extend_from_slice(&was[at..at + len]);
+                        at += len;
+                    }
+                }
+            }
+            state.rotate_left(3);
+            state.push(next(seed) as u8);
+            let turn = builder.finish(&state_was, &state, [0; 32]).unwrap();
+            let turn = Turn::own(turn.bytes()).unwrap();
+            space.apply(&turn, &Limits::default()).unwrap();
+        }
+        assert_eq!((space.pages(), space.state()), (pages.len(), &state[..]));
+        let whole = PageMap::new(base.len(), std::iter::empty());
+        let map = space.map(&whole, &Limits::default()).unwrap();
+        assert_eq!(map.pages(), pages.len());
+        for (number, expected) in pages.iter().enumerate() {
+            let run = map.within(afresh_sys::PageRange::new(number, 1)).next().unwrap();
+            if let Origin::Turn { page } = run.origin {
+                let mut made = [0; PAGE_SIZE];
+                let read = |at: usize, out: &mut [u8]| {
+                    out.copy_from_slice(&base[at]);
+                    Ok(())
+                };
+                space.read(page, &mut made, read).unwrap();
+                assert!(made == *expected, "page {number}");
+            }
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! Unix sockets: what the standard library leaves out.
+
+use std::io::IoSliceMut;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{Mode, OFlags, fchmod, fcntl_getfl, fcntl_setfl};
+use rustix::io::Errno;
+use rustix::net::sockopt::socket_peercred;
+use rustix::net::{
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
+    SocketFlags, SocketType, bind, listen, recvmsg, socket_with,
+};
+use rustix::process::{PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
+
+use super::poll;
+use crate::{Call, SysError, inject};
+
+fn failed(call: Call) -> impl Fn(Errno) -> SysError {
+    move |errno| SysError::new(call, errno.raw_os_error())
+}
+
+/// A listening socket at `path` that only this user can connect to, from its first moment. As many connections as
+/// `backlog` says wait to be accepted.
+///
+/// # Errors
+/// What the kernel says; `EADDRINUSE` where something has that name.
+pub fn listen_privately(path: &Path, backlog: i32) -> Result<UnixListener, SysError> {
+    inject::gate(Call::Socket)?;
+    let make = || {
+        let address = SocketAddrUnix::new(path)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // Before it has a name: the name takes this mode, and is never open to others.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        bind(&socket, &address)?;
+        listen(&socket, backlog)?;
+        Ok(socket)
+    };
+    make().map(UnixListener::from).map_err(failed(Call::Socket))
+}
+
+/// Receives what there is: bytes into `buffer`, of which it returns the number, and up to four descriptors to the end
+/// of `fds`. 0 bytes mean that the other side has ended.
+///
+/// # Errors
+/// What `recvmsg` says; `EAGAIN` once the stream's time limit is over.
+pub fn receive(
+    stream: &UnixStream,
+    buffer: &mut [u8],
+    fds: &mut Vec<OwnedFd>,
+) -> Result<usize, SysError> {
+    inject::gate(Call::Receive)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(4))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let mut vector = [IoSliceMut::new(buffer)];
+    let received = loop {
+        match recvmsg(stream, &mut vector, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::INTR) => {}
+            other => break other.map_err(failed(Call::Receive))?,
+        }
+    };
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(rights) = message {
+            fds.extend(rights);
+        }
+    }
+    Ok(received.bytes)
+}
+
+/// Makes reading of `fd` return where it would wait.
+///
+/// # Errors
+/// What `fcntl` says.
+pub fn set_nonblocking(fd: BorrowedFd<'_>) -> Result<(), SysError> {
+    inject::gate(Call::Socket)?;
+    fcntl_getfl(fd)
+        .and_then(|flags| fcntl_setfl(fd, flags | OFlags::NONBLOCK))
+        .map_err(failed(Call::Socket))
+}
+
+/// Another process, whatever its number is given to after it.
+#[derive(Debug)]
+pub struct Peer(OwnedFd);
+
+impl Peer {
+    /// The process that connected `stream`.
+    ///
+    /// # Errors
+    /// What the kernel says; `ESRCH` where it has ended.
+    pub fn of(stream: &UnixStream) -> Result<Self, SysError> {
+        inject::gate(Call::Process)?;
+        socket_peercred(stream)
+            .and_then(|peer| pidfd_open(peer.pid, PidfdFlags::empty()))
+            .map(Self)
+            .map_err(failed(Call::Process))
+    }
+
+    /// Ends it: by SIGBUS, which is what touching missing memory would raise. Handlers may let one pass, as the one
+    /// does that Rust programs start with, so it comes again, and then SIGKILL.
+    pub fn end(&self) {
+        for signal in [Signal::BUS, Signal::BUS, Signal::BUS, Signal::KILL] {
+            if pidfd_send_signal(&self.0, signal).is_err() {
+                return;
+            }
+            if matches!(poll::readable([self.as_fd()], Duration::from_millis(100)), Ok([true])) {
+                return;
+            }
+        }
+    }
+}
+
+impl AsFd for Peer {
+    /// Readable once the process has ended.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
