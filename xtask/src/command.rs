@@ -22,14 +22,14 @@ pub(crate) fn run(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Like [`run`], and hands each line of the command's standard output to `look` after printing it.
+/// Like [`run`], and hands each line of the command's standard output to `look`, which says whether to print it.
 ///
 /// Whatever the command runs is ended when nothing was printed for as long as `silence`, and the command
 /// goes on with what comes next: a test that hangs fails its program, not the whole run.
 pub(crate) fn run_watched(
     command: &mut Command,
     silence: Duration,
-    mut look: impl FnMut(&str),
+    mut look: impl FnMut(&str) -> bool,
 ) -> Result<()> {
     let line = describe(command);
     println!("$ {line}");
@@ -57,8 +57,9 @@ pub(crate) fn run_watched(
             Ok(bytes) => {
                 // What a test prints need not be UTF-8.
                 let text = String::from_utf8_lossy(&bytes);
-                print!("{text}");
-                look(text.trim_end_matches(['\n', '\r']));
+                if look(text.trim_end_matches(['\n', '\r'])) {
+                    print!("{text}");
+                }
             }
             Err(RecvTimeoutError::Timeout) => {
                 let programs = end_children(child.id());
@@ -186,12 +187,13 @@ mod tests {
     }
 
     #[test]
-    fn a_watched_command_shows_every_line_also_the_last_and_broken_ones_and_still_fails() {
+    fn a_watched_command_hands_over_every_line_also_the_last_and_broken_ones_and_still_fails() {
         let mut seen = Vec::new();
         let mut command = Command::new("sh");
         command.args(["-c", r"printf 'one\n\377two\nend'; exit 4"]);
         let error = run_watched(&mut command, Duration::from_secs(60), |line| {
             seen.push(line.to_owned());
+            false
         });
         assert_eq!(seen, ["one", "\u{fffd}two", "end"]);
         assert!(error.expect_err("exit 4").to_string().contains('4'));
@@ -204,6 +206,7 @@ mod tests {
         command.args(["-c", "echo one; sh -c 'sleep 600; true'; echo two"]);
         let error = run_watched(&mut command, Duration::from_millis(300), |line| {
             seen.push(line.to_owned());
+            false
         });
         assert_eq!(seen, ["one", "two"]);
         assert!(error.expect_err("it hung").to_string().contains("said nothing"));

@@ -85,6 +85,7 @@ pub(crate) fn test(mut look: impl FnMut(&str)) -> Result<()> {
         if let Some(told) = told(line) {
             look(&told);
         }
+        true
     })
 }
 

@@ -5,8 +5,10 @@
 //! share the checked dependencies; the tests then build the code itself.
 //!
 //! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result lines
-//! of cargo test; a step that failed without a failed test counts as one. Skipped counts tests that are ignored, and every `SKIPPED:` line: a test that lacks
-//! something of the host prints one, and passes. So what a host could not test is never silent.
+//! of cargo test; a step that failed without a failed test counts as one. Skipped counts tests that are ignored,
+//! and every `SKIPPED:` line: a test that lacks something of the host prints one, and passes. So what a host could
+//! not test is never silent. Nothing else that passing tests print is shown, and what failing ones said is shown
+//! once more at the end.
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -70,11 +72,11 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         test.current_dir(host::repository())
             .args(all)
             .arg("--no-fail-fast")
-            // What passing tests print is shown too: it may be that they skipped something.
+            // What passing tests print is asked for too: it may be that they skipped something.
             .args(["--", "--show-output"]);
         tools.finish(&mut test, |line| tally.skip(line));
         client.finish(&mut test, |line| tally.skip(line));
-        run_watched(&mut test, SILENCE, |line| tally.note(line))
+        run_watched(&mut test, SILENCE, |line| tally.hear(line))
     });
     steps.run(PYTHON, || {
         // What is skipped is shown where it happens.
@@ -111,6 +113,9 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     }
     for line in &tally.skips {
         println!("{line}");
+    }
+    if !tally.said.is_empty() {
+        println!("\nwhat failed tests said:\n{}\n", tally.said.join("\n"));
     }
     for name in &tally.failures {
         println!("failed test: {name}");
@@ -208,7 +213,23 @@ struct Tally {
     skipped: u64,
     /// Names of the tests that failed.
     failures: Vec<String>,
+    /// What they said.
+    said: Vec<String>,
+    /// Whose words a test program is repeating.
+    repeating: Repeating,
 }
+
+/// A test program repeats at its end what its tests printed: first the good ones, then the others.
+#[derive(Debug, Default, PartialEq, Eq)]
+enum Repeating {
+    #[default]
+    Nothing,
+    Good,
+    Failed,
+}
+
+/// Lines kept of what the tests of one run say that fail.
+const KEPT: usize = 400;
 
 impl Tally {
     /// Takes note of one line that cargo test printed.
@@ -236,6 +257,21 @@ impl Tally {
                 self.skips.push(line.trim().to_owned());
             }
         }
+    }
+
+    /// Takes note of one line that cargo test printed, and says whether to show it.
+    fn hear(&mut self, line: &str) -> bool {
+        self.note(line);
+        match line {
+            "successes:" => self.repeating = Repeating::Good,
+            "failures:" => self.repeating = Repeating::Failed,
+            _ if line.starts_with("test result: ") => self.repeating = Repeating::Nothing,
+            _ => {}
+        }
+        if self.repeating == Repeating::Failed && self.said.len() < KEPT {
+            self.said.push(line.to_owned());
+        }
+        self.repeating != Repeating::Good || line.trim_start().starts_with("SKIPPED:")
     }
 
     /// Adds the failures that no result line told of: of other steps, and of a test program that was
@@ -284,6 +320,30 @@ mod tests {
         assert_eq!(tally.line(), "15 passed, 1 failed, 4 skipped");
         assert_eq!(tally.skips, ["SKIPPED: /dev/kvm is missing", "SKIPPED: uffd: forbidden"]);
         assert_eq!(tally.failures, ["it_holds"]);
+    }
+
+    #[test]
+    fn what_passing_tests_print_is_not_shown_and_what_failing_ones_say_is_kept() {
+        let mut tally = Tally::default();
+        let lines = [
+            "running 3 tests",
+            "test one ... ok",
+            "test two ... FAILED",
+            "successes:",
+            "---- one stdout ----",
+            "SKIPPED: /dev/kvm is missing",
+            "seed 1",
+            "failures:",
+            "---- two stdout ----",
+            "it is 3",
+            "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0s",
+        ];
+        let shown: Vec<&str> = lines.into_iter().filter(|line| tally.hear(line)).collect();
+        let mut expected = lines.to_vec();
+        expected.retain(|line| !["successes:", "---- one stdout ----", "seed 1"].contains(line));
+        assert_eq!(shown, expected);
+        assert_eq!(tally.said, ["failures:", "---- two stdout ----", "it is 3"]);
+        assert_eq!(tally.line(), "1 passed, 1 failed, 1 skipped");
     }
 
     #[test]

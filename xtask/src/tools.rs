@@ -8,9 +8,10 @@
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 
 use crate::command::find;
 use crate::host;
@@ -79,53 +80,55 @@ fn cache() -> PathBuf {
     host::target_folder().join("tools/cache")
 }
 
-/// The installations under way.
-pub(crate) struct Installing {
-    begun: Instant,
-    tools: Vec<(&'static Tool, Result<Option<Child>>)>,
+/// The installations under way, and how each ended.
+pub(crate) struct Installing(JoinHandle<Vec<Result<()>>>);
+
+/// Begins to install what is missing, in the background: one after the other, for they have much in common, and Go
+/// compiles for each what is not compiled yet when it begins.
+pub(crate) fn install() -> Installing {
+    let deadline = Instant::now() + LIMIT;
+    Installing(std::thread::spawn(move || {
+        TOOLS.iter().map(|tool| install_one(tool, deadline)).collect()
+    }))
 }
 
-/// Begins to install what is missing, in the background.
-pub(crate) fn install() -> Installing {
-    let begin = |tool: &'static Tool| {
-        // Who sets the variable brings one of their own.
-        if std::env::var_os(tool.variable).is_some() || tool.file().is_file() {
-            return Ok(None);
-        }
-        if find("go").is_none() {
-            bail!("there is no Go to build it with");
-        }
-        let mut command = Command::new("go");
-        command
-            .args(["install", &format!("{}@{}", tool.package, tool.version)])
-            .env("GOBIN", tool.folder())
-            .env("GOMODCACHE", cache().join("modules"))
-            .env("GOCACHE", cache().join("objects"))
-            // Go protects its modules even from being removed.
-            .env("GOFLAGS", "-modcacherw")
-            // A folder's own settings for Go do not count here.
-            .current_dir(std::env::temp_dir())
-            .stdin(Stdio::null())
-            .stdout(Stdio::null())
-            .stderr(Stdio::piped());
-        println!("$ go install {}@{} (in the background)", tool.package, tool.version);
-        command.spawn().map(Some).context("cannot run go")
-    };
-    Installing {
-        begun: Instant::now(),
-        tools: TOOLS.iter().map(|tool| (tool, begin(tool))).collect(),
+fn install_one(tool: &Tool, deadline: Instant) -> Result<()> {
+    // Who sets the variable brings one of their own.
+    if std::env::var_os(tool.variable).is_some() || tool.file().is_file() {
+        return Ok(());
     }
+    if find("go").is_none() {
+        bail!("there is no Go to build it with");
+    }
+    let mut command = Command::new("go");
+    command
+        .args(["install", &format!("{}@{}", tool.package, tool.version)])
+        .env("GOBIN", tool.folder())
+        .env("GOMODCACHE", cache().join("modules"))
+        .env("GOCACHE", cache().join("objects"))
+        // Go protects its modules even from being removed.
+        .env("GOFLAGS", "-modcacherw")
+        // A folder's own settings for Go do not count here.
+        .current_dir(std::env::temp_dir())
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped());
+    let child = command.spawn().context("cannot run go")?;
+    let begun = Instant::now();
+    wait(child, deadline, "go install")?;
+    let seconds = begun.elapsed().as_secs();
+    println!("(go install {}@{}: {seconds} s, in the background)", tool.package, tool.version);
+    Ok(())
 }
 
 impl Installing {
     /// Waits for the installations and tells `command` where the programs are; `missing` hears of those
     /// that there are not.
     pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {
-        for (tool, installation) in self.tools {
-            let result = installation.and_then(|child| match child {
-                Some(child) => wait(child, self.begun + LIMIT, "go install"),
-                None => Ok(()),
-            });
+        let results = self.0.join().unwrap_or_else(|_| {
+            TOOLS.iter().map(|_| Err(anyhow!("the installation panicked"))).collect()
+        });
+        for (tool, result) in TOOLS.iter().zip(results) {
             match result {
                 Ok(()) if std::env::var_os(tool.variable).is_some() => {}
                 Ok(()) if tool.file().is_file() => {

@@ -217,14 +217,24 @@ fn check(engine: &Engine, wasm: &[u8], random: &mut Random, seen: &mut Seen) {
     }
 }
 
+/// Names the module if the test fails over it.
+struct Named(u64);
+
+impl Drop for Named {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            println!("seed {}", self.0);
+        }
+    }
+}
+
 /// Runs `make`'s modules, up to `count` or until the time is up.
 fn check_all(count: u64, mut make: impl FnMut(&mut Random) -> Option<Vec<u8>>) -> Seen {
     let engine = engine();
     let mut seen = Seen::default();
     let begin = std::time::Instant::now();
     for seed in 0..count {
-        // The last line printed before a failure names the module.
-        println!("seed {seed}");
+        let _named = Named(seed);
         let mut random = Random(seed);
         if let Some(wasm) = make(&mut random) {
             check(&engine, &wasm, &mut random, &mut seen);
@@ -233,7 +243,6 @@ fn check_all(count: u64, mut make: impl FnMut(&mut Random) -> Option<Vec<u8>>) -
             break;
         }
     }
-    println!("{seen:?}");
     seen
 }
 
