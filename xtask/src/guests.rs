@@ -97,13 +97,6 @@ pub(crate) const ALL: &[Guest] = &[
         exports: EVALUATES,
         needs_c: true,
     },
-    Guest {
-        name: "python",
-        target: "wasm32-wasip1",
-        kind: Kind::Module,
-        exports: BYTES,
-        needs_c: false,
-    },
 ];
 
 /// `cargo xtask guests [--only NAME]...`
@@ -239,7 +232,7 @@ mod tests {
         };
         assert!(
             error(&["--only", "cobol"])
-                .contains("sieve, component, files, http, turns, js, script, quickjs, python, vm")
+                .contains("sieve, component, files, http, turns, js, script, quickjs, vm")
         );
         assert!(error(&["--only"]).contains("needs a guest's name"));
         assert!(error(&["--fast"]).contains("--fast"));

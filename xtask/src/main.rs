@@ -35,7 +35,7 @@ Commands:
                          a crash fails, and the input that did it is kept and named.
   guests [--only NAME]   Build the guests (installing compilers and targets that are missing)
                          into target/guests; those whose inputs did not change are skipped.
-                         NAME: component, js, python, quickjs, sieve or vm; may be repeated.
+                         NAME: component, js, quickjs, sieve or vm; may be repeated.
   miri                   Run the engine's bookkeeping in Miri, over a pretend kernel; installs the nightly
                          toolchain where it is missing.
   soak [--seconds N] [--first SEED] [--seed SEED]

@@ -288,28 +288,6 @@ fn a_spinning_script_is_stopped_and_the_engine_stays_usable() {
 }
 
 #[test]
-fn the_warm_python_answers_and_forgets() {
-    let Some(python) = real_guest("python.wasm") else { return };
-    let output = afresh(&[
-        "verify",
-        &python,
-        "--warm",
-        "warm",
-        "--call",
-        "handle",
-        "--input",
-        r#"{"op":"plant","secret":"canary"}"#,
-        "-n",
-        "3",
-        "-o",
-        "json",
-    ]);
-    let text = out(&output);
-    assert_eq!(output.status.code(), Some(0), "{}", err(&output));
-    assert!(text.contains(r#""failed_calls":0,"bytes_differ":0,"items_differ":0"#), "{text}");
-}
-
-#[test]
 fn a_component_runs_fresh_each_time() {
     let Some(component) = real_guest("component.wasm") else { return };
     let output = afresh(&["run", &component, "--call", "digest", "-n", "3"]);
