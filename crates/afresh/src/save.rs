@@ -296,15 +296,13 @@ impl Frozen {
         Ok(recorder.pages(0.0).into_iter().filter_map(after).collect())
     }
 
-    /// Saves it where `to` says.
-    pub(crate) fn write(
+    /// What it is saved with, and why no working set was recorded that was asked for.
+    fn with(
         &self,
-        to: &Reference,
         parent: Option<Snapshot>,
         options: &SaveOptions,
         opened: &Options,
-    ) -> Result<Saved, SaveError> {
-        let name = target(to)?;
+    ) -> Result<(SnapshotOptions, Option<&'static str>), SaveError> {
         let mut with = options.with(parent);
         let mut unrecorded = None;
         if !options.record.is_empty() {
@@ -315,6 +313,40 @@ impl Frozen {
                 unrecorded = Some(needed.name());
             }
         }
+        Ok((with, unrecorded))
+    }
+
+    /// Saves it in a remote, with turns to follow.
+    #[cfg(feature = "remote")]
+    pub(crate) fn write_turns(
+        &self,
+        to: &Reference,
+        options: &SaveOptions,
+        opened: &Options,
+    ) -> Result<Journal, SaveError> {
+        let name = target(to)?;
+        let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
+        let (with, _) = self.with(None, options, opened)?;
+        let scratch = Scratch::new()?;
+        let store = Store::create(scratch.path()).map_err(|e| failed(e.into()))?;
+        let id = self.save(&store, name, &with).map_err(failed)?;
+        let own = options.own_access(opened);
+        let snapshot = access::load(&store, &id.to_string(), &own).map_err(|e| failed(e.into()))?;
+        let remote = to.place().remote()?;
+        let pushed = remote.push_turns(&store, &snapshot, name, with.encoding, &mut |_| {});
+        pushed.map_err(|e| failed(e.into()))
+    }
+
+    /// Saves it where `to` says.
+    pub(crate) fn write(
+        &self,
+        to: &Reference,
+        parent: Option<Snapshot>,
+        options: &SaveOptions,
+        opened: &Options,
+    ) -> Result<Saved, SaveError> {
+        let name = target(to)?;
+        let (with, unrecorded) = self.with(parent, options, opened)?;
         let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
         let own = options.own_access(opened);
         let save = |store: &Store, name: &str| {

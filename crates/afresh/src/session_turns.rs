@@ -8,15 +8,18 @@
 
 use afresh_memory::Image;
 use afresh_pager::turn_since;
-use afresh_store::{FoldOptions, Journal, Sha256, Store};
+use afresh_store::{FoldOptions, Journal, Sha256, Snapshot, Store};
 
 use crate::guest::Ready;
 use crate::save::Frozen;
 use crate::session::{Line, Session, unmoved};
-use crate::{Cause, LATEST, Place, Reference, SaveError, SaveOptions, access};
+use crate::{Cause, LATEST, Options, Place, Reference, SaveError, SaveOptions, access};
 
 /// Turns that follow on a snapshot before they are folded into it.
 const MOST_TURNS: usize = 256;
+/// In a remote, where each takes a request to open it.
+#[cfg(feature = "remote")]
+const MOST_DISTANT: usize = 64;
 /// Bytes of turns that follow on a snapshot before they are folded into it: what is read to open it.
 const MOST_BYTES: u64 = 1 << 20;
 
@@ -37,7 +40,8 @@ pub struct SavedTurn {
 /// Where a session is saved turn by turn, and what it was when it was last.
 pub(crate) struct Saving {
     to: Reference,
-    store: Store,
+    /// The directory that it is in, if it is one.
+    store: Option<Store>,
     journal: Journal,
     image: Image,
     state: Vec<u8>,
@@ -61,17 +65,111 @@ impl Saving {
 
     /// Makes a layer of the turns when there are many.
     fn fold(&mut self, options: &SaveOptions, opened: &access::Access) -> Result<(), Cause> {
+        let Some(store) = &self.store else { return Ok(()) };
         if self.journal.turns() < MOST_TURNS && self.journal.size() < MOST_BYTES {
             return Ok(());
         }
-        let snapshot = access::load(&self.store, self.to.name(), opened)?;
+        let snapshot = access::load(store, self.to.name(), opened)?;
         if snapshot.id() != self.journal.base() {
             // The name means something else by now, and the next turn will say so.
             return Ok(());
         }
-        let folded = self.store.folded(&snapshot, &options.fold())?;
-        self.journal = self.store.begin_turns(self.to.name(), &folded)?;
+        let folded = store.folded(&snapshot, &options.fold())?;
+        self.journal = store.begin_turns(self.to.name(), &folded)?;
         Ok(())
+    }
+
+    /// Whether so many turns follow in a remote that the session is better saved whole there.
+    fn is_long(&self) -> bool {
+        #[cfg(feature = "remote")]
+        if self.store.is_none() {
+            return self.journal.turns() >= MOST_DISTANT || self.journal.size() >= MOST_BYTES;
+        }
+        false
+    }
+}
+
+/// What to go on with: the journal, and the directory that it is in, if it is in one.
+type Begun = (Option<Store>, Journal);
+
+/// Whether a session can be saved turn by turn in a place.
+fn keeps_turns(place: &Place) -> Result<bool, SaveError> {
+    match place {
+        Place::Directory(_) => Ok(true),
+        #[cfg(feature = "remote")]
+        Place::Remote(_) => Ok(place.remote()?.keeps_turns()),
+        _ => Ok(false),
+    }
+}
+
+/// Goes on from a snapshot that is in the same directory.
+fn go_on_here(
+    snapshot: &Snapshot,
+    to: &Reference,
+    options: &SaveOptions,
+    same: impl Fn(Sha256) -> bool,
+) -> Result<Option<Begun>, Cause> {
+    let store = to.place().store()?;
+    let resumed = match store.resolve(to.name()).is_ok_and(same) && !options.seals() {
+        true => snapshot.resume_turns()?,
+        false => None,
+    };
+    let journal = match resumed {
+        Some(journal) => journal,
+        // What is there is not written as it is to be.
+        None if options.shapes() => return Ok(None),
+        None => {
+            let plain = store.folded(snapshot, &FoldOptions::default())?;
+            store.begin_turns(to.name(), &plain)?
+        }
+    };
+    Ok(Some((Some(store), journal)))
+}
+
+/// Goes on from a snapshot that is in the same remote.
+#[cfg(feature = "remote")]
+fn go_on_there(
+    snapshot: &Snapshot,
+    to: &Reference,
+    options: &SaveOptions,
+    same: impl Fn(Sha256) -> bool,
+) -> Result<Option<Begun>, Cause> {
+    if options.seals() {
+        return Ok(None);
+    }
+    let remote = to.place().remote()?;
+    let journal = if snapshot.turns().is_some() {
+        // A session under another name is saved whole.
+        match remote.resolve(to.name()).is_ok_and(same) {
+            true => snapshot.resume_turns()?,
+            false => None,
+        }
+    } else if options.shapes() {
+        None
+    } else {
+        Some(remote.begin_turns(to.name(), snapshot)?)
+    };
+    Ok(journal.map(|journal| (None, journal)))
+}
+
+impl Frozen {
+    /// Saves it whole, with turns to follow.
+    fn begin(
+        &self,
+        to: &Reference,
+        options: &SaveOptions,
+        opened: &Options,
+    ) -> Result<Begun, SaveError> {
+        #[cfg(feature = "remote")]
+        if matches!(to.place(), Place::Remote(_)) {
+            return Ok((None, self.write_turns(to, options, opened)?));
+        }
+        let saved = self.write(to, None, options, opened)?;
+        let store = to.place().create()?;
+        let journal = store.begin_turns(to.name(), &saved.snapshot).map_err(|source| {
+            SaveError::Write { reference: to.to_string(), source: source.into() }
+        })?;
+        Ok((Some(store), journal))
     }
 }
 
@@ -82,7 +180,8 @@ impl Session {
     ///
     /// The state becomes one of the tree, without a name; the next turn drops it again.
     ///
-    /// Elsewhere than in a directory the session is saved whole, as by [`Session::save`].
+    /// So it does in an object store, where a turn is one request. Elsewhere (a registry, an archive) the session is
+    /// saved whole, as by [`Session::save`].
     ///
     /// # Errors
     /// As [`Session::save`]. [`SaveError::Write`] also when another session was saved under the same name since.
@@ -96,20 +195,21 @@ impl Session {
         let frozen = self.stand().map_err(freeze)?;
         let failed = |source: Cause| SaveError::Write { reference: to.to_string(), source };
         let own = options.own_access(&self.guest.inner().options);
-        if !matches!(to.place(), Place::Directory(_)) {
+        // Whoever is asked opens the remote for it.
+        let known = self.saving.as_ref().is_some_and(|saving| saving.to.place() == to.place());
+        if !known && !keeps_turns(to.place())? {
             let saved = frozen.write(to, None, options, &self.guest.inner().options)?;
             return Ok(SavedTurn { id: saved.id, turns: 0, bytes: 0, pages: 0 });
         }
         let to = &Reference::new(to.place().clone(), to.target(LATEST)?)?;
-        let mut saving = match self.saving.take().filter(|saving| saving.to == *to) {
+        let mine = self.saving.take().filter(|saving| saving.to == *to && !saving.is_long());
+        let mut saving = match mine {
             Some(saving) => saving,
             None => match self.go_on(to, options).map_err(failed)? {
-                Some(saving) => saving,
-                None => {
-                    let saved = frozen.write(to, None, options, &self.guest.inner().options)?;
-                    let store = to.place().create()?;
-                    let journal = store.begin_turns(to.name(), &saved.snapshot);
-                    let journal = journal.map_err(|e| failed(e.into()))?;
+                Some(saving) if !saving.is_long() => saving,
+                _ => {
+                    let opened = &self.guest.inner().options;
+                    let (store, journal) = frozen.begin(to, options, opened)?;
                     let (image, state) = (frozen.image().clone(), frozen.bytes().map_err(failed)?);
                     let turn = SavedTurn { id: journal.base(), turns: 0, bytes: 0, pages: 0 };
                     let to = to.clone();
@@ -135,22 +235,13 @@ impl Session {
             return Ok(None);
         };
         let snapshot = &origin.snapshot;
-        let store = to.place().store()?;
-        let same = origin.reference.name() == to.name()
-            && store.resolve(to.name()).is_ok_and(|id| id == snapshot.id());
-        let resumed = match same && !options.seals() {
-            true => store.resume_turns(snapshot)?,
-            false => None,
+        let same = |id: Sha256| origin.reference.name() == to.name() && id == snapshot.id();
+        let begun = match to.place() {
+            #[cfg(feature = "remote")]
+            Place::Remote(_) => go_on_there(snapshot, to, options, same)?,
+            _ => go_on_here(snapshot, to, options, same)?,
         };
-        let journal = match resumed {
-            Some(journal) => journal,
-            // What is there is not written as it is to be.
-            None if options.shapes() => return Ok(None),
-            None => {
-                let plain = store.folded(snapshot, &FoldOptions::default())?;
-                store.begin_turns(to.name(), &plain)?
-            }
-        };
+        let Some((store, journal)) = begun else { return Ok(None) };
         let (image, state) = (origin.memory.pages().clone(), snapshot.state().to_vec());
         let to = to.clone();
         Ok(Some(Box::new(Saving { to, store, journal, image, state })))

@@ -5,7 +5,7 @@ mod common;
 use std::path::Path;
 use std::process::Command;
 
-use afresh::files::{Budget, Tree};
+use afresh::files::{Budget, Layer, Tree};
 use afresh::wasm::{GuestOptions, Mode, Val};
 use afresh::{Call, Guest, OpenError, Options, Reference, SaveOptions, Session, SessionError};
 use afresh_sys::planted::{self, Bug};
@@ -60,8 +60,12 @@ const GUEST: &str = r#"(module
     (func (export "drop") (data.drop $d)))"#;
 
 fn guest() -> Guest {
+    guest_of(Tree::new(Budget::default()))
+}
+
+fn guest_of(files: Tree) -> Guest {
     let wasm = GuestOptions { mode: Mode::Reset, ..GuestOptions::default() };
-    let options = Options::new().wasm(wasm).files(Tree::new(Budget::default()));
+    let options = Options::new().wasm(wasm).files(files);
     let options = options.warm(Call::text("warm", [""; 0]));
     Guest::from_bytes("everything", &wat::parse_str(GUEST).unwrap(), &options).unwrap()
 }
@@ -151,6 +155,12 @@ fn reference(dir: &Path, name: &str) -> Reference {
     format!("{}@{name}", dir.join("store").display()).parse().unwrap()
 }
 
+fn remote(dir: &Path, name: &str) -> Reference {
+    let there = dir.join("remote");
+    std::fs::create_dir_all(&there).unwrap();
+    format!("file://{}@{name}", there.display()).parse().unwrap()
+}
+
 const ELSEWHERE: &str = "AFRESH_TEST_OPEN_ELSEWHERE";
 
 /// What another process sees, in short.
@@ -169,10 +179,18 @@ fn whatever_a_session_did_it_opens_as_it_was_saved() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    let guest = guest();
+    // Files of the guest's own, which may be over a layer that whoever opens it does not have.
+    let below = dir.path().join("below");
+    std::fs::write(&below, vec![7; 50_000]).unwrap();
+    let layer = Layer::file(&below, "f3").unwrap();
+    let over = Tree::new(Budget::default()).over("/", &layer).unwrap();
     for seed in 1..=3 {
+        let guest = guest_of(if seed == 1 { Tree::new(Budget::default()) } else { over.clone() });
         let mut random = Random(seed * 1001);
-        let to = reference(dir.path(), &format!("s{seed}"));
+        let to = match seed == 3 && cfg!(feature = "remote") {
+            true => remote(dir.path(), "s3"),
+            false => reference(dir.path(), &format!("s{seed}")),
+        };
         let mut session = guest.session().unwrap();
         let mut states = vec![session.at()];
         let mut reopened = false;

@@ -9,6 +9,7 @@ use std::time::UNIX_EPOCH;
 use sha2::{Digest, Sha256};
 
 use crate::error::{LayerError, Refused};
+use crate::kept::LayerBytes;
 use crate::layer::{Item, LayerLimits, What};
 use crate::node::Time;
 use crate::zip::Packed;
@@ -20,6 +21,24 @@ pub(crate) enum Stored {
     Plain(u64, u64),
     /// By number in a zip, how many, and unpacked once they were asked for.
     Packed(usize, u64, OnceLock<Arc<Vec<u8>>>),
+    /// From an offset of what was kept on, and how many.
+    Kept(u64, u64),
+}
+
+impl Stored {
+    /// How long the file is.
+    pub(crate) fn len(&self) -> u64 {
+        match self {
+            Self::Plain(_, len) | Self::Packed(_, len, _) | Self::Kept(_, len) => *len,
+        }
+    }
+}
+
+/// What an archive's bytes come out of.
+#[derive(Debug)]
+enum Data {
+    File(File),
+    Kept(Arc<dyn LayerBytes>),
 }
 
 /// An archive: a zip, a tar, one layer of an image.
@@ -29,11 +48,12 @@ pub(crate) struct Archive {
     pub(crate) name: String,
     pub(crate) items: Vec<Item>,
     pub(crate) files: Vec<Stored>,
-    pub(crate) data: File,
+    data: Data,
     pub(crate) packed: Option<Packed>,
     /// What its owner says that it is.
     pub(crate) known_as: Option<String>,
-    digest: OnceLock<[u8; 32]>,
+    /// What tells this archive from others.
+    identity: OnceLock<String>,
 }
 
 impl Archive {
@@ -44,7 +64,15 @@ impl Archive {
         data: File,
         packed: Option<Packed>,
     ) -> Self {
-        Self { name, items, files, data, packed, known_as: None, digest: OnceLock::new() }
+        let (data, identity) = (Data::File(data), OnceLock::new());
+        Self { name, items, files, data, packed, known_as: None, identity }
+    }
+
+    /// One that was kept. Its names are in the tree already.
+    pub(crate) fn kept(identity: String, files: Vec<Stored>, bytes: Arc<dyn LayerBytes>) -> Self {
+        let (name, items, data) = (identity.clone(), Vec::new(), Data::Kept(bytes));
+        let identity = OnceLock::from(identity);
+        Self { name, items, files, data, packed: None, known_as: None, identity }
     }
 
     /// A single file, as it is, under a name.
@@ -67,9 +95,22 @@ impl Archive {
 
     /// How long a file is.
     pub(crate) fn len(&self, file: u32) -> Option<u64> {
-        self.files.get(file as usize).map(|file| match file {
-            Stored::Plain(_, len) | Stored::Packed(_, len, _) => *len,
-        })
+        self.files.get(file as usize).map(Stored::len)
+    }
+
+    /// All of a file that is packed, unpacked anew unless it is there.
+    pub(crate) fn unpacked(&self, file: u32) -> Result<Option<Arc<Vec<u8>>>, Refused> {
+        match (self.files.get(file as usize), &self.packed) {
+            (Some(Stored::Packed(number, size, unpacked)), Some(packed)) => {
+                if let Some(bytes) = unpacked.get() {
+                    return Ok(Some(bytes.clone()));
+                }
+                let bytes = packed.unpack(*number, *size);
+                let bytes = bytes.map_err(|why| Refused::Layer(format!("{}: {why}", self.name)))?;
+                Ok(Some(Arc::new(bytes)))
+            }
+            _ => Ok(None),
+        }
     }
 
     /// Reads; the archive is as long as it was when it was opened, or the read fails.
@@ -80,43 +121,61 @@ impl Archive {
             out.copy_from_slice(part.ok_or_else(|| failed("it is shorter than it says".into()))?);
             Ok(())
         };
-        match self.files.get(file as usize).ok_or(Refused::Missing)? {
-            Stored::Plain(from, _) => {
-                self.data.read_exact_at(out, from + at).map_err(|e| failed(e.to_string()))
+        match (self.files.get(file as usize).ok_or(Refused::Missing)?, &self.data) {
+            (Stored::Plain(from, _), Data::File(data)) => {
+                data.read_exact_at(out, from + at).map_err(|e| failed(e.to_string()))
             }
-            Stored::Packed(number, size, unpacked) => {
+            (Stored::Packed(_, _, unpacked), _) => {
                 if unpacked.get().is_none() {
-                    let packed = self.packed.as_ref().ok_or(Refused::Missing)?;
-                    let bytes = packed.unpack(*number, *size).map_err(failed)?;
+                    let bytes = self.unpacked(file)?.ok_or(Refused::Missing)?;
                     // Two that unpack it at the same time have the same bytes.
-                    let _ = unpacked.set(Arc::new(bytes));
+                    let _ = unpacked.set(bytes);
                 }
                 copy(unpacked.get().ok_or(Refused::Missing)?, out)
             }
+            (Stored::Kept(from, _), Data::Kept(bytes)) => {
+                bytes.read_at(from + at, out).map_err(failed)
+            }
+            _ => Err(Refused::Missing),
         }
     }
 
-    /// What tells this archive from others.
-    pub(crate) fn digest(&self) -> Result<[u8; 32], std::io::Error> {
-        if let Some(digest) = self.digest.get() {
-            return Ok(*digest);
+    /// What tells this archive from others: what its owner says, or the digest of its bytes.
+    pub(crate) fn identity(&self) -> Result<&str, std::io::Error> {
+        if let Some(identity) = self.identity.get() {
+            return Ok(identity);
         }
-        let mut hash = Sha256::new();
-        let mut buffer = vec![0; 1 << 16];
-        let mut at = 0;
-        loop {
-            match self.data.read_at(&mut buffer, at) {
-                Ok(0) => break,
-                Ok(len) => {
-                    hash.update(&buffer[..len]);
-                    at += len as u64;
-                }
-                Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
-                Err(error) => return Err(error),
+        let identity = match (&self.known_as, &self.data) {
+            (Some(known), _) => format!("known:{known}"),
+            (None, Data::File(data)) => {
+                let digest = digest(data)?;
+                let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+                format!("sha256:{hex}")
             }
-        }
-        Ok(*self.digest.get_or_init(|| hash.finalize().into()))
+            // One that was kept has it from the beginning.
+            (None, Data::Kept(_)) => return Err(std::io::ErrorKind::NotFound.into()),
+        };
+        Ok(self.identity.get_or_init(|| identity))
     }
+}
+
+/// The SHA-256 of a file.
+fn digest(data: &File) -> std::io::Result<[u8; 32]> {
+    let mut hash = Sha256::new();
+    let mut buffer = vec![0; 1 << 16];
+    let mut at = 0;
+    loop {
+        match data.read_at(&mut buffer, at) {
+            Ok(0) => break,
+            Ok(len) => {
+                hash.update(&buffer[..len]);
+                at += len as u64;
+            }
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(hash.finalize().into())
 }
 
 /// Counts what an archive claims.

@@ -1,14 +1,16 @@
 //! In what two trees differ: paths, and how many bytes.
 //!
 //! Promises: every path whose content, target, mode or kind differs is listed, up to a limit that is said; times
-//! alone make no difference. Directories of a host that neither tree has touched are not looked at.
+//! alone make no difference. It costs what differs: each file knows where it lies, so that directories with nothing
+//! changed in or below them are not looked at, and of the others only the names that matter. A changed file that had
+//! several names is the exception: it is looked for everywhere.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::Arc;
 
 use crate::content::{Content, PAGE};
 use crate::error::Refused;
-use crate::node::{Body, Inode, Kind, Node};
+use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node};
 use crate::tree::Tree;
 
 /// Bytes of paths that one comparison lists.
@@ -64,9 +66,16 @@ struct Comparison<'a> {
     one: &'a Tree,
     two: &'a Tree,
     changed: HashSet<Node>,
+    ways: Option<Ways>,
     found: FileDifference,
     listed: usize,
 }
+
+/// Names that lead to what changed, by the directories they are in.
+type Ways = HashMap<Node, BTreeSet<Name>>;
+
+/// What a name means in two directories.
+type Meanings = (Option<Entry>, Option<Entry>);
 
 impl Tree {
     /// What one has to do to this tree to come to `other`, a relative of it.
@@ -76,18 +85,87 @@ impl Tree {
     pub fn diff(&self, other: &Self) -> Result<FileDifference, Refused> {
         let changed = self.nodes.differing(&other.nodes, |a, b| Arc::ptr_eq(a, b) || a.same(b));
         let changed: HashSet<Node> = changed.into_iter().map(|(node, ..)| *node).collect();
-        let found = FileDifference::default();
-        let mut comparison = Comparison { one: self, two: other, changed, found, listed: 0 };
-        if !comparison.changed.is_empty() {
-            comparison.run()?;
+        if changed.is_empty() {
+            return Ok(FileDifference::default());
         }
+        let (ways, found) = (ways(self, other, &changed)?, FileDifference::default());
+        let mut comparison = Comparison { one: self, two: other, changed, ways, found, listed: 0 };
+        comparison.run()?;
         let mut found = comparison.found;
         found.changes.sort_by(|a, b| a.path.cmp(&b.path));
         Ok(found)
     }
 }
 
+/// The file, if the tree has it.
+fn there(tree: &Tree, node: Node) -> Result<Option<Arc<Inode>>, Refused> {
+    match tree.inode(node) {
+        Ok(inode) => Ok(Some(inode)),
+        Err(Refused::Missing) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// The ways to what changed from either root. `None` where a file is not known to have but one name.
+fn ways(one: &Tree, two: &Tree, changed: &HashSet<Node>) -> Result<Option<Ways>, Refused> {
+    let mut ways = Ways::new();
+    for node in changed {
+        let (Some(before), Some(after)) = (there(one, *node)?, there(two, *node)?) else {
+            // What only one of them has: the directory that it is in has changed as well.
+            continue;
+        };
+        for (tree, inode) in [(one, before), (two, after)] {
+            if *node != Tree::ROOT && inode.name.is_none() {
+                return Ok(None);
+            }
+            let mut next = inode.name.clone();
+            while let Some((above, name)) = next {
+                let above = tree.ground.layers.mounted(above);
+                if !ways.entry(above).or_default().insert(name) {
+                    break;
+                }
+                next = there(tree, above)?.and_then(|inode| inode.name.clone());
+            }
+        }
+    }
+    Ok(Some(ways))
+}
+
+fn inside(inode: &Inode) -> Result<&Directory, Refused> {
+    match &inode.body {
+        Body::Directory(directory) => Ok(directory),
+        _ => Err(Refused::NotDirectory),
+    }
+}
+
 impl Comparison<'_> {
+    /// The names in two directories that may mean something else, or something that changed.
+    fn names(&self, one: Node, two: Node) -> Result<BTreeMap<Name, Meanings>, Refused> {
+        let (first, second) = (self.one.inode(one)?, self.two.inode(two)?);
+        let (a, b) = (&inside(&first)?.entries, &inside(&second)?.entries);
+        let mut names: BTreeMap<Name, Meanings> = BTreeMap::new();
+        match &self.ways {
+            Some(ways) if one == two => {
+                for (name, x, y) in a.differing(b, |x, y| (x.node, x.kind) == (y.node, y.kind)) {
+                    names.insert(name.clone(), (x.copied(), y.copied()));
+                }
+                for name in ways.get(&one).into_iter().flatten() {
+                    let meanings = (a.get(&*name.0).copied(), b.get(&*name.0).copied());
+                    names.insert(name.clone(), meanings);
+                }
+            }
+            _ => {
+                for (name, entry) in a.iter() {
+                    names.entry(name.clone()).or_default().0 = Some(*entry);
+                }
+                for (name, entry) in b.iter() {
+                    names.entry(name.clone()).or_default().1 = Some(*entry);
+                }
+            }
+        }
+        Ok(names)
+    }
+
     fn run(&mut self) -> Result<(), Refused> {
         // Pairs of directories with the same path.
         let mut ahead = vec![(Vec::new(), Tree::ROOT, Tree::ROOT)];
@@ -95,20 +173,9 @@ impl Comparison<'_> {
             if self.found.truncated {
                 return Ok(());
             }
-            let (first, second) = (self.one.list(one)?, self.two.list(two)?);
-            let (mut a, mut b) = (first.iter().peekable(), second.iter().peekable());
-            loop {
-                let order = match (a.peek(), b.peek()) {
-                    (None, None) => break,
-                    (Some(_), None) => std::cmp::Ordering::Less,
-                    (None, Some(_)) => std::cmp::Ordering::Greater,
-                    (Some(x), Some(y)) => x.name.cmp(&y.name),
-                };
-                let before = if order.is_le() { a.next() } else { None };
-                let after = if order.is_ge() { b.next() } else { None };
-                let Some(name) = before.or(after).map(|entry| &entry.name) else { break };
-                let below = [&path[..], b"/", name].concat();
-                match (before, after) {
+            for (name, meanings) in self.names(one, two)? {
+                let below = [&path[..], b"/", &name.0].concat();
+                match meanings {
                     (Some(x), Some(y)) if x.kind == y.kind => {
                         self.both(&below, x.node, y.node)?;
                         if x.kind == Kind::Directory && self.worth(x.node, y.node) {
@@ -131,7 +198,12 @@ impl Comparison<'_> {
 
     /// Whether anything below two directories can differ.
     fn worth(&self, one: Node, two: Node) -> bool {
-        one != two || self.one.nodes.get(&one).is_some() || self.two.nodes.get(&two).is_some()
+        let touched = |tree: &Tree| tree.nodes.get(&one).is_some();
+        one != two
+            || match &self.ways {
+                Some(ways) => self.changed.contains(&one) || ways.contains_key(&one),
+                None => touched(self.one) || touched(self.two),
+            }
     }
 
     fn add(&mut self, path: Vec<u8>, change: Change, kind: Kind, bytes: u64) {
@@ -231,4 +303,52 @@ fn differing(one: &Tree, two: &Tree, a: &Content, b: &Content) -> Result<u64, Re
         bytes += x[..len].iter().zip(&y[..len]).filter(|(p, q)| p != q).count() as u64;
     }
     Ok(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Budget, Time};
+
+    const NOW: Time = Time { seconds: 0, nanos: 0 };
+
+    #[test]
+    fn a_comparison_of_a_large_tree_looks_at_what_changed() {
+        let mut tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
+        for index in 0..20_000 {
+            tree.write_path(format!("/d{}/f{index}", index % 100), b"1", NOW).unwrap();
+        }
+        let mut then = tree.clone();
+        then.write_path("/d7/f7", b"2", NOW).unwrap();
+        then.write_path("/d8/new", b"2", NOW).unwrap();
+        then.remove_path("/d9/f9", NOW).unwrap();
+        let changed = tree.nodes.differing(&then.nodes, Arc::ptr_eq);
+        let changed = changed.into_iter().map(|(node, ..)| *node).collect();
+        let ways = ways(&tree, &then, &changed).unwrap().unwrap();
+        let names: usize = ways.values().map(BTreeSet::len).sum();
+        assert_eq!(names, 4, "three directories and a file: {ways:?}");
+        let found = tree.diff(&then).unwrap();
+        let found = found.changes.iter().map(|change| (&change.path[..], change.change));
+        let expected = [
+            (&b"/d7/f7"[..], Change::Changed),
+            (b"/d8/new", Change::Added),
+            (b"/d9/f9", Change::Removed),
+        ];
+        assert_eq!(found.collect::<Vec<_>>(), expected);
+    }
+
+    #[test]
+    fn a_changed_file_that_had_two_names_is_found_under_each() {
+        let mut tree = Tree::new(Budget::default());
+        for path in ["/a/one", "/b/other", "/c/more"] {
+            tree.write_path(path, b"1", NOW).unwrap();
+        }
+        let (node, directory) = (tree.find("/a/one").unwrap(), tree.find("/b").unwrap());
+        tree.link(node, directory, b"two", NOW).unwrap();
+        let mut then = tree.clone();
+        then.write(node, 0, b"2", NOW).unwrap();
+        let found = tree.diff(&then).unwrap();
+        let paths: Vec<&[u8]> = found.changes.iter().map(|change| &change.path[..]).collect();
+        assert_eq!(paths, [&b"/a/one"[..], b"/b/two"]);
+    }
 }

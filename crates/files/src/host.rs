@@ -160,7 +160,9 @@ impl HostDirectory {
             }
             _ => return Err(Errno::NOENT),
         };
-        Ok(Inode { body, mode: stat.st_mode & 0o7777, links, times, paid: false })
+        let above = path.file_name().zip(self.parent(node));
+        let name = above.map(|(name, above)| (above, Name::from(name.as_bytes())));
+        Ok(Inode { body, mode: stat.st_mode & 0o7777, links, times, paid: false, name })
     }
 
     fn list(&self, node: Node, path: &Path) -> Result<Directory, Errno> {

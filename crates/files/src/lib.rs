@@ -45,6 +45,7 @@ mod diff;
 mod error;
 mod host;
 mod image;
+mod kept;
 mod layer;
 mod map;
 mod names;
@@ -59,6 +60,7 @@ mod zip;
 
 pub use diff::{Change, FileChange, FileDifference};
 pub use error::{LayerError, Refused};
+pub use kept::{KeptLayers, LayerBytes};
 pub use layer::{Layer, LayerLimits};
 pub use node::{Kind, Node, Stat, Time, Times};
 pub use open::{Access, OpenFile, Whence};

@@ -64,8 +64,9 @@ impl Tree {
         self.pay(NODE_COST + extra + name_cost(name), 1)?;
         let node = Node(self.next);
         self.next += 1;
-        let inode = Inode::new(body, mode, now);
-        let kind = inode.kind();
+        let mut inode = Inode::new(body, mode, now);
+        let (kind, name) = (inode.kind(), Name::from(name));
+        inode.name = Some((directory, name.clone()));
         self.nodes.insert(node, Arc::new(inode));
         self.put(directory, name, Entry { node, kind, paid: true }, now)?;
         Ok(node)
@@ -98,16 +99,16 @@ impl Tree {
     fn put(
         &mut self,
         directory: Node,
-        name: &[u8],
+        name: Name,
         entry: Entry,
         now: Time,
     ) -> Result<Option<Entry>, Refused> {
         let inode = self.own(directory, true)?;
         let Body::Directory(inside) = &mut inode.body else { return Err(Refused::NotDirectory) };
-        let old = inside.entries.insert(Name::from(name), entry);
+        let old = inside.entries.insert(name.clone(), entry);
         (inode.times.modified, inode.times.changed) = (now, now);
         inode.links += u32::from(entry.kind == Kind::Directory);
-        self.forget(name, kind_of(&old), old, directory)?;
+        self.forget(&name.0, kind_of(&old), old, directory)?;
         Ok(old)
     }
 
@@ -188,7 +189,8 @@ impl Tree {
         self.own(directory, false)?;
         self.own(node, false)?;
         self.pay(name_cost(name), 0)?;
-        let inode = self.own(node, false)?;
+        let (inode, name) = (self.own(node, false)?, Name::from(name));
+        inode.name = (inode.links == 0).then(|| (directory, name.clone()));
         inode.links += 1;
         inode.times.changed = now;
         self.put(directory, name, Entry { node, kind, paid: true }, now)?;
@@ -300,19 +302,23 @@ impl Tree {
         }
         self.pay(name_cost(new), 0)?;
         self.take(from, old, now)?;
-        self.put(to, new, Entry { node, kind, paid: true }, now)?;
+        let new = Name::from(new);
+        self.put(to, new.clone(), Entry { node, kind, paid: true }, now)?;
         if let Some((there, _)) = there {
             self.unlink(there, now)?;
         }
-        self.settle(node, to, now)
+        self.settle(node, to, new, now)
     }
 
     /// Tells a file that it has another place.
-    fn settle(&mut self, node: Node, parent: Node, now: Time) -> Result<(), Refused> {
+    fn settle(&mut self, node: Node, parent: Node, name: Name, now: Time) -> Result<(), Refused> {
         let inode = self.own(node, true)?;
         inode.times.changed = now;
         if let Body::Directory(inside) = &mut inode.body {
             inside.parent = parent;
+        }
+        if inode.name.is_some() {
+            inode.name = Some((parent, name));
         }
         Ok(())
     }
@@ -327,9 +333,10 @@ impl Tree {
             self.own(node, false)?;
         }
         self.pay(name_cost(old) + name_cost(new), 0)?;
-        self.put(from, old, Entry { node: two, kind: other, paid: true }, now)?;
-        self.put(to, new, Entry { node: one, kind, paid: true }, now)?;
-        self.settle(one, to, now)?;
-        self.settle(two, from, now)
+        let (old, new) = (Name::from(old), Name::from(new));
+        self.put(from, old.clone(), Entry { node: two, kind: other, paid: true }, now)?;
+        self.put(to, new.clone(), Entry { node: one, kind, paid: true }, now)?;
+        self.settle(one, to, new, now)?;
+        self.settle(two, from, old, now)
     }
 }

@@ -149,6 +149,9 @@ pub(crate) struct Inode {
     pub(crate) times: Times,
     /// Whether it was paid for out of the budget.
     pub(crate) paid: bool,
+    /// The name it has, and the directory that is in. Known as long as there was never a second one; what is left of
+    /// one that is gone means nothing.
+    pub(crate) name: Option<(Node, Name)>,
 }
 
 #[derive(Clone, Debug)]
@@ -169,7 +172,8 @@ pub(crate) struct Directory {
 impl Inode {
     pub(crate) fn new(body: Body, mode: u32, now: Time) -> Self {
         let links = if matches!(body, Body::Directory(_)) { 2 } else { 1 };
-        Self { body, mode: mode & 0o7777, links, times: Times::all(now), paid: true }
+        let (mode, times) = (mode & 0o7777, Times::all(now));
+        Self { body, mode, links, times, paid: true, name: None }
     }
 
     pub(crate) fn kind(&self) -> Kind {

@@ -58,7 +58,7 @@ pub struct SavedTree {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Saved {
+pub(crate) struct Saved {
     form: u32,
     budget: (u64, u64),
     next: u64,
@@ -72,8 +72,16 @@ struct Saved {
     pages: u64,
 }
 
+impl Saved {
+    /// What layers show, by themselves.
+    pub(crate) fn of_layers(next: u64, nodes: Vec<(u64, SavedNode)>) -> Self {
+        let (layers, hosts, gone, held) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        Self { form: FORM, budget: (0, 0), next, layers, hosts, nodes, gone, held, pages: 0 }
+    }
+}
+
 #[derive(Serialize, Deserialize)]
-struct SavedNode {
+pub(crate) struct SavedNode {
     mode: u32,
     times: Times,
     paid: bool,
@@ -107,22 +115,18 @@ enum SavedSource {
 /// A name, and what it means: the number of a file, what it is, and whether the name was paid for.
 type SavedEntry = (Vec<u8>, Option<(u64, Kind, bool)>);
 
-fn damaged(why: impl Into<String>) -> TreeError {
+pub(crate) fn damaged(why: impl Into<String>) -> TreeError {
     TreeError::Damaged(why.into())
 }
 
 impl Part {
     /// What tells one layer from others.
-    fn identity(&self) -> Result<String, TreeError> {
+    pub(crate) fn identity(&self) -> Result<String, TreeError> {
         match self {
             Self::Host(_) => Ok("a host directory".to_owned()),
             Self::Archive(archive) => {
-                if let Some(known) = &archive.known_as {
-                    return Ok(format!("known:{known}"));
-                }
-                let digest = archive.digest().map_err(|e| Refused::Layer(e.to_string()))?;
-                let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
-                Ok(format!("sha256:{hex}"))
+                let identity = archive.identity().map_err(|e| Refused::Layer(e.to_string()))?;
+                Ok(identity.to_owned())
             }
         }
     }
@@ -180,7 +184,7 @@ impl Tree {
         Ok(SavedTree { description, pages })
     }
 
-    fn saved_node(
+    pub(crate) fn saved_node(
         &self,
         node: Node,
         inode: &Inode,
@@ -324,14 +328,15 @@ impl Tree {
     }
 }
 
-struct Loader<'a> {
-    base: &'a Tree,
-    tree: Tree,
-    pages: std::slice::Iter<'a, Arc<Vec<u8>>>,
+/// Makes a tree of what was saved, over the layers of another.
+pub(crate) struct Loader<'a> {
+    pub(crate) base: &'a Tree,
+    pub(crate) tree: Tree,
+    pub(crate) pages: std::slice::Iter<'a, Arc<Vec<u8>>>,
 }
 
 impl Loader<'_> {
-    fn load(mut self, saved: Saved) -> Result<Tree, TreeError> {
+    pub(crate) fn load(mut self, saved: Saved) -> Result<Tree, TreeError> {
         if saved.pages != self.pages.len() as u64 {
             return Err(damaged("it has another number of pages than it says"));
         }
@@ -403,7 +408,9 @@ impl Loader<'_> {
         if saved.mode > 0o7777 || times.iter().any(|time| time.nanos >= 1_000_000_000) {
             return Err(damaged("a mode or a time is none"));
         }
-        Ok(Inode { body, mode: saved.mode, links: 0, times: saved.times, paid: saved.paid })
+        let (mode, times, paid) = (saved.mode, saved.times, saved.paid);
+        // Links and name are told by the directories, which are checked once all are there.
+        Ok(Inode { body, mode, links: 0, times, paid, name: None })
     }
 
     fn file(
@@ -449,9 +456,9 @@ impl Loader<'_> {
 }
 
 impl Tree {
-    /// Checks that it is a tree, counts names, and adds up what it takes.
+    /// Checks that it is a tree, counts names, notes where each file lies, and adds up what it takes.
     fn check(&mut self) -> Result<(), TreeError> {
-        let mut links: BTreeMap<Node, u32> = BTreeMap::new();
+        let mut links: BTreeMap<Node, (u32, Option<(Node, Name)>)> = BTreeMap::new();
         let mut seen = BTreeSet::from([Self::ROOT]);
         let mut ahead = vec![(Self::ROOT, 0)];
         let mut names = 0;
@@ -481,6 +488,7 @@ impl Tree {
                     if !seen.insert(entry.node) {
                         return Err(damaged("a directory has two names"));
                     }
+                    links.entry(entry.node).or_default().1 = Some((at, name.clone()));
                     if let Some(inode) = here {
                         match &inode.body {
                             Body::Directory(d) if self.ground.layers.mounted(d.parent) == at => {}
@@ -489,15 +497,17 @@ impl Tree {
                         ahead.push((entry.node, depth + 1));
                     }
                 } else {
-                    *links.entry(entry.node).or_default() += 1;
+                    let (count, only) = links.entry(entry.node).or_default();
+                    *count += 1;
+                    *only = (*count == 1).then(|| (at, name.clone()));
                 }
             }
-            links.insert(at, 2 + below);
+            links.entry(at).or_default().0 = 2 + below;
         }
         let (mut bytes, mut files) = (names, 0_u64);
         let all: Vec<Node> = self.nodes.iter().map(|(node, _)| *node).collect();
         for node in all {
-            let count = links.get(&node).copied().unwrap_or(0);
+            let (count, name) = links.remove(&node).unwrap_or_default();
             if count == 0 && self.held.get(&node).is_none() {
                 return Err(damaged("a file has no name, and nobody holds it"));
             }
@@ -516,10 +526,14 @@ impl Tree {
             {
                 return Err(damaged("a file that was not paid for has pages"));
             }
-            if inode.links != count
+            // What is the layers' stays shared with them, and knows where it lies.
+            let below = self.ground.nodes.get(&node);
+            let shared = below.is_some_and(|below| Arc::ptr_eq(below, inode));
+            if (inode.links != count || (!shared && inode.name != name))
                 && let Some(inode) = self.nodes.get_mut(&node)
             {
-                Arc::make_mut(inode).links = count;
+                let inode = Arc::make_mut(inode);
+                (inode.links, inode.name) = (count, name);
             }
         }
         (self.bytes, self.files) = (bytes, files);

@@ -3,10 +3,11 @@
 use std::io::Write;
 use std::os::unix::fs::symlink;
 use std::path::Path;
+use std::sync::Arc;
 
 use afresh_files::{
-    Access, Budget, Change, Kind, Layer, LayerError, LayerLimits, Refused, Rename, SavedTree, Time,
-    Tree, TreeError, Walk, Whence,
+    Access, Budget, Change, Kind, Layer, LayerBytes, LayerError, LayerLimits, Refused, Rename,
+    SavedTree, Time, Tree, TreeError, Walk, Whence,
 };
 use sha2::{Digest, Sha256};
 
@@ -559,5 +560,86 @@ fn a_layer_of_one_file_shows_it_under_its_name_and_is_told_by_what_it_is_known_a
     assert!(empty().over("/", &host).unwrap().has_unknown_layers());
     for missing in [directory.path().join("missing"), directory.path().to_owned()] {
         assert!(Layer::file(missing, "x").is_err());
+    }
+}
+
+/// Pages that were kept.
+#[derive(Debug)]
+struct Pages(Vec<u8>);
+
+impl LayerBytes for Pages {
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
+        let part = self.0.get(at as usize..at as usize + out.len());
+        out.copy_from_slice(part.ok_or("it lies outside")?);
+        Ok(())
+    }
+}
+
+#[test]
+fn layers_that_were_kept_are_those_that_they_were_kept_of() {
+    let zip = zipped(&[("a", &[7; 10_000]), ("sub/b", b"bee"), ("empty", b""), ("c", b"sea")]);
+    let tar = written(&tarred(&[
+        ("sub/d", tar::EntryType::Regular, "", b"dee"),
+        ("up", tar::EntryType::Symlink, "sub/d", b""),
+    ]));
+    let limits = LayerLimits::default();
+    let zip = Layer::open(zip.path(), &limits).unwrap();
+    let tar = Layer::open(tar.path(), &limits).unwrap();
+    let clean = empty().over("/", &zip).unwrap().over("/", &tar).unwrap();
+    let mut tree = clean.clone();
+    let node = tree.find("/a").unwrap();
+    tree.write(node, 5000, b"changed", NOW).unwrap();
+    tree.remove_path("/c", NOW).unwrap();
+    tree.write_path("/own", b"1", NOW).unwrap();
+    let saved = tree.saved().unwrap();
+    assert_eq!(saved.pages.len(), 2, "what the layers hold is not among its own");
+
+    let kept = tree.kept_layers().unwrap().unwrap();
+    let mut pages = vec![0; kept.pages() as usize * 4096];
+    kept.read(|page, bytes| {
+        pages[page as usize * 4096..][..bytes.len()].copy_from_slice(bytes);
+        Ok::<_, Refused>(())
+    })
+    .unwrap();
+    let bytes: Arc<dyn LayerBytes> = Arc::new(Pages(pages));
+    let over =
+        |description: &[u8]| Tree::over_kept(Budget::default(), description, kept.pages(), &bytes);
+    let ground = over(kept.description()).unwrap();
+    assert_eq!(ground.used(), Budget { bytes: 0, files: 0 });
+    let again = ground.restored(&saved).unwrap();
+    assert_eq!(again.used(), tree.used());
+    assert_eq!(again.saved().unwrap(), saved);
+    for (old, new) in [(&clean, &ground), (&tree, &again)] {
+        assert!(old.diff(new).unwrap().is_empty());
+        for path in ["/a", "/sub/b", "/sub/d", "/up", "/empty", "/c", "/own"] {
+            assert_eq!(read(old, path), read(new, path), "{path}");
+        }
+    }
+    // And again, from what was kept, without the archives.
+    let twice = again.kept_layers().unwrap().unwrap();
+    assert_eq!(twice.description(), kept.description());
+    // Of a host directory nobody can say what it holds.
+    let host = host();
+    let mixed = clean.over("/host", &Layer::directory(host.path()).unwrap()).unwrap();
+    assert!(mixed.kept_layers().unwrap().is_none());
+
+    let mut accepted = 0;
+    for at in 0..kept.description().len() {
+        for flip in [1, 0x80, 0xff] {
+            let mut description = kept.description().to_vec();
+            description[at] ^= flip;
+            let Ok(mut tree) = over(&description) else { continue };
+            accepted += 1;
+            // Whatever it is, it can be walked, read, emptied and saved.
+            for entry in tree.list(Tree::ROOT).unwrap() {
+                let _ = read(&tree, &String::from_utf8_lossy(&entry.name));
+                let _ = tree.remove_path(&*entry.name, NOW);
+            }
+            tree.saved().unwrap();
+        }
+    }
+    assert!(accepted > 0, "a changed time makes no difference");
+    for cut in 0..kept.description().len() {
+        assert!(over(&kept.description()[..cut]).is_err(), "{cut}");
     }
 }

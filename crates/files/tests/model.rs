@@ -1,6 +1,6 @@
 //! The tree against a directory of the host's: the same calls give the same answers and leave the same files.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
@@ -233,6 +233,15 @@ fn seen(tree: &Tree) -> BTreeMap<String, Seen> {
     all
 }
 
+/// The paths that are not the same in both, but for how many names a file has.
+fn differing(one: &BTreeMap<String, Seen>, two: &BTreeMap<String, Seen>) -> BTreeSet<String> {
+    let looks = |all: &BTreeMap<String, Seen>, path: &String| {
+        all.get(path).map(|(kind, mode, _, content)| (*kind, *mode, content.clone()))
+    };
+    let paths = one.keys().chain(two.keys());
+    paths.filter(|path| looks(one, path) != looks(two, path)).cloned().collect()
+}
+
 /// Every path of a directory of the host's.
 fn seen_on_host(root: &Path) -> BTreeMap<String, Seen> {
     let mut all = BTreeMap::new();
@@ -284,6 +293,18 @@ proptest! {
         prop_assert_eq!(&seen(&again), &now);
         prop_assert_eq!(again.used(), both.tree.used());
         prop_assert_eq!(again.saved().unwrap(), saved);
+        // What it differs in from what it was is told by both, and by walking all of it.
+        if let Some((kept, then)) = &both.kept {
+            for after in [&both.tree, &again] {
+                let found = kept.diff(after).unwrap();
+                let found: BTreeSet<String> = found
+                    .changes
+                    .into_iter()
+                    .map(|change| String::from_utf8(change.path).unwrap())
+                    .collect();
+                prop_assert_eq!(&found, &differing(then, &now));
+            }
+        }
     }
 
     #[test]

@@ -348,6 +348,9 @@ pub enum SaveError {
         /// Pages of the parent.
         parent: usize,
     },
+    /// A remote could not take it.
+    #[error("{0}")]
+    Remote(Box<dyn std::error::Error + Send + Sync>),
     /// Somebody else goes on from the same saved state.
     #[error(
         "{0}: the session was saved by somebody else since, or its name means something else: open it again, \

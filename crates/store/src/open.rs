@@ -10,6 +10,7 @@ use crate::access::Access;
 use crate::blob::BlobRead;
 use crate::manifest::{Config, MAX_CONFIG, MAX_MANIFEST, Manifest, parse};
 use crate::seal::SealKey;
+use crate::turns::Turned;
 use crate::{OpenError, SealError, Sha256, Snapshot};
 
 /// Holds blobs: a store's directory, or an archive.
@@ -104,7 +105,8 @@ pub(crate) fn open_snapshot(
     };
     let Some(journal) = journal else { return Ok(snapshot) };
     let path = blobs.journal(&journal).ok_or(OpenError::NoJournal { journal })?;
-    snapshot.with_turns(path, access)
+    let turned = Turned::read(&snapshot, path, access)?;
+    Ok(snapshot.with_turns(turned))
 }
 
 /// The plain bytes of a small sealed blob.

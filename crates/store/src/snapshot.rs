@@ -1,7 +1,6 @@
 //! An opened snapshot: its configuration, its stack of layers, its pages.
 
 use std::io;
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use afresh_sys::{PAGE_SIZE, PageRange};
@@ -159,9 +158,8 @@ impl Snapshot {
     }
 
     /// The turns that follow on the snapshot in `path`, applied.
-    pub(crate) fn with_turns(self, path: PathBuf, access: &Access) -> Result<Self, OpenError> {
-        let turned = Turned::read(&self, path, access)?;
-        Ok(Self { turned: Some(Arc::new(turned)), ..self })
+    pub(crate) fn with_turns(self, turned: Turned) -> Self {
+        Self { turned: Some(Arc::new(turned)), ..self }
     }
 
     /// The snapshot without its turns.

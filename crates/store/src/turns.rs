@@ -12,7 +12,7 @@ use crate::manifest::print;
 use crate::open::open_snapshot;
 use crate::save::write_memory;
 use crate::shelf::Shelf;
-use crate::turn::{Journal, JournalFile, Space, new_journal_id};
+use crate::turn::{Journal, JournalFile, JournalPlace, Space, new_journal_id};
 use crate::{
     Encoding, OpenError, Origin, PageMap, SaveError, SaveOptions, Sha256, Snapshot, Store,
 };
@@ -24,7 +24,7 @@ pub(crate) struct Turned {
     pub(crate) map: PageMap,
     /// The working set, as far as pages are where they were.
     pub(crate) set: Vec<PageRange>,
-    path: PathBuf,
+    place: JournalPlace,
     turns: Turns,
     last: [u8; 32],
 }
@@ -48,6 +48,16 @@ impl Turned {
                 false => error,
             }
         })?;
+        Self::of(base, &file, JournalPlace::File(path), access)
+    }
+
+    /// What the turns in `file`, which lie in `place`, made of `base`.
+    pub(crate) fn of(
+        base: &Snapshot,
+        file: &JournalFile,
+        place: JournalPlace,
+        access: &Access,
+    ) -> Result<Self, OpenError> {
         let mut space = Space::new(base.pages(), base.state().to_vec());
         let last = file.replay(base.id(), base.key(), access, &mut space)?;
         let limits = access.limits();
@@ -58,7 +68,7 @@ impl Turned {
         let all = PageRange::new(0, space.pages());
         let set = base.working_set().iter().filter_map(|run| run.intersect(all)).collect();
         let turns = Turns { count: file.turns(), bytes: file.len() };
-        Ok(Self { space, map, set, path, turns, last })
+        Ok(Self { space, map, set, place, turns, last })
     }
 }
 
@@ -72,6 +82,16 @@ impl Snapshot {
     /// Digest of the last turn, which names what all of them made.
     pub(crate) fn turned_root(&self) -> Option<[u8; 32]> {
         self.turned().map(|turned| turned.last)
+    }
+
+    /// The journal of the session, to go on with it. None for a snapshot that is no session's.
+    ///
+    /// # Errors
+    /// [`SaveError::Io`].
+    pub fn resume_turns(&self) -> Result<Option<Journal>, SaveError> {
+        let Some(turned) = self.turned() else { return Ok(None) };
+        let state = (turned.turns.bytes, turned.turns.count, turned.last);
+        Journal::resume(turned.place.clone(), self.id(), self.key().cloned(), state).map(Some)
     }
 
     /// Reads pages that turns made, from number `page` of theirs on.
@@ -187,18 +207,6 @@ impl Store {
         let journal = Journal::create(self, &id, base, snapshot.key().cloned())?;
         self.tag(name, Some(base))?;
         Ok(journal)
-    }
-
-    /// The journal of a session that was opened from this store, to go on with it. None for a snapshot that is no
-    /// session's.
-    ///
-    /// # Errors
-    /// [`SaveError::Io`].
-    pub fn resume_turns(&self, snapshot: &Snapshot) -> Result<Option<Journal>, SaveError> {
-        let Some(turned) = snapshot.turned() else { return Ok(None) };
-        let state = (turned.turns.bytes, turned.turns.count, turned.last);
-        let key = snapshot.key().cloned();
-        Journal::resume(turned.path.clone(), snapshot.id(), key, state).map(Some)
     }
 
     /// The same memory and state as a snapshot without turns, which has no name yet: `gc` removes it unless it gets

@@ -84,7 +84,7 @@ fn a_session_opens_as_its_last_turn_left_it() {
     }
     // Goes on after it was opened.
     let opened = store.load("a").unwrap();
-    let mut again = store.resume_turns(&opened).unwrap().unwrap();
+    let mut again = opened.resume_turns().unwrap().unwrap();
     append(&mut again, 13);
     assert!(is_round(&store.load("a").unwrap(), 13));
     // Who does not know of that turn is refused, and harms nothing.
@@ -105,7 +105,7 @@ fn a_turn_that_was_cut_off_is_as_if_it_had_never_been() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(dir.path());
     let journal = session(&store, "a", 4);
-    let (path, before) = (journal.path().to_owned(), journal.size() as usize);
+    let (path, before) = (journal.path().unwrap().to_owned(), journal.size() as usize);
     let mut journal = journal;
     append(&mut journal, 5);
     let whole = fs::read(&path).unwrap();
@@ -124,7 +124,7 @@ fn a_turn_that_was_cut_off_is_as_if_it_had_never_been() {
         assert!(is_round(&store.load("a").unwrap(), 4), "zeros from {len} on");
     }
     fs::write(&path, &whole[..whole.len() - 3]).unwrap();
-    let mut resumed = store.resume_turns(&store.load("a").unwrap()).unwrap().unwrap();
+    let mut resumed = store.load("a").unwrap().resume_turns().unwrap().unwrap();
     append(&mut resumed, 5);
     assert!(is_round(&store.load("a").unwrap(), 5));
     assert!(fs::read(&path).unwrap() == whole, "nothing of the cut is left");
@@ -137,7 +137,8 @@ fn a_flipped_bit_is_noticed_or_is_in_the_last_turn() {
     let mut journal = session(&store, "a", 3);
     let last = journal.size() as usize;
     append(&mut journal, 4);
-    let (path, whole) = (journal.path().to_owned(), fs::read(journal.path()).unwrap());
+    let (path, whole) =
+        (journal.path().unwrap().to_owned(), fs::read(journal.path().unwrap()).unwrap());
     for at in 0..whole.len() {
         let mut bytes = whole.clone();
         bytes[at] ^= 1 << (at % 8);
@@ -257,22 +258,22 @@ fn turns_are_sealed_and_signed_as_their_snapshot_is() {
     let parent = journal.last();
     journal.append(&step(1, parent), Some(&|root| sign.sign_turn(root))).unwrap();
     assert!(is_round(&store.load_with("a", &demand()).unwrap(), 1));
-    let stored = fs::read(journal.path()).unwrap();
+    let stored = fs::read(journal.path().unwrap()).unwrap();
     assert!(!stored.windows(secret.len()).any(|window| window == secret), "written in the clear");
     assert!(store.load("a").is_err(), "it opens with the key alone");
     let other = Access::new().with_key(SealKey::generate().unwrap());
     assert!(store.load_with("a", &other).is_err());
 
     // Signed by nobody, or by somebody else: refused where a signature is demanded.
-    let signed = fs::read(journal.path()).unwrap();
+    let signed = fs::read(journal.path().unwrap()).unwrap();
     let parent = journal.last();
     journal.append(&step(2, parent), None).unwrap();
     assert!(store.load_with("a", &demand()).is_err());
     let sealed_only = Access::new().with_key(seal.clone());
     assert!(is_round(&store.load_with("a", &sealed_only).unwrap(), 2));
-    fs::write(journal.path(), &signed).unwrap();
+    fs::write(journal.path().unwrap(), &signed).unwrap();
     let opened = store.load_with("a", &sealed_only).unwrap();
-    let mut journal = store.resume_turns(&opened).unwrap().unwrap();
+    let mut journal = opened.resume_turns().unwrap().unwrap();
     let stranger = SigningKey::generate().unwrap();
     let parent = journal.last();
     journal.append(&step(2, parent), Some(&|root| stranger.sign_turn(root))).unwrap();
@@ -287,7 +288,7 @@ fn turns_are_sealed_and_signed_as_their_snapshot_is() {
 
 #[cfg(feature = "remote")]
 #[test]
-fn a_remote_gets_the_session_without_its_journal() {
+fn a_session_that_is_pushed_is_pushed_without_its_journal() {
     use afresh_store::Encoding;
     use afresh_store::remote::{Remote, RetryPolicy};
     let dir = tempfile::tempdir().unwrap();
@@ -315,7 +316,7 @@ const CHILD: &str = "AFRESH_TEST_TURNS_INTO";
 fn a_kill_leaves_every_turn_that_was_said_to_be_saved() {
     if let Some(dir) = std::env::var_os(CHILD) {
         let store = Store::open(PathBuf::from(dir)).unwrap();
-        let mut journal = store.resume_turns(&store.load("a").unwrap()).unwrap().unwrap();
+        let mut journal = store.load("a").unwrap().resume_turns().unwrap().unwrap();
         for rounds in journal.turns() + 1.. {
             append(&mut journal, rounds);
             println!("saved {rounds}");
@@ -351,4 +352,85 @@ fn a_kill_leaves_every_turn_that_was_said_to_be_saved() {
         assert!(there == saved || there == saved + 1, "{saved} were said, {there} are there");
         assert!(is_round(&snapshot, there));
     }
+}
+
+#[cfg(feature = "remote")]
+#[test]
+fn a_turn_in_an_object_store_is_one_request_and_opens_as_it_was() {
+    use std::sync::Arc;
+    use std::sync::atomic::Ordering;
+    use std::time::Duration;
+
+    use afresh_store::Encoding;
+    use afresh_store::remote::{Remote, RetryPolicy};
+    use object_store::path::Path;
+    use object_store::{ObjectStoreExt, PutPayload};
+    use support::objects::{Server, Wrong};
+
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(&dir.path().join("store"));
+    drop(session(&store, "a", 0));
+    let base = store.load("a").unwrap();
+    let server = Server::new();
+    let retry = RetryPolicy {
+        attempts: 3,
+        timeout: Duration::from_secs(5),
+        pause: Duration::from_millis(1),
+        outage: Duration::ZERO,
+    };
+    let remote = Remote::with_objects(server.clone(), Path::from("team"), retry).unwrap();
+    assert!(remote.keeps_turns());
+    let mut journal = remote.push_turns(&store, &base, "a", Encoding::Raw, &mut |_| {}).unwrap();
+    for rounds in 1..=13 {
+        server.be(Wrong::Nothing);
+        append(&mut journal, rounds);
+        assert_eq!(server.requests.load(Ordering::Relaxed), 1);
+    }
+    let opened = remote.load("a").unwrap();
+    assert!(is_round(&opened, 13));
+    assert_eq!(opened.turns().unwrap().count, 13);
+
+    // Whoever opened it goes on, and the first is refused then; so is a second that opened it before.
+    let mut again = opened.resume_turns().unwrap().unwrap();
+    let mut late = opened.resume_turns().unwrap().unwrap();
+    append(&mut again, 14);
+    let ((was, state_was), (now, state)) = (round(13), round(99));
+    let other = turn((&was, &state_was), (&now, &state), journal.last());
+    for journal in [&mut journal, &mut late] {
+        assert!(matches!(journal.append(&other, None), Err(SaveError::Moved(_))));
+    }
+    assert!(is_round(&remote.load("a").unwrap(), 14));
+    // An answer that is lost is no reason to believe that somebody else was faster.
+    server.be(Wrong::Lost { times: 1 });
+    append(&mut again, 15);
+    server.be(Wrong::Nothing);
+    assert!(is_round(&remote.load("a").unwrap(), 15));
+
+    // Here it is a snapshot without turns.
+    let to = support::store(&dir.path().join("pulled"));
+    remote.pull(&to, "a", "mine", Encoding::Zstd, &mut |_| {}).unwrap();
+    let pulled = to.load("mine").unwrap();
+    assert!(is_round(&pulled, 15) && pulled.turns().is_none());
+    // And one that was opened there without turns goes on there.
+    remote.push(&to, &pulled, "b", Encoding::Zstd, &mut |_| {}).unwrap();
+    let mut journal = remote.begin_turns("b", &remote.load("b").unwrap()).unwrap();
+    append(&mut journal, 16);
+    assert!(is_round(&remote.load("b").unwrap(), 16));
+
+    // A turn that is damaged or missing in the middle is an error; the last one that is missing is not.
+    let names = |server: Arc<Server>| async move {
+        use futures_util::TryStreamExt;
+        use object_store::ObjectStore;
+        let all: Vec<_> = server.list(Some(&Path::from("team/journals"))).try_collect().await?;
+        Ok::<_, object_store::Error>(all.into_iter().map(|meta| meta.location).collect::<Vec<_>>())
+    };
+    let threads = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let all = threads.block_on(names(server.clone())).unwrap();
+    let number = |n: &str| all.iter().find(|path| path.as_ref().ends_with(n)).unwrap().clone();
+    threads.block_on(server.delete(&number("/00000014"))).unwrap();
+    assert!(is_round(&remote.load("a").unwrap(), 14));
+    threads.block_on(server.put(&number("/00000003"), PutPayload::from_static(b"?"))).unwrap();
+    assert!(remote.load("a").is_err());
+    threads.block_on(server.delete(&number("/00000003"))).unwrap();
+    assert!(remote.load("a").is_err());
 }

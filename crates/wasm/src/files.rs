@@ -6,11 +6,13 @@
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use afresh_files::{Access, Budget, OpenFile, SavedTree, Tree, TreeError};
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use serde::{Deserialize, Serialize};
+
+use crate::layers::Layers;
 
 /// Descriptors that a guest may have.
 pub(crate) const DESCRIPTORS: usize = 4096;
@@ -38,11 +40,22 @@ pub(crate) struct FileDescriptor {
 }
 
 /// A tree, and what is open in it.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug)]
 pub struct Files {
     pub(crate) tree: Tree,
     pub(crate) descriptors: Arc<BTreeMap<u32, Descriptor>>,
+    /// What the tree lies over as pages, once it was saved. All that come of these files share it.
+    layers: Arc<OnceLock<Layers>>,
 }
+
+/// Two are equal when their trees are, and what is open there.
+impl PartialEq for Files {
+    fn eq(&self, other: &Self) -> bool {
+        self.tree == other.tree && self.descriptors == other.descriptors
+    }
+}
+
+impl Eq for Files {}
 
 impl Files {
     /// A tree with what every call is given: standard streams, and the tree's root.
@@ -55,7 +68,7 @@ impl Files {
             let root = FileDescriptor { open, given, flags: 0, rights, inheriting };
             descriptors.insert(3, Descriptor::File(root));
         }
-        Self { tree, descriptors: Arc::new(descriptors) }
+        Self { tree, descriptors: Arc::new(descriptors), layers: Arc::default() }
     }
 
     /// The tree.
@@ -78,13 +91,26 @@ impl Files {
     /// Everything as bytes.
     pub(crate) fn save(&self) -> Result<SavedFiles, String> {
         // A snapshot needs nothing but itself, and layers that whoever made the tree says are to be had.
-        let tree = match self.tree.has_unknown_layers() {
-            true => self.tree.detached().and_then(|tree| tree.saved()),
-            false => self.tree.saved(),
+        let (tree, layers) = if self.tree.has_unknown_layers() {
+            match self.kept_layers()? {
+                Some(layers) => (self.tree.saved(), Some(layers)),
+                None => (self.tree.detached().and_then(|tree| tree.saved()), None),
+            }
+        } else {
+            (self.tree.saved(), None)
         };
         let tree = tree.map_err(|e| e.to_string())?;
         let descriptors = postcard::to_allocvec(&*self.descriptors).map_err(|e| e.to_string())?;
-        Ok(SavedFiles { descriptors, pages: tree.pages.len() as u64, tree: tree.into() })
+        Ok(SavedFiles { descriptors, pages: tree.pages.len() as u64, tree: tree.into(), layers })
+    }
+
+    /// What the tree lies over as pages, made once; `None` where that cannot be kept.
+    fn kept_layers(&self) -> Result<Option<Layers>, String> {
+        if let Some(layers) = self.layers.get() {
+            return Ok(Some(layers.clone()));
+        }
+        let layers = Layers::of(&self.tree)?;
+        Ok(layers.map(|layers| self.layers.get_or_init(|| layers).clone()))
     }
 }
 
@@ -94,6 +120,9 @@ pub(crate) struct SavedFiles {
     descriptors: Vec<u8>,
     pages: u64,
     tree: Described,
+    /// Those that the tree needs, where the snapshot has them.
+    #[serde(skip)]
+    pub(crate) layers: Option<Layers>,
 }
 
 /// A tree's description on its own in bytes, and its pages beside it.
@@ -142,12 +171,14 @@ impl SavedFiles {
     /// is put over those of `below`.
     pub(crate) fn restore(&self, allowed: Budget, below: Option<&Tree>) -> Result<Files, String> {
         let saved = SavedTree::new(self.tree.description.clone(), self.tree.pages.clone());
-        let tree = match Tree::new(allowed).restored(&saved) {
-            Err(TreeError::Layers { .. }) if below.is_some_and(Tree::has_layers) => {
-                below.map_or_else(|| Tree::new(allowed), Tree::clone).restored(&saved)
-            }
-            other => other,
-        };
+        // Those that are there already are shared with whoever has them.
+        let mut tree = Tree::new(allowed).restored(&saved);
+        if let (Err(TreeError::Layers { .. }), Some(below)) = (&tree, below) {
+            tree = below.restored(&saved);
+        }
+        if let (Err(TreeError::Layers { .. }), Some(layers)) = (&tree, &self.layers) {
+            tree = layers.tree(allowed)?.restored(&saved);
+        }
         let tree = tree.map_err(|e| e.to_string())?;
         let (had, used) = (tree.budget(), tree.used());
         let most = |allowed: u64, had: u64, used: u64| {
@@ -171,7 +202,8 @@ impl SavedFiles {
                 return Err("a descriptor is open on nothing".to_owned());
             }
         }
-        Ok(Files { tree, descriptors: Arc::new(descriptors) })
+        let layers = self.layers.clone().map(OnceLock::from).unwrap_or_default();
+        Ok(Files { tree, descriptors: Arc::new(descriptors), layers: Arc::new(layers) })
     }
 }
 

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::engine::MOST_STACK;
 use crate::files::{Files, SavedFiles};
+use crate::layers::SavedLayers;
 use crate::linear::Shape;
 use crate::reset::{Present, WarmMemory};
 use crate::warm::Pools;
@@ -33,6 +34,9 @@ const LONGEST: u64 = 100 * 366 * 24 * 3600 * 1_000_000_000;
 
 /// Comes before the files.
 const FILES: &str = "files";
+
+/// Comes before the layers that the files lie over.
+const LAYERS: &str = "layers";
 
 /// Comes before the state of a component's modules.
 const NESTED: &str = "component";
@@ -139,6 +143,8 @@ impl Frozen {
         parts.extend(memories.iter().map(|m| m.image.clone()));
         let files = files.map(Files::save).transpose().map_err(FreezeError::State)?;
         if let Some(files) = &files {
+            // Before the files' own pages, so that they stay where they are.
+            parts.extend(files.layers.as_ref().map(|layers| layers.image().clone()));
             parts.push(files.image()?);
         }
         let memory = Image::join(&parts).into();
@@ -187,6 +193,9 @@ impl Frozen {
         let mut encoded = postcard::to_allocvec(&(header, self.read)).map_err(failed)?;
         if let Some(nested) = &self.nested {
             encoded.extend(postcard::to_allocvec(&(NESTED, nested)).map_err(failed)?);
+        }
+        if let Some(layers) = self.files.as_ref().and_then(|files| files.layers.as_ref()) {
+            encoded.extend(postcard::to_allocvec(&(LAYERS, layers.saved())).map_err(failed)?);
         }
         if let Some(files) = &self.files {
             encoded.extend(postcard::to_allocvec(&(FILES, files)).map_err(failed)?);
@@ -242,12 +251,17 @@ impl Frozen {
             postcard::take_from_bytes(bytes).map_err(broken)?;
         // A component has more, and so has whoever has files.
         let (mut nested, mut files, mut stack) = (None, None::<SavedFiles>, None);
+        let mut layers = None::<SavedLayers>;
         while !rest.is_empty() {
             let (what, after): (String, _) = postcard::take_from_bytes(rest).map_err(broken)?;
             match what.as_str() {
                 NESTED if nested.is_none() && files.is_none() => {
                     let (states, after) = postcard::take_from_bytes(after).map_err(broken)?;
                     (nested, rest) = (Some(states), after);
+                }
+                LAYERS if layers.is_none() && files.is_none() => {
+                    let (saved, after) = postcard::take_from_bytes(after).map_err(broken)?;
+                    (layers, rest) = (Some(saved), after);
                 }
                 FILES if files.is_none() => {
                     let (saved, after) = postcard::take_from_bytes(after).map_err(broken)?;
@@ -290,6 +304,12 @@ impl Frozen {
         }
         if header.state.memories.len() != memories.len() {
             return Err(bad("it has another number of memories than sizes"));
+        }
+        if let Some(layers) = layers {
+            let files = files.as_mut().ok_or_else(|| bad("it has layers, and no files"))?;
+            let image =
+                part(layers.page_bytes()).ok_or_else(|| bad("a layer lies outside its pages"))?;
+            files.layers = Some(layers.take(image));
         }
         if let Some(files) = &mut files {
             let image =

@@ -1,23 +1,18 @@
 //! Leases: an instance in the warm state, for the time of a call.
 
-use std::any::Any;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use afresh_sys::PerProcess;
-use wasmtime::{
-    AsContext, AsContextMut, Extern, Instance, Memory, ModuleExport, Store, StoreContextMut,
-    TypedFunc, Val, WasmParams, WasmResults,
-};
+use wasmtime::{Extern, Memory, ModuleExport, Val, WasmParams, WasmResults};
 
 use crate::compare::Comparison;
 use crate::dynamic::{call_dynamic, call_error};
-use crate::fresh::FreshMemories;
 use crate::host::Host;
 use crate::linear::GuestMemory;
-use crate::loan::Loan;
-use crate::reset::{Present, ResetInstance};
+use crate::live::{Live, Parts, typed};
+use crate::reset::Present;
 use crate::scope::forget_exception;
 use crate::stores::CallLimits;
 use crate::warm::{Inner, next_generation};
@@ -26,8 +21,8 @@ use crate::{CallError, FreezeError, WarmError};
 
 /// A typed export, resolved once by [`crate::Warm::entry`].
 pub struct Entry<P, R> {
-    name: String,
-    export: ModuleExport,
+    pub(crate) name: String,
+    pub(crate) export: ModuleExport,
     pub(crate) number: usize,
     /// The guest it belongs to.
     pub(crate) guest: u64,
@@ -57,27 +52,14 @@ impl<P, R> std::fmt::Debug for Entry<P, R> {
     }
 }
 
-#[allow(clippy::large_enum_variant)]
-pub(crate) enum Kind<'a> {
-    Reset(Loan<'a>),
-    Fresh {
-        /// Dropped before the memories come back to their pool.
-        store: Store<Host>,
-        instance: Instance,
-        memories: afresh_pool::Lease<'a, FreshMemories>,
-        /// As [`ResetInstance::unfinished`].
-        unfinished: bool,
-    },
-}
-
 /// An instance in the warm state. Calls made through one lease see one another's effects; dropping it
 /// undoes them all.
 pub struct Lease<'a> {
-    pub(crate) kind: Kind<'a>,
+    pub(crate) live: Live<'a>,
     pub(crate) warm: &'a Inner,
     /// Of each of its calls.
     pub(crate) limits: CallLimits,
-    /// What an owned lease borrows from, dropped after all that does. No function hands out what `kind` or
+    /// What an owned lease borrows from, dropped after all that does. No function hands out what `live` or
     /// `warm` refer to for longer than it borrows the lease, so nothing else outlives it.
     pub(crate) keep: Option<Arc<Inner>>,
 }
@@ -127,15 +109,15 @@ fn entropy() -> (i64, i64) {
 
 impl<'a> Lease<'a> {
     #[inline]
-    pub(crate) fn begin(warm: &'a Inner, kind: Kind<'a>, limits: CallLimits) -> Self {
-        let mut lease = Self { kind, warm, limits, keep: None };
+    pub(crate) fn begin(warm: &'a Inner, live: Live<'a>, limits: CallLimits) -> Self {
+        let mut lease = Self { live, warm, limits, keep: None };
         lease.host_mut().set_generation(next_generation());
         lease
     }
 
     /// A lease of an instance that goes on where it was.
-    pub(crate) fn resume(warm: &'a Inner, kind: Kind<'a>) -> Self {
-        Self { kind, warm, limits: warm.limits, keep: None }
+    pub(crate) fn resume(warm: &'a Inner, live: Live<'a>) -> Self {
+        Self { live, warm, limits: warm.limits, keep: None }
     }
 
     /// Has the lease keep what it borrows from.
@@ -163,17 +145,6 @@ impl<'a> Lease<'a> {
         Ok(())
     }
 
-    #[inline]
-    fn store(&mut self) -> (StoreContextMut<'_, Host>, Instance) {
-        match &mut self.kind {
-            Kind::Reset(lease) => {
-                let item = &mut **lease;
-                (item.store.as_context_mut(), item.instance)
-            }
-            Kind::Fresh { store, instance, .. } => (store.as_context_mut(), *instance),
-        }
-    }
-
     /// Calls a typed export.
     ///
     /// # Errors
@@ -191,28 +162,18 @@ impl<'a> Lease<'a> {
         if self.warm.way.waits() {
             return Err(CallError::Asynchronous);
         }
-        let limits = self.limits;
-        let result = match &mut self.kind {
-            Kind::Reset(lease) => {
-                let item = &mut **lease;
-                if !matches!(item.typed.get(entry.number), Some(Some(_))) {
-                    Self::resolve(item, entry)?;
-                }
-                limits.apply(&mut item.store);
-                let typed = item.typed[entry.number]
-                    .as_ref()
-                    .and_then(|f| f.downcast_ref::<TypedFunc<P, R>>());
-                let Some(typed) = typed else {
-                    return Err(entry.foreign());
-                };
-                self.warm.way.call_now(typed, &mut item.store, params)
-            }
-            Kind::Fresh { store, instance, .. } => {
-                let typed = typed(store, *instance, entry)?;
-                limits.apply(&mut *store);
-                self.warm.way.call_now(&typed, store, params)
+        let (way, limits) = (self.warm.way, self.limits);
+        let Parts { mut store, instance, known, .. } = self.live.parts();
+        let once;
+        let func = match known {
+            Some(known) => known.find(&mut store, instance, entry)?,
+            None => {
+                once = typed(&mut store, instance, entry)?;
+                &once
             }
         };
+        limits.apply(&mut store);
+        let result = way.call_now(func, &mut store, params);
         self.outcome(result)
     }
 
@@ -225,27 +186,11 @@ impl<'a> Lease<'a> {
         result.map_err(|error| self.failed(error))
     }
 
-    /// Whether a call on a fiber has begun and was never over.
-    #[inline]
-    pub(crate) fn is_unfinished(&self) -> bool {
-        match &self.kind {
-            Kind::Reset(lease) => lease.unfinished,
-            Kind::Fresh { unfinished, .. } => *unfinished,
-        }
-    }
-
-    fn set_unfinished(&mut self, now: bool) {
-        match &mut self.kind {
-            Kind::Reset(lease) => lease.unfinished = now,
-            Kind::Fresh { unfinished, .. } => *unfinished = now,
-        }
-    }
-
     /// What the failure of a call means; what it left in the store is forgotten.
     #[cold]
     fn failed(&mut self, error: wasmtime::Error) -> CallError {
         let limits = self.limits;
-        forget_exception(self.store().0);
+        forget_exception(self.live.parts().store);
         self.explain(call_error(error, limits))
     }
 
@@ -257,41 +202,12 @@ impl<'a> Lease<'a> {
 
     /// Why pages of the memories will never be there, if that is so.
     fn incomplete(&self) -> Option<String> {
-        match &self.kind {
-            Kind::Reset(lease) => lease.memories.iter().find_map(|(m, _)| m.slot().failure()),
-            Kind::Fresh { memories, .. } => {
-                memories.memories.iter().find_map(|m| m.slot().failure())
-            }
-        }
+        self.live.memories().find_map(|memory| memory.slot().failure())
     }
 
     /// The present state: memories, everything else, and what the clock reads.
     pub(crate) fn state(&mut self) -> Result<Present, FreezeError> {
-        match &mut self.kind {
-            Kind::Reset(lease) => Ok(lease.freeze()?),
-            Kind::Fresh { .. } => Err(FreezeError::State(
-                "the globals of an instance in fresh mode cannot be read; run it in reset mode"
-                    .to_owned(),
-            )),
-        }
-    }
-
-    /// Looks an entry up in an instance that sees it for the first time.
-    #[cold]
-    pub(crate) fn resolve<P, R>(
-        item: &mut ResetInstance,
-        entry: &Entry<P, R>,
-    ) -> Result<(), CallError>
-    where
-        P: WasmParams + 'static,
-        R: WasmResults + 'static,
-    {
-        let typed = typed(&mut item.store, item.instance, entry)?;
-        if item.typed.len() <= entry.number {
-            item.typed.resize_with(entry.number + 1, || None);
-        }
-        item.typed[entry.number] = Some(Box::new(typed) as Box<dyn Any + Send>);
-        Ok(())
+        self.live.state()
     }
 
     /// Calls an export by name, with values of any number and type.
@@ -313,11 +229,11 @@ impl<'a> Lease<'a> {
         arguments: &[Val],
     ) -> Result<Vec<Val>, CallError> {
         let (way, limits) = (self.warm.way, self.limits);
-        self.set_unfinished(way.waits());
-        let (mut store, instance) = self.store();
+        let Parts { mut store, instance, unfinished, .. } = self.live.parts();
+        *unfinished = way.waits();
         limits.apply(&mut store);
         let result = call_dynamic(way, &mut store, instance, name, arguments, limits).await;
-        self.set_unfinished(false);
+        *unfinished = false;
         result.map_err(|error| self.explain(error))
     }
 
@@ -330,7 +246,7 @@ impl<'a> Lease<'a> {
             )));
         }
         let memory = self.memory_at(address, len)?;
-        let (store, _) = self.store();
+        let Parts { store, .. } = self.live.parts();
         memory.write(store, address, input).map_err(|_| {
             CallError::Interface(format!(
                 "the guest made room at {address:#x}, and {len} bytes there lie outside its memory"
@@ -343,7 +259,7 @@ impl<'a> Lease<'a> {
         let packed = packed as u64;
         let (address, len) = ((packed >> 32) as usize, (packed & 0xffff_ffff) as usize);
         let memory = self.memory_at(address, len)?;
-        let (store, _) = self.store();
+        let Parts { store, .. } = self.live.parts();
         let data = memory.data(&store);
         let answer = address.checked_add(len).and_then(|end| data.get(address..end));
         answer.map(<[u8]>::to_vec).ok_or_else(|| {
@@ -356,11 +272,7 @@ impl<'a> Lease<'a> {
     /// The guest's first memory, once the bytes that the host is about to touch are there: a page that
     /// never comes ends a call of the guest's with an error, but would end the host.
     fn memory_at(&mut self, address: usize, len: usize) -> Result<Memory, CallError> {
-        let first = match &self.kind {
-            Kind::Reset(lease) => lease.memories.first().map(|(memory, _)| memory),
-            Kind::Fresh { memories, .. } => memories.memories.first(),
-        };
-        if let Some(memory) = first {
+        if let Some(memory) = self.live.memory(0) {
             memory.slot().fetch(address, len).map_err(|e| CallError::Memory(e.to_string()))?;
         }
         self.memory()
@@ -369,11 +281,11 @@ impl<'a> Lease<'a> {
     /// The guest's first memory.
     fn memory(&mut self) -> Result<Memory, CallError> {
         let none = || CallError::Interface("the guest has no memory".to_owned());
-        if let Kind::Reset(lease) = &self.kind {
-            return lease.memories.first().map(|(_, memory)| *memory).ok_or_else(none);
+        if let Some(handle) = self.live.handle() {
+            return Ok(handle);
         }
         let export = self.warm.memory.ok_or_else(none)?;
-        let (store, instance) = self.store();
+        let Parts { store, instance, .. } = self.live.parts();
         match instance.get_module_export(store, &export) {
             Some(Extern::Memory(memory)) => Ok(memory),
             _ => Err(none()),
@@ -386,7 +298,7 @@ impl<'a> Lease<'a> {
     /// [`CallError::Interface`] outside the memory.
     pub fn read_memory(&mut self, address: usize, out: &mut [u8]) -> Result<(), CallError> {
         let memory = self.memory_at(address, out.len())?;
-        let (store, _) = self.store();
+        let Parts { store, .. } = self.live.parts();
         memory
             .read(store, address, out)
             .map_err(|e| CallError::Interface(format!("reading {address:#x}: {e}")))
@@ -398,7 +310,7 @@ impl<'a> Lease<'a> {
     /// [`CallError::Interface`] outside the memory.
     pub fn write_memory(&mut self, address: usize, bytes: &[u8]) -> Result<(), CallError> {
         let memory = self.memory_at(address, bytes.len())?;
-        let (store, _) = self.store();
+        let Parts { store, .. } = self.live.parts();
         memory
             .write(store, address, bytes)
             .map_err(|e| CallError::Interface(format!("writing {address:#x}: {e}")))
@@ -407,19 +319,13 @@ impl<'a> Lease<'a> {
     /// The call's host state.
     #[must_use]
     pub fn host(&self) -> &Host {
-        match &self.kind {
-            Kind::Reset(lease) => lease.store.as_context().data(),
-            Kind::Fresh { store, .. } => store.data(),
-        }
+        self.live.host()
     }
 
     /// The call's host state, to set what host functions of the embedder need.
     #[inline]
     pub fn host_mut(&mut self) -> &mut Host {
-        match &mut self.kind {
-            Kind::Reset(lease) => lease.store.data_mut(),
-            Kind::Fresh { store, .. } => store.data_mut(),
-        }
+        self.live.host_mut()
     }
 
     /// Compares the instance with the warm state, byte by byte: how many bytes of memory differ, and how
@@ -437,23 +343,13 @@ impl<'a> Lease<'a> {
     /// # Errors
     /// As [`Lease::differences`].
     pub fn compare(&mut self) -> Result<Comparison, WarmError> {
-        match &mut self.kind {
-            Kind::Reset(lease) => lease.compare(),
-            Kind::Fresh { memories, .. } => memories.compare(),
-        }
+        self.live.compare()
     }
 
     /// Pages that the guest's memories keep writable and resident.
     #[must_use]
     pub fn write_set_pages(&self) -> usize {
-        match &self.kind {
-            Kind::Reset(lease) => {
-                lease.memories.iter().map(|(m, _)| m.slot().write_set_len()).sum()
-            }
-            Kind::Fresh { memories, .. } => {
-                memories.memories.iter().map(|m| m.slot().write_set_len()).sum()
-            }
-        }
+        self.live.memories().map(|memory| memory.slot().write_set_len()).sum()
     }
 
     /// Pages of memory that differ from the state that the instance goes back to: the warm state, or the one that its
@@ -465,38 +361,11 @@ impl<'a> Lease<'a> {
         let count = |memory: &GuestMemory| {
             memory.dirty_pages().map_err(|error| WarmError::State(error.to_string()))
         };
-        match &self.kind {
-            Kind::Reset(lease) => lease.memories.iter().map(|(memory, _)| count(memory)).sum(),
-            Kind::Fresh { memories, .. } => {
-                memories.memories.iter().map(|memory| count(memory)).sum()
-            }
-        }
+        self.live.memories().map(count).sum()
     }
 
     /// Drops the instance instead of bringing it back.
     pub fn discard(self) {
-        match self.kind {
-            Kind::Reset(lease) => lease.discard(),
-            Kind::Fresh { store, memories, .. } => {
-                drop(store);
-                memories.discard();
-            }
-        }
+        self.live.discard();
     }
-}
-
-/// The typed function behind an entry, in one instance.
-pub(crate) fn typed<P: WasmParams, R: WasmResults>(
-    store: &mut impl AsContextMut<Data = Host>,
-    instance: Instance,
-    entry: &Entry<P, R>,
-) -> Result<TypedFunc<P, R>, CallError> {
-    let Some(Extern::Func(func)) = instance.get_module_export(&mut *store, &entry.export) else {
-        return Err(entry.foreign());
-    };
-    func.typed(&*store).map_err(|e| CallError::Arguments {
-        name: entry.name.clone(),
-        expected: func.ty(&*store).to_string(),
-        reason: format!("{e:#}"),
-    })
 }

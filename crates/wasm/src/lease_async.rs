@@ -4,10 +4,11 @@
 //! forgotten, before its call is over leaves an instance that nobody gets again: the lease refuses further
 //! calls, and when it ends a new instance takes the place of the old one, over memories that were reset.
 
-use wasmtime::{TypedFunc, Val, WasmParams, WasmResults};
+use wasmtime::{Val, WasmParams, WasmResults};
 
 use crate::CallError;
-use crate::lease::{Entry, Kind, Lease, typed};
+use crate::lease::{Entry, Lease};
+use crate::live::{Parts, typed};
 
 impl Lease<'_> {
     /// Refuses a call that may wait where none may, and one after a call that was cut off.
@@ -16,7 +17,7 @@ impl Lease<'_> {
         if !self.warm.way.waits() {
             return Err(CallError::Synchronous);
         }
-        if self.is_unfinished() { Err(CallError::CutOff) } else { Ok(()) }
+        if self.live.is_unfinished() { Err(CallError::CutOff) } else { Ok(()) }
     }
 
     /// As [`Lease::invoke`], for a guest with [`crate::GuestOptions::asynchronous`].
@@ -38,33 +39,19 @@ impl Lease<'_> {
             return Err(entry.foreign());
         }
         let limits = self.limits;
-        let result = match &mut self.kind {
-            Kind::Reset(lease) => {
-                let item = &mut **lease;
-                if !matches!(item.typed.get(entry.number), Some(Some(_))) {
-                    Self::resolve(item, entry)?;
-                }
-                limits.apply(&mut item.store);
-                let typed = item.typed[entry.number]
-                    .as_ref()
-                    .and_then(|f| f.downcast_ref::<TypedFunc<P, R>>());
-                let Some(typed) = typed else {
-                    return Err(entry.foreign());
-                };
-                item.unfinished = true;
-                let result = typed.call_async(&mut item.store, params).await;
-                item.unfinished = false;
-                result
-            }
-            Kind::Fresh { store, instance, unfinished, .. } => {
-                let typed = typed(store, *instance, entry)?;
-                limits.apply(&mut *store);
-                *unfinished = true;
-                let result = typed.call_async(store, params).await;
-                *unfinished = false;
-                result
+        let Parts { mut store, instance, unfinished, known } = self.live.parts();
+        let once;
+        let func = match known {
+            Some(known) => known.find(&mut store, instance, entry)?,
+            None => {
+                once = typed(&mut store, instance, entry)?;
+                &once
             }
         };
+        limits.apply(&mut store);
+        *unfinished = true;
+        let result = func.call_async(store, params).await;
+        *unfinished = false;
         self.outcome(result)
     }
 

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::host::Wasi;
-use crate::lease::{Kind, Lease, OwnedLease};
+use crate::lease::{Lease, OwnedLease};
+use crate::live::{Fresh, Live};
 use crate::loan::Loan;
 use crate::stores::{CallLimits, Stores};
 use crate::warm::{Inner, Pools};
@@ -85,23 +86,23 @@ impl Inner {
     async fn take(&self, options: &LeaseOptions, new: bool) -> Result<Lease<'_>, WarmError> {
         let limits = options.limits(&self.pools.blueprint().stores)?;
         let wasi = options.wasi.as_ref();
-        let kind = match &self.pools {
+        let live = match &self.pools {
             Pools::Reset { state, pool } => {
                 let make = || state.make();
                 let mut item = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
                 if let Some(wasi) = wasi {
                     item.store.data_mut().set_wasi(wasi.clone());
                 }
-                Kind::Reset(Loan::Pooled(item))
+                Live::Reset(Loan::Pooled(item))
             }
             Pools::Fresh { state, pool } => {
                 let make = || state.make();
                 let memories = if new { pool.spare(make)? } else { pool.get(0, |_| make())? };
                 let (store, instance) = state.instantiate(&memories, wasi).await?;
-                Kind::Fresh { store, instance, memories, unfinished: false }
+                Live::Fresh(Fresh { store, instance, unfinished: false, memories })
             }
         };
-        let mut lease = Lease::begin(self, kind, limits);
+        let mut lease = Lease::begin(self, live, limits);
         lease.prepare().await?;
         Ok(lease)
     }
@@ -129,8 +130,8 @@ impl Warm {
             && inner.reseed.is_none()
         {
             // The way of nearly every call.
-            let kind = Kind::Reset(Loan::Pooled(pool.get(0, |_| state.make())?));
-            return Ok(Lease::begin(inner, kind, inner.limits));
+            let live = Live::Reset(Loan::Pooled(pool.get(0, |_| state.make())?));
+            return Ok(Lease::begin(inner, live, inner.limits));
         }
         at_once(inner.take(&LeaseOptions::default(), false))
     }

@@ -6,7 +6,6 @@
 //! instance be replaced from the warm state. What else a store keeps between two calls, and what becomes of
 //! it, stands in `docs/decisions/what-a-store-keeps.md`.
 
-use std::any::Any;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -23,6 +22,7 @@ use crate::files::Files;
 use crate::guest::GuestOptions;
 use crate::host::Host;
 use crate::linear::{GuestMemory, MemoryPolicy, Shape, Whose, with_memories};
+use crate::live::Known;
 use crate::plan::Plan;
 use crate::planted;
 use crate::scope::{ScopedStore, forget_exception};
@@ -160,24 +160,43 @@ impl ResetState {
     }
 }
 
-/// A live instance that can be brought back.
+/// A live instance that can be brought back. In the warm state whenever no lease has it, but for a session's, which is in
+/// the state that its last call left.
 pub(crate) struct ResetInstance {
+    /// Roots nothing of a lease that is over.
     pub(crate) store: ScopedStore,
+    /// The only one in the store, so that nothing in it is left unrestored.
     pub(crate) instance: Instance,
+    /// Those that the module defines, in its order; each handle shows the slot beside it, at the slot's size.
     pub(crate) memories: Vec<(Arc<GuestMemory>, Memory)>,
+    /// The module's own function; none where there is nothing to restore beside memory.
     restore: Option<TypedFunc<(), i32>>,
-    /// Functions that leases call, typed, by entry number.
-    pub(crate) typed: Vec<Option<Box<dyn Any + Send>>>,
-    /// A call on a fiber has begun and is not over: its future runs, was dropped or leaked. What it left in
-    /// the store is not looked at; the instance is replaced.
+    /// Found by calls; of this instance, so they go with it.
+    pub(crate) known: Known,
+    /// As [`crate::live::Parts::unfinished`]. If set, the store is not used again.
     pub(crate) unfinished: bool,
-    /// Bytes of the collected heap that the warm state itself takes.
-    warm_heap: usize,
-    /// Bytes of the collected heap now; they stay when what was in it is collected.
-    heap: usize,
-    /// Somebody who used it panicked.
+    /// Somebody who used it panicked. If set, a session replaces it; the pool drops such an item itself.
     pub(crate) unwound: bool,
+    /// What of the collected heap is kept.
+    heap: Heap,
+    /// What it comes back to.
     pub(crate) of: Arc<ResetState>,
+}
+
+/// Bytes of the collected heap, which stay when what was in it is collected.
+#[derive(Clone, Copy)]
+struct Heap {
+    /// What the warm state itself takes.
+    warm: usize,
+    /// As of the last restore.
+    now: usize,
+}
+
+impl Heap {
+    /// Whether an instance with it is kept.
+    fn fits(self) -> bool {
+        self.now <= self.warm.max(KEPT_HEAP)
+    }
 }
 
 /// Mappings of an instance beside its memories: tables and, where it has one, the collected heap.
@@ -237,11 +256,10 @@ impl ResetInstance {
             instance,
             memories: held,
             restore,
-            typed: Vec::new(),
+            known: Known::default(),
             unfinished: false,
-            warm_heap: heap,
-            heap,
             unwound: false,
+            heap: Heap { warm: heap, now: heap },
             of: of.clone(),
         };
         // Instantiation may have written data that is not part of the warm image.
@@ -280,8 +298,8 @@ impl ResetInstance {
                 0 => Ok(0),
                 _ => store.gc(None).map(|()| store.gc_heap_capacity()),
             });
-            self.heap = collected.map_err(RestoreError::Restore)?;
-            return Ok(self.heap <= self.warm_heap.max(KEPT_HEAP));
+            self.heap.now = collected.map_err(RestoreError::Restore)?;
+            return Ok(self.heap.fits());
         }
         Ok(true)
     }
@@ -333,7 +351,7 @@ impl ResetInstance {
         let mut store = scope.as_context_mut();
         found.item(store.has_pending_exception(), "pending exception");
         found.item(!store.data_mut().is_clear(), "host state");
-        found.item(self.heap > self.warm_heap.max(KEPT_HEAP), "size of the collected heap");
+        found.item(!self.heap.fits(), "size of the collected heap");
         Ok(found)
     }
 }
@@ -377,7 +395,7 @@ impl Recycle for ResetInstance {
     }
 
     fn resident_bytes(&self) -> usize {
-        self.memories.iter().map(|(m, _)| m.resident_bytes()).sum::<usize>() + self.heap
+        self.memories.iter().map(|(m, _)| m.resident_bytes()).sum::<usize>() + self.heap.now
     }
 
     fn mappings(&self) -> usize {

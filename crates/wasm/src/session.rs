@@ -23,9 +23,10 @@ use wasmtime::{AsContext, AsContextMut, Global, Instance, RootScope, Table, Val,
 
 use crate::files::Files;
 use crate::host::Host;
-use crate::lease::{Kind, Lease};
+use crate::lease::Lease;
 use crate::leasing::at_once;
 use crate::linear::{GuestMemory, MemoryPolicy};
+use crate::live::Live;
 use crate::loan::{Loan, Own};
 use crate::reset::{INSTANCE_MAPPINGS, KEPT_HEAP, ResetInstance, ResetState};
 use crate::scope::forget_exception;
@@ -333,8 +334,8 @@ impl Session {
     /// Gives the instance a generation and entropy that no other has.
     fn begin(&mut self) -> Result<(), WarmError> {
         let inner = &*self.warm.inner;
-        let kind = Kind::Reset(Loan::Own(Own(&mut self.instance)));
-        let mut lease = Lease::begin(inner, kind, inner.limits);
+        let live = Live::Reset(Loan::Own(Own(&mut self.instance)));
+        let mut lease = Lease::begin(inner, live, inner.limits);
         at_once(lease.prepare())
     }
 
@@ -346,7 +347,7 @@ impl Session {
             self.instance.store.renew(|_| ());
         }
         blueprint.stores.unlimit(&mut self.instance.store);
-        Lease::resume(&self.warm.inner, Kind::Reset(Loan::Own(Own(&mut self.instance))))
+        Lease::resume(&self.warm.inner, Live::Reset(Loan::Own(Own(&mut self.instance))))
     }
 
     /// The file tree as it is now, if the guest has one.

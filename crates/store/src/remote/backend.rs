@@ -11,7 +11,7 @@ use async_trait::async_trait;
 use tokio::runtime::Handle;
 
 use super::RemoteError;
-use crate::{Sha256, Tag};
+use crate::{OpenError, Sha256, Tag};
 
 /// The bytes of a blob to be sent.
 pub(super) trait Source {
@@ -79,6 +79,28 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
 
     /// Sends a manifest that is opened by its digest alone.
     async fn put_manifest(&self, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError>;
+
+    /// Whether sessions can be saved here turn by turn.
+    fn keeps_turns(&self) -> bool {
+        false
+    }
+
+    /// The turns of a journal, in order, of at most `limit` bytes together. Not checked.
+    async fn turns(&self, journal: &str, limit: u64) -> Result<Vec<Vec<u8>>, RemoteError> {
+        let (_, journal) = (limit, journal.to_owned());
+        Err(OpenError::NoJournal { journal }.into())
+    }
+
+    /// Puts turn `number` behind those that are there, in one request. False if there is another already.
+    async fn put_turn(
+        &self,
+        journal: &str,
+        number: usize,
+        turn: Vec<u8>,
+    ) -> Result<bool, RemoteError> {
+        let (_, _, journal) = (number, turn, journal.to_owned());
+        Err(OpenError::NoJournal { journal }.into())
+    }
 
     /// Makes `name` mean a manifest whose blobs are all there. Atomic: at every moment the name means the
     /// old manifest or the new one.

@@ -12,6 +12,8 @@ use crate::access::Access;
 use crate::blob::BlobRead;
 use crate::manifest::{MAX_CONFIG, MAX_MANIFEST, Manifest, parse};
 use crate::open::{parse_config, unlock};
+use crate::turn::{JournalFile, JournalPlace, MAX_JOURNAL};
+use crate::turns::Turned;
 use crate::{OpenError, Sha256, Snapshot};
 
 impl Remote {
@@ -34,7 +36,7 @@ impl Remote {
     }
 
     fn load_by(&self, name: &str, access: &Access) -> Result<Snapshot, RemoteError> {
-        let (id, manifest, config, blobs) = self.block_on(async {
+        let (id, manifest, config, blobs, turns) = self.block_on(async {
             let (id, manifest) = self.manifest_of(name).await?;
             unlock(&manifest, access)?;
             let mut blobs = Vec::with_capacity(manifest.layers.len());
@@ -43,8 +45,15 @@ impl Remote {
                 blobs.push(RangeBlob::new(self.clone(), digest, layer.size)?);
             }
             let tails = try_join_all(blobs.iter().map(|blob| blob.fetch_tail(access.limits())));
-            let (config, _) = try_join(self.config_of(&manifest), tails).await?;
-            Ok((id, manifest, config, blobs))
+            let turns = async {
+                match manifest.journal()? {
+                    Some(journal) => self.backend.turns(journal, MAX_JOURNAL).await.map(Some),
+                    None => Ok(None),
+                }
+            };
+            let (config, (_, turns)) =
+                try_join(self.config_of(&manifest), try_join(tails, turns)).await?;
+            Ok((id, manifest, config, blobs, turns))
         })?;
         let key = unlock(&manifest, access)?;
         let (config, sealed_config) = parse_config(config, key)?;
@@ -56,16 +65,18 @@ impl Remote {
                 None => RangeBlob::new(self.clone(), digest, size)?,
             }))
         };
-        if let Some(journal) = manifest.journal()? {
-            // Its turns stay where it was saved.
-            return Err(OpenError::NoJournal { journal: journal.to_owned() }.into());
-        }
+        let journal = manifest.journal()?.map(str::to_owned);
         let snapshot = Snapshot::assemble(id, manifest, config, access, key, &mut blob)?;
         tails.iter().for_each(Tail::opened);
-        Ok(match key.zip(sealed_config) {
+        let snapshot = match key.zip(sealed_config) {
             None => snapshot,
             Some((key, config)) => snapshot.with_seal(key.clone(), config),
-        })
+        };
+        let Some((journal, turns)) = journal.zip(turns) else { return Ok(snapshot) };
+        let file = JournalFile::of_frames(&turns, id)?;
+        let place = JournalPlace::Remote(self.clone(), journal);
+        let turned = Turned::of(&snapshot, &file, place, access)?;
+        Ok(snapshot.with_turns(turned))
     }
 
     /// The checked manifest that `name` means.

@@ -27,6 +27,7 @@ mod pull;
 mod push;
 mod registry;
 mod retry;
+mod turns;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use futures_util::future::try_join;
-use futures_util::{TryFutureExt, TryStreamExt};
+use futures_util::{StreamExt, TryFutureExt, TryStreamExt, stream};
 use object_store::path::Path;
 use object_store::{
     Error, GetOptions, ObjectStore, ObjectStoreExt, PutMode, PutPayload, UpdateVersion,
@@ -23,6 +23,7 @@ use crate::descriptor::Descriptor;
 use crate::layout::{IndexJson, resolve_in, tags_of};
 use crate::manifest::{INDEX_FILE, LAYOUT_FILE, LAYOUT_TEXT, MAX_INDEX_JSON, parse};
 use crate::store::check_name;
+use crate::turn::{JOURNALS, TurnError};
 use crate::{OpenError, Sha256, Tag};
 
 /// Bytes in one part of a large upload; S3 wants at least 5 MiB.
@@ -62,6 +63,11 @@ impl Objects {
 
     fn path(&self, name: &str) -> Path {
         name.split('/').fold(self.prefix.clone(), |path, part| path.join(part))
+    }
+
+    /// Numbers have as many digits, so that names are in their order.
+    fn turn_path(&self, journal: &str, number: usize) -> Path {
+        self.path(&format!("{JOURNALS}/{journal}/{number:08}"))
     }
 
     fn blob_path(&self, digest: Sha256) -> Path {
@@ -275,6 +281,61 @@ impl Backend for Objects {
         // All that is in flight, and then the server puts it together.
         let left = part_len * IN_FLIGHT as u64;
         self.patiently(&what, left, writer.finish()).await.map(drop)
+    }
+
+    fn keeps_turns(&self) -> bool {
+        true
+    }
+
+    async fn turns(&self, journal: &str, limit: u64) -> Result<Vec<Vec<u8>>, RemoteError> {
+        let what = format!("{JOURNALS}/{journal}");
+        let prefix = self.path(&what);
+        let list = || self.objects.list(Some(&prefix)).try_collect::<Vec<_>>();
+        let mut found = self.attempt(&what, list).await?;
+        found.sort_by(|a, b| a.location.cmp(&b.location));
+        let size = found.iter().fold(0_u64, |sum, turn| sum.saturating_add(turn.size));
+        if size > limit {
+            let what = "the journal of the session's turns";
+            return Err(OpenError::TooLarge { what, size, limit }.into());
+        }
+        for (number, turn) in found.iter().enumerate() {
+            if turn.location != self.turn_path(journal, number) {
+                let source = TurnError::Truncated(0);
+                return Err(OpenError::Turn { number, source }.into());
+            }
+        }
+        let turns = found.into_iter().map(|turn| async move {
+            Ok(self.get("a turn of the session", &turn.location, turn.size).await?.0)
+        });
+        stream::iter(turns).buffered(IN_FLIGHT).try_collect().await
+    }
+
+    async fn put_turn(
+        &self,
+        journal: &str,
+        number: usize,
+        turn: Vec<u8>,
+    ) -> Result<bool, RemoteError> {
+        let path = self.turn_path(journal, number);
+        match self.put_object(&path, turn.clone(), PutMode::Create).await {
+            Ok(()) => Ok(true),
+            // An attempt whose answer was lost may have been the one that put it there.
+            Err(RemoteError::Object {
+                source: Error::AlreadyExists { .. } | Error::Precondition { .. },
+                ..
+            }) => {
+                let there = self.get("a turn of the session", &path, turn.len() as u64).await;
+                Ok(there.is_ok_and(|(there, _)| there == turn))
+            }
+            Err(RemoteError::Object {
+                source: Error::NotImplemented { .. } | Error::NotSupported { .. },
+                ..
+            }) => {
+                // The store cannot tell whether there is one: the last writer wins.
+                self.put_object(&path, turn, PutMode::Overwrite).await.map(|()| true)
+            }
+            Err(error) => Err(error),
+        }
     }
 
     async fn put_manifest(&self, id: Sha256, manifest: Vec<u8>) -> Result<(), RemoteError> {

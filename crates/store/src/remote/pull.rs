@@ -10,7 +10,8 @@ use crate::manifest::{Config, Manifest, parse, parse_root, print};
 use crate::open::open_snapshot;
 use crate::save::descriptor;
 use crate::transcode::transcode;
-use crate::{Layer, Limits, Sha256, Store};
+use crate::turns::fold_into;
+use crate::{FoldOptions, Layer, Limits, Sha256, Store};
 
 /// Bytes asked for by one request.
 const PART: u64 = 4 << 20;
@@ -38,6 +39,14 @@ impl Remote {
             let config = self.config_of(&manifest).await?;
             Ok((manifest, config))
         })?;
+        if manifest.journal()?.is_some() {
+            // A session: its turns are folded on the way, as when it is pushed.
+            let session = self.load_with(name, &Access::new().with_limits(Limits::NONE))?;
+            let fold = FoldOptions { encoding, layers: 0, ..FoldOptions::default() };
+            let (id, _) = fold_into(&mut local.shelf(), &session, &fold)?;
+            local.tag(local_name, Some(id))?;
+            return Ok(id);
+        }
         let roots = match manifest.is_sealed() {
             // Only its key opens it. What is fetched has its digests; the rest is seen when it is opened.
             true => vec![None; manifest.layers.len()],

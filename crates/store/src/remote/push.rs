@@ -66,7 +66,8 @@ impl Remote {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
         self.backend.check_name(name)?;
-        let (id, manifest) = self.send(local, snapshot, encoding, progress)?;
+        let manifest = print("the manifest", &self.send(local, snapshot, encoding, progress)?)?;
+        let id = Sha256::of(&manifest);
         self.block_on(self.backend.publish(name, id, manifest))?;
         Ok(id)
     }
@@ -83,19 +84,20 @@ impl Remote {
         encoding: Encoding,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
-        let (id, manifest) = self.send(local, snapshot, encoding, progress)?;
+        let manifest = print("the manifest", &self.send(local, snapshot, encoding, progress)?)?;
+        let id = Sha256::of(&manifest);
         self.block_on(self.backend.put_manifest(id, manifest))?;
         Ok(id)
     }
 
-    /// Copies everything but the manifest, which is returned with its digest.
-    fn send(
+    /// Copies everything but the manifest, which is returned.
+    pub(super) fn send(
         &self,
         local: &Store,
         snapshot: &Snapshot,
         encoding: Encoding,
         progress: &mut dyn FnMut(Progress),
-    ) -> Result<(Sha256, Vec<u8>), RemoteError> {
+    ) -> Result<Manifest, RemoteError> {
         if snapshot.turns().is_some() {
             let folded =
                 local.folded(snapshot, &FoldOptions { encoding, ..FoldOptions::default() })?;
@@ -132,10 +134,8 @@ impl Remote {
         // Signatures cover the configuration, which stays the same.
         let annotations = snapshot.manifest().annotations.clone();
         let manifest = Manifest { annotations, ..Manifest::new(config, layers) };
-        let manifest = print("the manifest", &manifest)?;
-        let id = Sha256::of(&manifest);
         self.block_on(self.upload(&bytes, digest, bytes.len() as u64, &mut |_| {}))?;
-        Ok((id, manifest))
+        Ok(manifest)
     }
 
     async fn upload(

@@ -1,8 +1,9 @@
-//! Journals: the turns of a session in a local store, one after the other in one file.
+//! Journals: the turns of a session, one after the other: in a local store in one file, in an object store in an
+//! object each.
 //!
 //! A session that is saved after every turn must not pay for a snapshot each time, three files and their
-//! directories. So its name means a snapshot that says: and then the turns in this file. A turn is one write behind
-//! the last, and one `fdatasync`.
+//! directories. So its name means a snapshot that says: and then the turns in this journal. A turn is one write behind
+//! the last, and one `fdatasync`; or one request.
 //!
 //! What it promises: a turn that was appended is on disk. Whoever is killed at any moment leaves all turns that were
 //! appended before, and the last one whole or not at all. Turns are checked when they are read: each names the one
@@ -26,7 +27,7 @@ use crate::seal::SealKey;
 use crate::temporary::{create_in, readers, sync_dir};
 use crate::{OpenError, SaveError, Sha256, Store};
 
-/// The directory of the journals, in a store.
+/// The directory of the journals, in a store or below a remote's prefix.
 pub(crate) const JOURNALS: &str = "journals";
 const MAGIC: [u8; 8] = *b"AFRESHJN";
 const VERSION_1: u32 = 1;
@@ -44,7 +45,7 @@ const SIGNED: u8 = 1;
 /// A public key and a signature.
 const SIGNATURE: usize = 96;
 /// Longest journal that is read.
-const MAX_JOURNAL: u64 = 512 << 20;
+pub(crate) const MAX_JOURNAL: u64 = 512 << 20;
 const CHECK_CONTEXT: &str = "afresh 2026-11 journal version 1 frame";
 
 /// A journal's name is a number of chance.
@@ -97,6 +98,16 @@ impl JournalFile {
     pub(crate) fn read(path: &Path, base: Sha256) -> Result<Self, OpenError> {
         let bytes = read_bounded(path, "the journal of the session's turns", MAX_JOURNAL)?;
         Self::parse(bytes, base)
+    }
+
+    /// Puts a journal together whose frames were kept apart. Each is there as a whole or damaged.
+    #[cfg(feature = "remote")]
+    pub(crate) fn of_frames(frames: &[Vec<u8>], base: Sha256) -> Result<Self, OpenError> {
+        let this = Self::parse([&header(base)[..], &frames.concat()].concat(), base)?;
+        match this.turns() == frames.len() {
+            true => Ok(this),
+            false => Err(OpenError::Turn { number: this.turns(), source: TurnError::Root }),
+        }
     }
 
     fn parse(bytes: Vec<u8>, base: Sha256) -> Result<Self, OpenError> {
@@ -197,11 +208,27 @@ fn unseal(key: &SealKey, stored: &[u8]) -> Result<Vec<u8>, OpenError> {
     Ok(bytes)
 }
 
+/// Where the turns of a session are.
+#[derive(Clone, Debug)]
+pub(crate) enum JournalPlace {
+    File(PathBuf),
+    /// Below this name.
+    #[cfg(feature = "remote")]
+    Remote(crate::remote::Remote, String),
+}
+
+/// What frames are appended to.
+#[derive(Debug)]
+enum Tape {
+    File(File, PathBuf),
+    #[cfg(feature = "remote")]
+    Remote(crate::remote::Remote, String),
+}
+
 /// The journal of a session, to append turns to.
 #[derive(Debug)]
 pub struct Journal {
-    file: File,
-    path: PathBuf,
+    tape: Tape,
     /// The manifest that it belongs to.
     base: Sha256,
     key: Option<SealKey>,
@@ -229,21 +256,41 @@ impl Journal {
         file.as_file().sync_all().map_err(io)?;
         let file = file.persist_noclobber(&path).map_err(|e| io(e.error))?;
         sync_dir(&dir).and_then(|()| sync_dir(store.root())).map_err(io)?;
-        Ok(Self { file, path, base, key, end: HEADER as u64, turns: 0, last: base.0 })
+        let tape = Tape::File(file, path);
+        Ok(Self { tape, base, key, end: HEADER as u64, turns: 0, last: base.0 })
     }
 
-    /// The journal at `path` of the manifest `base`, as it was read with these last turns.
+    /// A new journal in a remote of the manifest `base`. Nothing is there until the first turn is.
+    #[cfg(feature = "remote")]
+    pub(crate) fn in_remote(
+        remote: crate::remote::Remote,
+        id: String,
+        base: Sha256,
+        key: Option<SealKey>,
+    ) -> Self {
+        let tape = Tape::Remote(remote, id);
+        Self { tape, base, key, end: HEADER as u64, turns: 0, last: base.0 }
+    }
+
+    /// The journal of the manifest `base`, as it was read with these last turns.
     pub(crate) fn resume(
-        path: PathBuf,
+        place: JournalPlace,
         base: Sha256,
         key: Option<SealKey>,
         (end, turns, last): (u64, usize, [u8; 32]),
     ) -> Result<Self, SaveError> {
         /// `O_NOFOLLOW`, as for blobs.
         const O_NOFOLLOW: i32 = 0o400_000;
-        let file = OpenOptions::new().read(true).write(true).custom_flags(O_NOFOLLOW).open(&path);
-        let file = file.map_err(|e| SaveError::io(&path, e))?;
-        Ok(Self { file, path, base, key, end, turns, last })
+        let tape = match place {
+            JournalPlace::File(path) => {
+                let mut how = OpenOptions::new();
+                let file = how.read(true).write(true).custom_flags(O_NOFOLLOW).open(&path);
+                Tape::File(file.map_err(|e| SaveError::io(&path, e))?, path)
+            }
+            #[cfg(feature = "remote")]
+            JournalPlace::Remote(remote, id) => Tape::Remote(remote, id),
+        };
+        Ok(Self { tape, base, key, end, turns, last })
     }
 
     /// Digest of the last turn, or of the snapshot: the parent of the next.
@@ -270,10 +317,23 @@ impl Journal {
         self.end
     }
 
-    /// The file.
+    /// Its file, where it has one.
     #[must_use]
-    pub fn path(&self) -> &Path {
-        &self.path
+    pub fn path(&self) -> Option<&Path> {
+        match &self.tape {
+            Tape::File(_, path) => Some(path),
+            #[cfg(feature = "remote")]
+            Tape::Remote(..) => None,
+        }
+    }
+
+    /// Somebody else goes on from the same turn.
+    fn moved(&self) -> SaveError {
+        match &self.tape {
+            Tape::File(_, path) => SaveError::Moved(path.clone()),
+            #[cfg(feature = "remote")]
+            Tape::Remote(_, id) => SaveError::Moved(Path::new(JOURNALS).join(id)),
+        }
     }
 
     /// Appends a turn, durably, and returns how many bytes that took. Signed where there is a key to sign with.
@@ -282,7 +342,7 @@ impl Journal {
     /// [`SaveError::Moved`] when somebody else has appended turns, or the name means something else by now;
     /// [`SaveError`] by cause. The session is saved then as it was before.
     pub fn append(&mut self, turn: &Turn, sign: Option<&Signer<'_>>) -> Result<u64, SaveError> {
-        check_parent(turn, &self.last).map_err(|_| SaveError::Moved(self.path.clone()))?;
+        check_parent(turn, &self.last).map_err(|_| self.moved())?;
         let mut sealed = Vec::new();
         let stored = match &self.key {
             None => turn.bytes(),
@@ -306,40 +366,51 @@ impl Journal {
         let check = check(&self.base, self.turns, &frame);
         frame.extend_from_slice(&check);
         frame.resize(frame.len().next_multiple_of(ALIGN), 0);
-        self.write(&frame)?;
-        self.end += frame.len() as u64;
+        let len = frame.len() as u64;
+        match &self.tape {
+            Tape::File(file, path) => self.write(file, path, &frame)?,
+            #[cfg(feature = "remote")]
+            Tape::Remote(remote, id) => {
+                if !remote.put_turn(id, self.turns, frame)? {
+                    return Err(self.moved());
+                }
+            }
+        }
+        self.end += len;
         self.turns += 1;
         self.last = *turn.root();
-        Ok(frame.len() as u64)
+        Ok(len)
     }
 
     /// Writes a frame behind the last one.
-    fn write(&self, frame: &[u8]) -> Result<(), SaveError> {
-        let io = |e: io::Error| SaveError::io(&self.path, e);
+    fn write(&self, file: &File, path: &Path, frame: &[u8]) -> Result<(), SaveError> {
+        let io = |e: io::Error| SaveError::io(path, e);
         // Released by `unlock` or with the file.
-        self.file.lock().map_err(io)?;
+        file.lock().map_err(io)?;
         let written = (|| {
-            let now = self.file.metadata().map_err(io)?;
-            let there = std::fs::symlink_metadata(&self.path).is_ok();
+            let now = file.metadata().map_err(io)?;
+            let there = std::fs::symlink_metadata(path).is_ok();
             // Longer: somebody else appended, or was killed while it did.
-            if !there || (now.len() != self.end && self.is_longer()?) {
-                return Err(SaveError::Moved(self.path.clone()));
+            if !there || (now.len() != self.end && self.is_longer(path)?) {
+                return Err(self.moved());
             }
-            self.file.set_len(self.end).map_err(io)?;
-            let done = self.file.write_all_at(frame, self.end).and_then(|()| self.file.sync_data());
+            if now.len() != self.end {
+                file.set_len(self.end).map_err(io)?;
+            }
+            let done = file.write_all_at(frame, self.end).and_then(|()| file.sync_data());
             done.map_err(|error| {
                 // Whatever is there of it must not be taken for a turn later.
-                let _ = self.file.set_len(self.end);
+                let _ = file.set_len(self.end);
                 io(error)
             })
         })();
-        let _ = self.file.unlock();
+        let _ = file.unlock();
         written
     }
 
     /// Whether the file has whole turns behind those that this journal knows.
-    fn is_longer(&self) -> Result<bool, SaveError> {
-        let there = JournalFile::read(&self.path, self.base)?;
+    fn is_longer(&self, path: &Path) -> Result<bool, SaveError> {
+        let there = JournalFile::read(path, self.base)?;
         Ok(there.turns() != self.turns || there.len() != self.end)
     }
 }

@@ -25,7 +25,11 @@ use crate::manifest::MAX_STATE;
 
 pub(crate) use body::Step;
 pub use build::TurnBuilder;
-pub(crate) use journal::{JOURNALS, JournalFile, is_journal, new_id as new_journal_id};
+#[cfg(feature = "remote")]
+pub(crate) use journal::MAX_JOURNAL;
+pub(crate) use journal::{
+    JOURNALS, JournalFile, JournalPlace, is_journal, new_id as new_journal_id,
+};
 pub use journal::{Journal, Signer};
 pub(crate) use space::Space;
 

@@ -31,6 +31,10 @@ pub(crate) enum Wrong {
     },
     /// Bits of every blob read by range are flipped.
     Flip,
+    /// So many objects are put whose answers are lost.
+    Lost {
+        times: usize,
+    },
     /// Every answer takes so long. Counts rounds.
     Slow(Duration),
 }
@@ -95,8 +99,15 @@ impl fmt::Display for Server {
 #[async_trait]
 impl ObjectStore for Server {
     async fn put_opts(&self, to: &Path, data: PutPayload, how: PutOptions) -> Result<PutResult> {
-        self.request().await?;
-        self.objects.put_opts(to, data, how).await
+        let wrong = self.request().await?;
+        let done = self.objects.put_opts(to, data, how).await?;
+        if matches!(wrong, Wrong::Lost { times }
+            if self.failed.fetch_add(1, Ordering::Relaxed) < times)
+        {
+            let source = "connection reset by peer".into();
+            return Err(Error::Generic { store: "test", source });
+        }
+        Ok(done)
     }
 
     async fn put_multipart_opts(

@@ -55,7 +55,7 @@ fn with<T>(
     change: impl FnOnce(&mut OpenFile, &mut Tree) -> Result<T, Fail>,
 ) -> Result<T, Fail> {
     file(files, fd, otherwise)?;
-    let Files { tree, descriptors } = files;
+    let Files { tree, descriptors, .. } = files;
     let descriptors = std::sync::Arc::make_mut(descriptors);
     match descriptors.get_mut(&(fd as u32)) {
         Some(Descriptor::File(file)) => change(&mut file.open, tree),

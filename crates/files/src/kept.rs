@@ -1,0 +1,186 @@
+//! Layers as bytes of their own, so that whoever saves a tree saves them once, however often it saves the tree.
+//!
+//! Promises: a tree over kept layers is the same as over the layers that they were kept of, file for file, and takes what
+//! [`Tree::saved`] gave of trees over those. What is read from elsewhere is checked as a tree's own bytes are; the
+//! bytes of files are read when somebody reads them. May break it: whoever serves other bytes than were kept.
+
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+
+use crate::archive::{Archive, Stored};
+use crate::content::PAGE;
+use crate::error::Refused;
+use crate::layer::{Layers, Part};
+use crate::map::Map;
+use crate::tree::{Budget, Ground, Tree};
+use crate::wire::{Loader, Saved, SavedNode, TreeError, damaged};
+
+/// The form that is written here.
+const FORM: u32 = 1;
+/// Pages that are read at a time.
+const BATCH: u64 = 256;
+
+/// Where the bytes of kept layers are: the pages that [`KeptLayers::read`] gave, one after the other.
+pub trait LayerBytes: std::fmt::Debug + Send + Sync {
+    /// Reads what lies at `at`.
+    ///
+    /// # Errors
+    /// Why it cannot be read, as text.
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), String>;
+}
+
+/// The layers of a tree, to be written.
+#[derive(Debug)]
+pub struct KeptLayers {
+    description: Vec<u8>,
+    pages: u64,
+    layers: Layers,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    form: u32,
+    next: u64,
+    parts: Vec<KeptPart>,
+    nodes: Vec<(u64, SavedNode)>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct KeptPart {
+    identity: String,
+    /// How long its files are; each begins with a page of its own.
+    files: Vec<u64>,
+}
+
+impl KeptLayers {
+    /// Everything but the bytes of files.
+    #[must_use]
+    pub fn description(&self) -> &[u8] {
+        &self.description
+    }
+
+    /// Pages that the bytes of all files take.
+    #[must_use]
+    pub fn pages(&self) -> u64 {
+        self.pages
+    }
+
+    /// Hands out the bytes of all files, from which page on they lie; the last page of a file ends with it.
+    ///
+    /// # Errors
+    /// [`Refused::Layer`] when a layer cannot be read, and whatever `each` gives.
+    pub fn read<E: From<Refused>>(
+        &self,
+        mut each: impl FnMut(u64, &[u8]) -> Result<(), E>,
+    ) -> Result<(), E> {
+        let mut page = 0;
+        let mut buffer = Vec::new();
+        for archive in archives(&self.layers) {
+            for (file, stored) in (0..).zip(&archive.files) {
+                // What is packed is unpacked for this alone, and not kept.
+                let whole = archive.unpacked(file)?;
+                let mut at = 0;
+                while at < stored.len() {
+                    let len = (stored.len() - at).min(BATCH * PAGE as u64) as usize;
+                    match &whole {
+                        Some(whole) => each(page, &whole[at as usize..at as usize + len])?,
+                        None => {
+                            buffer.resize(len, 0);
+                            archive.read(file, at, &mut buffer)?;
+                            each(page, &buffer)?;
+                        }
+                    }
+                    at += len as u64;
+                    page += len.div_ceil(PAGE) as u64;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+fn archives(layers: &Layers) -> impl Iterator<Item = &Arc<Archive>> {
+    layers.parts.iter().filter_map(|part| match part {
+        Part::Archive(archive) => Some(archive),
+        Part::Host(_) => None,
+    })
+}
+
+impl Tree {
+    /// The layers that the tree lies over, to be kept; `None` where one is a host directory, of which nobody can say
+    /// what it holds.
+    ///
+    /// # Errors
+    /// [`TreeError::Layer`] when a layer cannot be read to tell what it is.
+    pub fn kept_layers(&self) -> Result<Option<KeptLayers>, TreeError> {
+        let layers = &self.ground.layers;
+        if layers.parts.iter().any(|part| matches!(part, Part::Host(_))) {
+            return Ok(None);
+        }
+        let parts = layers.parts.iter().zip(archives(layers)).map(|(part, archive)| {
+            Ok(KeptPart {
+                identity: part.identity()?,
+                files: archive.files.iter().map(Stored::len).collect(),
+            })
+        });
+        let parts = parts.collect::<Result<Vec<_>, TreeError>>()?;
+        let pages = parts.iter().flat_map(|part| &part.files).map(|len| len.div_ceil(PAGE as u64));
+        let pages = pages.sum();
+        // Over nothing, so that all is told that there is.
+        let bare = Self { ground: Arc::new(bare(layers.clone())), ..self.clone() };
+        let nodes = self.ground.nodes.iter().map(|(node, inode)| {
+            (node.0, bare.saved_node(*node, inode, &mut Vec::new(), &mut Default::default()))
+        });
+        let kept = Kept { form: FORM, next: self.ground.next, parts, nodes: nodes.collect() };
+        let description = postcard::to_allocvec(&kept).map_err(|e| damaged(e.to_string()))?;
+        Ok(Some(KeptLayers { description, pages, layers: layers.clone() }))
+    }
+
+    /// A tree over kept layers, with nothing of its own yet. `bytes` has their pages, so many.
+    ///
+    /// # Errors
+    /// [`TreeError`] for a description from a stranger that is damaged.
+    pub fn over_kept(
+        budget: Budget,
+        description: &[u8],
+        pages: u64,
+        bytes: &Arc<dyn LayerBytes>,
+    ) -> Result<Self, TreeError> {
+        let (kept, rest): (Kept, _) =
+            postcard::take_from_bytes(description).map_err(|e| damaged(e.to_string()))?;
+        if !rest.is_empty() || kept.form != FORM {
+            return Err(damaged("its layers are of a form that is not known"));
+        }
+        let mut layers = Layers::default();
+        let mut first: u64 = 0;
+        for part in kept.parts {
+            let mut files = Vec::with_capacity(part.files.len());
+            for len in part.files {
+                files.push(Stored::Kept(first.saturating_mul(PAGE as u64), len));
+                first = first.saturating_add(len.div_ceil(PAGE as u64));
+            }
+            let archive = Archive::kept(part.identity, files, bytes.clone());
+            layers.parts.push(Part::Archive(Arc::new(archive)));
+        }
+        if first != pages {
+            return Err(damaged("its layers have another number of pages than they say"));
+        }
+        let ground = Arc::new(bare(layers.clone()));
+        let (nodes, held) = (Map::default(), Map::default());
+        let base = Self { nodes, held, next: 0, bytes: 0, files: 0, budget, ground };
+        let loader = Loader { base: &base, tree: base.clone(), pages: [].iter() };
+        let mut tree = loader.load(Saved::of_layers(kept.next, kept.nodes))?;
+        if tree.used() != (Budget { bytes: 0, files: 0 }) {
+            return Err(damaged("its layers have what was paid for"));
+        }
+        tree.budget = budget;
+        tree.ground = Arc::new(Ground { nodes: tree.nodes.clone(), next: tree.next, layers });
+        Ok(tree)
+    }
+}
+
+/// Layers that have shown nothing.
+fn bare(layers: Layers) -> Ground {
+    Ground { nodes: Map::default(), next: 0, layers }
+}

@@ -1,0 +1,98 @@
+//! The layers that lie below a guest's files, in its snapshots: once, however often it is saved.
+//!
+//! What it promises: whoever saves a guest again, or a session of it turn by turn, saves the same pages for them, which
+//! cost nothing more; and whoever opens it reads of them what calls read. What may break it: as for any page of a
+//! snapshot, one that cannot be had: the read fails, with its reason.
+
+use std::sync::Arc;
+
+use afresh_files::{Budget, LayerBytes, Refused, Tree};
+use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
+use serde::{Deserialize, Serialize};
+
+/// Layers as pages: those of their description, and then those of their files.
+#[derive(Clone, Debug)]
+pub(crate) struct Layers {
+    described: usize,
+    pages: Image,
+}
+
+/// How the two are told apart, in a snapshot.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+pub(crate) struct SavedLayers {
+    /// Bytes of the description.
+    described: u64,
+    /// Pages of files.
+    pages: u64,
+}
+
+impl Layers {
+    /// Those of a tree; `None` where they cannot be kept.
+    pub(crate) fn of(tree: &Tree) -> Result<Option<Self>, String> {
+        let Some(kept) = tree.kept_layers().map_err(|e| e.to_string())? else { return Ok(None) };
+        let described = kept.description().len();
+        let first = page_align_up(described) / PAGE_SIZE;
+        let mut image = ImageBuilder::new(first + kept.pages() as usize);
+        let failed = |e: afresh_memory::ImageError| e.to_string();
+        image.segment(0, kept.description()).map_err(failed)?;
+        kept.read(|page, bytes| match image.segment((first + page as usize) * PAGE_SIZE, bytes) {
+            Ok(_) => Ok(()),
+            Err(error) => Err(Refused::Layer(error.to_string())),
+        })
+        .map_err(|e| e.to_string())?;
+        Ok(Some(Self { described, pages: image.build().map_err(failed)? }))
+    }
+
+    /// The pages.
+    pub(crate) fn image(&self) -> &Image {
+        &self.pages
+    }
+
+    /// What has to be known of them besides.
+    pub(crate) fn saved(&self) -> SavedLayers {
+        let pages = self.pages.pages() - page_align_up(self.described) / PAGE_SIZE;
+        SavedLayers { described: self.described as u64, pages: pages as u64 }
+    }
+
+    /// A tree over them, with nothing of its own. Bytes from strangers are checked.
+    pub(crate) fn tree(&self, budget: Budget) -> Result<Tree, String> {
+        let first = page_align_up(self.described) / PAGE_SIZE;
+        let described = PageRange::new(0, first);
+        self.pages.resolve(described).map_err(|e| e.to_string())?;
+        let mut description = vec![0; self.described];
+        self.pages.read(0, &mut description);
+        let rest = PageRange::new(first, self.pages.pages() - first);
+        let bytes: Arc<dyn LayerBytes> = Arc::new(Bytes(self.pages.slice(rest)));
+        Tree::over_kept(budget, &description, rest.len as u64, &bytes).map_err(|e| e.to_string())
+    }
+}
+
+impl SavedLayers {
+    /// Bytes of the pages; more than any snapshot has where they do not add up.
+    pub(crate) fn page_bytes(&self) -> u64 {
+        let described = self.described.checked_next_multiple_of(PAGE_SIZE as u64);
+        let files = self.pages.checked_mul(PAGE_SIZE as u64);
+        described.zip(files).and_then(|(a, b)| a.checked_add(b)).unwrap_or(u64::MAX)
+    }
+
+    /// Takes the pages, as many as said, out of a snapshot's.
+    pub(crate) fn take(self, pages: Image) -> Layers {
+        Layers { described: self.described as usize, pages }
+    }
+}
+
+/// Files' bytes in an image, whose pages may still be arriving.
+#[derive(Debug)]
+struct Bytes(Image);
+
+impl LayerBytes for Bytes {
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
+        let outside = || "it lies outside of its pages".to_owned();
+        let at = usize::try_from(at).map_err(|_| outside())?;
+        let end = at.checked_add(out.len()).filter(|end| *end <= self.0.pages() * PAGE_SIZE);
+        let (first, end) = (at / PAGE_SIZE, end.ok_or_else(outside)?.div_ceil(PAGE_SIZE));
+        self.0.resolve(PageRange::new(first, end - first)).map_err(|e| e.to_string())?;
+        self.0.read(at, out);
+        Ok(())
+    }
+}
