@@ -27,7 +27,7 @@ use crate::warm::Warm;
 const KIND: &str = "linux";
 /// What gives the state its meaning: the form of the bytes below, and the stub's. Goes up when either changes in a way that
 /// older states do not survive.
-const ENGINE: &str = "afresh-linux state 2";
+const ENGINE: &str = "afresh-linux state 3";
 
 /// The bytes of a frozen program.
 #[derive(Serialize, Deserialize)]

@@ -5,11 +5,12 @@
 
 use std::time::{Duration, Instant};
 
+use crate::bodies::Bodies;
 use crate::http;
-use crate::personality::{Change, Ear, End, Outcome, Person, Taken, now_moment};
+use crate::personality::{Change, Ear, End, FIRST, Outcome, Person, Taken, now_moment};
 use crate::platform::{Call, Event, Orders, Place, PlatformError, Process, Then};
 use crate::ranges::Ranges;
-use crate::standing::Wait;
+use crate::standing::{Standing, Wait};
 
 /// How long a thread runs while others could.
 const TURN: Duration = Duration::from_millis(4);
@@ -45,6 +46,10 @@ pub(crate) struct Guest {
     pub(crate) disturbed: Ranges,
     /// Where other memory is mapped than was then.
     pub(crate) replaced: Ranges,
+    /// The processes that play others than the current one.
+    pub(crate) bodies: Bodies,
+    /// What the process shows, but where that was replaced, if it was made from a frozen one.
+    pub(crate) base: Option<Standing>,
     /// When the turn of the thread that runs has begun.
     turn: Instant,
 }
@@ -52,7 +57,8 @@ pub(crate) struct Guest {
 impl Guest {
     pub(crate) fn new(process: Process, person: Person) -> Self {
         let (disturbed, replaced) = (Ranges::default(), Ranges::default());
-        Self { process, person, disturbed, replaced, turn: Instant::now() }
+        let (bodies, base, turn) = (Bodies::new(), None, Instant::now());
+        Self { process, person, disturbed, replaced, bodies, base, turn }
     }
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there.
@@ -68,8 +74,8 @@ impl Guest {
                 Event::Interrupted => self.take_turns(deadline)?,
                 Event::Fault(signal) => {
                     match self.person.served_fault(&mut self.process, signal)? {
-                        Some(end) => Some(Halt::End(end, Place::Stub)),
-                        None => self.go_on()?,
+                        Some(end) => self.outlive(Some(Halt::End(end, Place::Stub)), deadline)?,
+                        None => self.take_on(deadline)?,
                     }
                 }
             };
@@ -100,6 +106,11 @@ impl Guest {
         call: &Call,
         deadline: Instant,
     ) -> Result<Option<Halt>, PlatformError> {
+        let halt = self.serve_one(call, deadline)?;
+        self.outlive(halt, deadline)
+    }
+
+    fn serve_one(&mut self, call: &Call, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
         let mut call = *call;
         loop {
             match self.person.serve(&mut self.process, &call)? {
@@ -121,6 +132,13 @@ impl Guest {
                 }
                 Outcome::Yield => self.process.set_result(0),
                 Outcome::Gone => {}
+                Outcome::Exec(command) => return self.exec(*command),
+                Outcome::Fork(fork) => {
+                    self.fork(fork)?;
+                    if self.person.state.threads.current().wait.is_none() {
+                        return self.go_on();
+                    }
+                }
             }
             match self.next(deadline)? {
                 Next::Runs => return Ok(None),
@@ -135,8 +153,14 @@ impl Guest {
         match self.next(deadline)? {
             Next::Runs => Ok(None),
             Next::Calls(call) => self.serve(&call, deadline),
-            Next::Halts(halt) => Ok(Some(halt)),
+            Next::Halts(halt) => self.outlive(Some(halt), deadline),
         }
+    }
+
+    /// The current thread runs on, or what it does ends it.
+    fn take_on(&mut self, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+        let halt = self.go_on()?;
+        self.outlive(halt, deadline)
     }
 
     /// The call returns, and its thread goes on.
@@ -159,7 +183,7 @@ impl Guest {
     }
 
     /// The current thread, which is in the stub, runs on; in a handler, if it has a signal to take.
-    fn go_on(&mut self) -> Result<Option<Halt>, PlatformError> {
+    pub(crate) fn go_on(&mut self) -> Result<Option<Halt>, PlatformError> {
         if self.person.has_signal()
             && let Taken::Ends(end) = self.person.served_signals(&mut self.process, false)?
         {
@@ -191,13 +215,13 @@ impl Guest {
                 return Ok(Next::Halts(Halt::Late));
             }
             let now = now_moment();
-            self.person.ring(now);
-            let Some(id) = self.person.next_ready(now) else {
+            let Some((member, id)) = self.find(now) else {
                 match self.nobody(now, deadline) {
                     Some(halt) => return Ok(Next::Halts(halt)),
                     None => continue,
                 }
             };
+            self.seat(member);
             self.switch(id);
             let Some(wait) = self.person.state.threads.current().wait.clone() else {
                 return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
@@ -221,8 +245,25 @@ impl Guest {
         }
     }
 
+    /// The process and the thread in it that may go on; alarms ring meanwhile.
+    fn find(&mut self, now: u64) -> Option<(u32, u32)> {
+        if self.person.state.family.is_single() {
+            self.person.ring(now);
+            return self.person.next_ready(now).map(|id| (FIRST, id));
+        }
+        for member in self.person.state.family.in_turn() {
+            self.person.change().seat(member);
+            self.person.ring(now);
+            if let Some(id) = self.person.next_ready(now) {
+                return Some((member, id));
+            }
+        }
+        None
+    }
+
     /// Nobody can go on: the guest waits for the caller, for a time to come, or for ever.
     fn nobody(&mut self, now: u64, deadline: Instant) -> Option<Halt> {
+        self.come_home();
         // What is frozen or ended has a thread in the stub.
         let threads = &self.person.state.threads;
         if threads.get(threads.current_id()).is_none() {

@@ -1,19 +1,19 @@
 //! Whether the bytes of an answer are a whole HTTP answer: so that a call waits for what is still to come, and for no more.
 
+/// Header fields that an answer may have.
+const FIELDS: usize = 128;
+
 /// Whether `answer` is all that `request` will be answered with. Bytes that are no HTTP are never whole.
 pub(crate) fn is_whole(request: &[u8], mut answer: &[u8]) -> bool {
     loop {
-        let Some(end) = find(answer, b"\r\n\r\n") else { return false };
-        let (head, body) = (&answer[..end], &answer[end + 4..]);
-        let mut lines = head.split(|&byte| byte == b'\n').map(<[u8]>::trim_ascii);
-        let first = lines.next().unwrap_or_default();
-        if !first.starts_with(b"HTTP/1.") {
-            return false;
-        }
-        match first.get(9..12) {
+        let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+        let mut head = httparse::Response::new(&mut fields);
+        let Ok(httparse::Status::Complete(len)) = head.parse(answer) else { return false };
+        let body = &answer[len..];
+        match head.code {
             // A switch of protocols is the last of this one.
-            Some(b"101" | b"204" | b"304") => return true,
-            Some(code) if code.starts_with(b"1") => {
+            Some(101 | 204 | 304) => return true,
+            Some(100..200) => {
                 answer = body;
                 continue;
             }
@@ -22,46 +22,43 @@ pub(crate) fn is_whole(request: &[u8], mut answer: &[u8]) -> bool {
         if request.starts_with(b"HEAD ") {
             return true;
         }
-        let (mut length, mut chunked) = (None, false);
-        for line in lines {
-            let Some(colon) = line.iter().position(|&byte| byte == b':') else { continue };
-            let (name, value) = (&line[..colon], line[colon + 1..].trim_ascii());
-            if name.eq_ignore_ascii_case(b"content-length") {
-                length = std::str::from_utf8(value).ok().and_then(|value| value.parse().ok());
-            } else if name.eq_ignore_ascii_case(b"transfer-encoding") {
-                chunked = value.to_ascii_lowercase().ends_with(b"chunked");
-            }
-        }
+        let field = |name: &str| {
+            let mut named =
+                head.headers.iter().filter(|field| field.name.eq_ignore_ascii_case(name));
+            named.next_back().map(|field| field.value.trim_ascii())
+        };
         // Without either it lasts until the connection ends.
-        return match (chunked, length) {
-            (true, _) => chunks_end(body),
-            (false, Some(length)) => body.len() >= length,
-            (false, None) => false,
+        return match field("transfer-encoding") {
+            Some(coding) if coding.to_ascii_lowercase().ends_with(b"chunked") => chunks_end(body),
+            _ => {
+                let length =
+                    field("content-length").and_then(|value| std::str::from_utf8(value).ok());
+                let length = length.and_then(|length| length.parse().ok());
+                length.is_some_and(|length: usize| body.len() >= length)
+            }
         };
     }
 }
 
 /// Whether chunks come to their end.
 fn chunks_end(mut body: &[u8]) -> bool {
-    loop {
-        let Some(line) = find(body, b"\r\n") else { return false };
-        let size = body[..line].split(|&byte| byte == b';').next().unwrap_or_default().trim_ascii();
-        let size = std::str::from_utf8(size).ok().and_then(|s| usize::from_str_radix(s, 16).ok());
-        let Some(size) = size else { return false };
-        let rest = &body[line + 2..];
+    while let Ok(httparse::Status::Complete((start, size))) = httparse::parse_chunk_size(body) {
+        let rest = &body[start..];
         if size == 0 {
             // Trailers, and an empty line.
-            return rest.starts_with(b"\r\n") || find(rest, b"\r\n\r\n").is_some();
+            let mut fields = [httparse::EMPTY_HEADER; FIELDS];
+            return matches!(
+                httparse::parse_headers(rest, &mut fields),
+                Ok(httparse::Status::Complete(_))
+            );
         }
-        match size.checked_add(2).and_then(|next| rest.get(next..)) {
+        let next = usize::try_from(size).ok().and_then(|size| size.checked_add(2));
+        match next.and_then(|next| rest.get(next..)) {
             Some(next) => body = next,
             None => return false,
         }
     }
-}
-
-fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
-    bytes.windows(what.len()).position(|window| window == what)
+    false
 }
 
 #[cfg(test)]

@@ -81,7 +81,9 @@ impl Live {
         let rest = &standing.rest;
         let shown = Shown::new(&standing.image)?;
         let process = Process::new(Some((&shown, &rest.segments)))?;
-        let guest = Guest::new(process, Person::new(Arc::clone(&rest.state), limits.output));
+        let person = Person::new(Arc::clone(&rest.state), limits.output);
+        let mut guest = Guest::new(process, person);
+        guest.base = Some(standing.clone());
         let slot =
             RemoteSlot::new(&standing.image, limits.strategy, limits.write_set).map_err(failed)?;
         Ok(Self { guest, slot, shown: vec![standing.image.clone()], plain: true })
@@ -260,6 +262,7 @@ impl Instance {
     fn restore(&mut self) -> Result<Orders, PlatformError> {
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
         let rest = &self.standing.rest;
+        live.guest.end_others();
         let mut disturbed = std::mem::take(&mut live.guest.disturbed);
         if planted::is(Bug::Mapping) {
             disturbed = Ranges::default();
@@ -341,6 +344,12 @@ impl Instance {
             Footing::Live => {}
         }
         self.prepare().map_err(unstarted)?;
+        if let Some(live) = &self.live
+            && !live.guest.person.state.family.is_single()
+        {
+            let names = live.guest.person.state.family.children();
+            return Err(CallError::Children { names });
+        }
         let captured = self.capture(moves);
         // Of a process that failed in the middle nothing is known.
         captured.map_err(|source| {
@@ -402,6 +411,7 @@ impl Instance {
             // What was mapped since belongs to the state now: written pages of it must be noticed from here on.
             live.guest.disturbed = Ranges::default();
             live.guest.replaced = Ranges::default();
+            live.guest.base = Some(standing.clone());
             let parts = disturbed.iter().flat_map(|range| standing.rest.segments.within(range));
             for part in parts.filter(|part| part.allows(libc::PROT_WRITE)) {
                 live.guest.process.watch(part.range())?;
@@ -432,6 +442,8 @@ impl Instance {
         if self.standing.image.same(&to.image) && Arc::ptr_eq(&self.standing.rest, &to.rest) {
             return Ok(());
         }
+        live.guest.end_others();
+        live.guest.base = Some(to.clone());
         let (old, new) = (&self.standing.rest.segments, &to.rest.segments);
         let differing = self.standing.image.differing(&to.image);
         // Where it is mapped otherwise, and what the guest may not write, but differs.

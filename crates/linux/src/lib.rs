@@ -25,6 +25,7 @@
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod bodies;
 mod error;
 mod frozen;
 mod guest;

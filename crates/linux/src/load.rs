@@ -4,11 +4,12 @@ use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use afresh_files::{Kind, Tree};
+use afresh_files::{Kind, Node, Tree, Walk};
+use rustix::io::Errno;
 
 use crate::error::WarmError;
 use crate::guest::Guest;
-use crate::personality::PAGE;
+use crate::personality::{PAGE, path_of};
 use crate::platform::Then;
 
 /// Where programs go that may lie anywhere.
@@ -21,6 +22,8 @@ const LONGEST: u64 = 1 << 30;
 const HEADERS: usize = 256;
 /// Bytes of arguments and environment.
 const STRINGS: usize = 1 << 20;
+/// Scripts whose interpreters are scripts, and the program at their end.
+const SCRIPTS: usize = 5;
 
 /// A `PT_LOAD` header.
 #[derive(Clone, Copy, Debug)]
@@ -158,12 +161,11 @@ fn way_past(path: &Path) -> String {
 }
 
 /// The bytes of a file of the guest's.
-fn read_file(tree: &Tree, path: &Path) -> Result<Vec<u8>, WarmError> {
-    let missing = || WarmError::NotFound(path.to_path_buf());
-    let node = tree.find(path.as_os_str().as_bytes()).map_err(|_| missing())?;
-    let stat = tree.stat(node).map_err(|_| missing())?;
+fn read_file(tree: &Tree, node: Node, path: &[u8]) -> Result<Vec<u8>, WarmError> {
+    let path = || PathBuf::from(OsStr::from_bytes(path));
+    let stat = tree.stat(node).map_err(|_| WarmError::NotFound(path()))?;
     let why = "it is not a file of at most 1 GiB";
-    let unloadable = || WarmError::Unloadable { path: path.to_path_buf(), why };
+    let unloadable = || WarmError::Unloadable { path: path(), why };
     if stat.kind != Kind::File || stat.size > LONGEST {
         return Err(unloadable());
     }
@@ -171,6 +173,107 @@ fn read_file(tree: &Tree, path: &Path) -> Result<Vec<u8>, WarmError> {
     let read = tree.read(node, 0, &mut bytes).map_err(|_| unloadable())?;
     bytes.truncate(read);
     Ok(bytes)
+}
+
+/// A file and its parts.
+#[derive(Debug)]
+struct Object {
+    elf: Elf,
+    bytes: Vec<u8>,
+}
+
+impl Object {
+    fn new(path: &[u8], bytes: Vec<u8>) -> Result<Self, WarmError> {
+        let path = || PathBuf::from(OsStr::from_bytes(path));
+        let elf = Elf::parse(&bytes).map_err(|why| WarmError::Unloadable { path: path(), why })?;
+        Ok(Self { elf, bytes })
+    }
+
+    /// What is at a path of the guest's.
+    fn find(tree: &Tree, path: &[u8]) -> Result<Self, WarmError> {
+        let missing = |_| WarmError::NotFound(PathBuf::from(OsStr::from_bytes(path)));
+        let node = tree.find(path).map_err(missing)?;
+        Self::new(path, read_file(tree, node, path)?)
+    }
+}
+
+/// What a process of the guest's asks to be run.
+#[derive(Debug)]
+pub(crate) struct Command {
+    pub(crate) path: Vec<u8>,
+    /// Where relative paths start.
+    pub(crate) from: Node,
+    pub(crate) args: Vec<Vec<u8>>,
+    pub(crate) env: Vec<Vec<u8>>,
+}
+
+/// A program that is ready to be loaded.
+#[derive(Debug)]
+pub(crate) struct Loadable {
+    /// Its path, as it was named.
+    path: Vec<u8>,
+    program: Object,
+    loader: Option<Object>,
+    args: Vec<Vec<u8>>,
+    env: Vec<Vec<u8>>,
+}
+
+impl Loadable {
+    fn new(
+        tree: &Tree,
+        path: &[u8],
+        bytes: Vec<u8>,
+        args: Vec<Vec<u8>>,
+        env: Vec<Vec<u8>>,
+    ) -> Result<Self, WarmError> {
+        let program = Object::new(path, bytes)?;
+        let name = program.elf.loader.as_deref().map(|name| name.as_os_str().as_bytes());
+        let loader = name.map(|name| Object::find(tree, name)).transpose()?;
+        Ok(Self { path: path.to_vec(), program, loader, args, env })
+    }
+}
+
+impl Command {
+    /// Finds what it runs: for a script its interpreter. Also the path by which the process knows itself.
+    pub(crate) fn find(self, tree: &Tree) -> Result<(Loadable, Vec<u8>), Errno> {
+        let Self { mut path, from, mut args, env } = self;
+        if args.is_empty() {
+            args.push(Vec::new());
+        }
+        for _ in 0..SCRIPTS {
+            let node = tree.walk(&path, Walk::new(from).follow(true))?.node()?;
+            let stat = tree.stat(node)?;
+            if stat.kind != Kind::File || stat.mode & 0o111 == 0 {
+                return Err(Errno::ACCESS);
+            }
+            let bytes = read_file(tree, node, &path).map_err(|_| Errno::NOEXEC)?;
+            let Some(line) = bytes.strip_prefix(b"#!") else {
+                let known = match path.starts_with(b"/") {
+                    true => path.clone(),
+                    false => [path_of(tree, from)?, path.clone()].join(&b'/'),
+                };
+                let loadable = Loadable::new(tree, &path, bytes, args, env);
+                return Ok((
+                    loadable.map_err(|error| match error {
+                        WarmError::NotFound(_) => Errno::NOENT,
+                        _ => Errno::NOEXEC,
+                    })?,
+                    known,
+                ));
+            };
+            // The interpreter, at most one argument of it, and the script.
+            let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default().trim_ascii();
+            let end = line.iter().position(u8::is_ascii_whitespace).unwrap_or(line.len());
+            let (interpreter, argument) = (line[..end].to_vec(), line[end..].trim_ascii().to_vec());
+            if interpreter.is_empty() {
+                return Err(Errno::NOEXEC);
+            }
+            let script = std::mem::replace(&mut path, interpreter.clone());
+            let argument = Some(argument).filter(|argument| !argument.is_empty());
+            args.splice(..1, [Some(interpreter), argument, Some(script)].into_iter().flatten());
+        }
+        Err(Errno::LOOP)
+    }
 }
 
 /// Maps one file; what is added to its addresses.
@@ -195,32 +298,35 @@ fn map(guest: &mut Guest, elf: &Elf, bytes: &[u8], base: u64) -> Result<u64, War
     Ok(slide)
 }
 
-/// Loads `path` with its arguments and environment; the guest is then ready to run.
+/// Loads `path` with its arguments and environment; the guest then runs.
 pub(crate) fn load(
     guest: &mut Guest,
     path: &Path,
-    args: &[Vec<u8>],
-    env: &[Vec<u8>],
+    args: Vec<Vec<u8>>,
+    env: Vec<Vec<u8>>,
 ) -> Result<(), WarmError> {
-    let parse = |guest: &Guest, path: &Path| {
-        let bytes = read_file(&guest.person.state.tree, path)?;
-        if let Some(line) = bytes.strip_prefix(b"#!") {
-            return Err(WarmError::Script {
-                path: path.to_path_buf(),
-                interpreter: interpreter(line),
-                help: way_past(path),
-            });
-        }
-        let elf = Elf::parse(&bytes)
-            .map_err(|why| WarmError::Unloadable { path: path.to_path_buf(), why })?;
-        Ok::<_, WarmError>((elf, bytes))
-    };
-    let (elf, bytes) = parse(guest, path)?;
-    let slide = map(guest, &elf, &bytes, BASE)?;
-    let (loader, entry) = match &elf.loader {
-        Some(name) => {
-            let (loader, bytes) = parse(guest, name)?;
-            let slide = map(guest, &loader, &bytes, LOADER_BASE)?;
+    let tree = &guest.person.state.tree;
+    let name = path.as_os_str().as_bytes();
+    let node = tree.find(name).map_err(|_| WarmError::NotFound(path.to_path_buf()))?;
+    let bytes = read_file(tree, node, name)?;
+    if let Some(line) = bytes.strip_prefix(b"#!") {
+        return Err(WarmError::Script {
+            path: path.to_path_buf(),
+            interpreter: interpreter(line),
+            help: way_past(path),
+        });
+    }
+    let loadable = Loadable::new(tree, name, bytes, args, env)?;
+    place(guest, &loadable)
+}
+
+/// Loads a program into an empty process, which then runs.
+pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmError> {
+    let Loadable { path, program: Object { elf, bytes }, loader, args, env } = loadable;
+    let slide = map(guest, elf, bytes, BASE)?;
+    let (loader, entry) = match loader {
+        Some(Object { elf: loader, bytes }) => {
+            let slide = map(guest, loader, bytes, LOADER_BASE)?;
             (slide, loader.entry.wrapping_add(slide))
         }
         None => (0, elf.entry.wrapping_add(slide)),
@@ -235,7 +341,7 @@ pub(crate) fn load(
     // Strings at the top, then random bytes, then the table of pointers, which ends on 16 bytes.
     let mut strings = Vec::new();
     let mut offsets = Vec::new();
-    for string in args.iter().chain(env).chain([&path.as_os_str().as_bytes().to_vec()]) {
+    for string in args.iter().chain(env).chain([path]) {
         offsets.push(strings.len() as u64);
         strings.extend(string);
         strings.push(0);

@@ -9,6 +9,8 @@ mod channels;
 mod clock_calls;
 mod devices;
 mod encode;
+mod family;
+mod family_calls;
 mod file_calls;
 mod ground;
 mod layout;
@@ -35,20 +37,25 @@ use std::sync::Arc;
 use afresh_files::{Node, Refused, Tree};
 use rustix::io::Errno;
 
+use crate::load::Command;
 use crate::platform::{Call, PlatformError, Process};
 use attribute_calls::Times;
 use channels::Channels;
 pub(crate) use clock_calls::now_moment;
+pub(crate) use family::FIRST;
+use family::Family;
+pub(crate) use family_calls::Fork;
 pub(crate) use ground::{bytes, plant, prepare};
-pub(crate) use layout::{Change, Layout, PAGE, STACK_LEN, protect_order, unmap_order};
+pub(crate) use layout::{Change, Layout, PAGE, STACK_LEN, map_order, protect_order, unmap_order};
+pub(crate) use name_calls::path_of;
 pub(crate) use packed::{Packed, damaged};
 pub(crate) use process_calls::USER;
 pub(crate) use readiness::Ear;
 use signals::Pending;
 pub(crate) use signals::Taken;
 use table::Table;
-pub(crate) use threads::Wait;
 use threads::{Moment, Threads};
+pub(crate) use threads::{On, Wait};
 
 /// Longest path, with its end.
 const PATH_LEN: usize = 4096;
@@ -71,6 +78,8 @@ pub(crate) struct State {
     alarm: Option<(Moment, u64)>,
     pub(crate) threads: Threads,
     channels: Channels,
+    /// Which process all of this belongs to, and the others.
+    pub(crate) family: Family,
 }
 
 impl State {
@@ -88,6 +97,7 @@ impl State {
             alarm: None,
             threads: Threads::new(),
             channels: Channels::default(),
+            family: Family::new(),
         }
     }
 }
@@ -154,6 +164,10 @@ pub(crate) enum Outcome {
     Wait(Wait),
     /// It returns nought, after others have had their turn.
     Yield,
+    /// There is a further process, whose number it returns.
+    Fork(Fork),
+    /// Its process runs another program, if that can be had.
+    Exec(Box<Command>),
     /// Its thread is no more.
     Gone,
     /// It does not return: the registers are what it was to set them to.
@@ -410,19 +424,30 @@ impl Person {
 
             libc::SYS_exit => self.exit_thread(process, a[0]),
             libc::SYS_exit_group => Ok(Outcome::End(End::Exit(a[0] as i32 & 0xff))),
+            libc::SYS_clone if a[0] as i32 & libc::CLONE_THREAD == 0 => self.fork(process, &a),
             libc::SYS_clone => self.clone_thread(process, &a),
+            libc::SYS_fork => self.fork(process, &[libc::SIGCHLD as u64, 0, 0, 0, 0, 0]),
+            libc::SYS_vfork => {
+                let flags = libc::CLONE_VM | libc::CLONE_VFORK | libc::SIGCHLD;
+                self.fork(process, &[flags as u64, 0, 0, 0, 0, 0])
+            }
+            libc::SYS_execve => self.exec(process, libc::AT_FDCWD as u64, a[0], (a[1], a[2]), 0),
+            libc::SYS_execveat => self.exec(process, a[0], a[1], (a[2], a[3]), a[4]),
             libc::SYS_kill => self.kill(a[0], a[1]),
             libc::SYS_tkill => self.kill_thread(None, a[0], a[1]),
             libc::SYS_tgkill => self.kill_thread(Some(a[0]), a[1], a[2]),
             libc::SYS_rt_sigqueueinfo => self.queue(process, (a[0], None), a[1], a[2]),
             libc::SYS_rt_tgsigqueueinfo => self.queue(process, (a[0], Some(a[1])), a[2], a[3]),
             libc::SYS_arch_prctl => self.set_base(process, a[0], a[1]),
-            libc::SYS_getpid | libc::SYS_getpgrp | libc::SYS_getpgid | libc::SYS_getsid => {
-                Ok(Outcome::Value(process_calls::PID))
-            }
+            libc::SYS_getpid => Ok(Outcome::Value(self.state.family.own.id.into())),
+            libc::SYS_getpgrp => self.kinship(0, false),
+            libc::SYS_getpgid => self.kinship(a[0], false),
+            libc::SYS_getsid => self.kinship(a[0], true),
+            libc::SYS_setpgid => self.set_group(a[0], a[1]),
+            libc::SYS_setsid => self.set_session(),
             libc::SYS_gettid => Ok(Outcome::Value(self.state.threads.current_id().into())),
             libc::SYS_set_tid_address => self.set_cleared(a[0]),
-            libc::SYS_getppid => Ok(Outcome::Value(1)),
+            libc::SYS_getppid => Ok(Outcome::Value(self.state.family.own.parent.into())),
             libc::SYS_getuid | libc::SYS_geteuid | libc::SYS_getgid | libc::SYS_getegid => {
                 Ok(Outcome::Value(process_calls::USER))
             }
@@ -438,7 +463,8 @@ impl Person {
             libc::SYS_rt_sigtimedwait => self.wait_signal(process, a[0], a[1], a[2], a[3]),
             libc::SYS_pause => self.suspend(process, 0, 8),
             libc::SYS_sigaltstack => self.alternate(process, a[0], a[1]),
-            libc::SYS_wait4 | libc::SYS_waitid => Err(Errno::CHILD.into()),
+            libc::SYS_wait4 => self.wait_child(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_waitid => self.wait_id(process, &a),
             libc::SYS_uname => self.names(process, a[0]),
             libc::SYS_sysinfo => self.system(process, a[0]),
             libc::SYS_prlimit64 => self.limit(process, a[1], a[2], a[3]),

@@ -206,7 +206,7 @@ impl Program {
         let pair =
             |(name, value): &(OsString, OsString)| [name.as_bytes(), value.as_bytes()].join(&b'=');
         let env: Vec<_> = self.env.iter().map(pair).collect();
-        load::load(&mut guest, &self.path, &args, &env)?;
+        load::load(&mut guest, &self.path, args, env)?;
         Ok(guest)
     }
 
@@ -250,6 +250,10 @@ impl Program {
             match next(&mut guest, &mut halt, deadline)? {
                 Halt::Idle(wait) => {
                     guest.person.streams.output.clear();
+                    let family = &guest.person.state.family;
+                    if !family.is_single() {
+                        return Err(WarmError::Children { names: family.children() });
+                    }
                     let Some(request) = requests.next() else {
                         let standing = Standing::first(&mut guest, wait)?;
                         let unserved = std::mem::take(&mut guest.person.unserved);

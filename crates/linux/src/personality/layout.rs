@@ -53,6 +53,8 @@ pub(crate) struct Layout {
     maps: BTreeMap<u64, Mapping>,
     bytes: u64,
     limit: u64,
+    /// Bytes that other processes of the guest's have mapped.
+    elsewhere: u64,
     heap: u64,
     brk: u64,
 }
@@ -87,7 +89,7 @@ fn pages(start: u64, len: u64) -> Result<Range<u64>, Errno> {
 impl Layout {
     /// An empty layout for at most `limit` bytes.
     pub(crate) fn new(limit: u64) -> Self {
-        Self { maps: BTreeMap::new(), bytes: 0, limit, heap: 0, brk: 0 }
+        Self { maps: BTreeMap::new(), bytes: 0, limit, elsewhere: 0, heap: 0, brk: 0 }
     }
 
     /// What is wrong with a layout that somebody else wrote down, if anything is.
@@ -101,7 +103,8 @@ impl Layout {
             }
             (at, bytes) = (m.end, bytes + (m.end - start));
         }
-        let fits = bytes == self.bytes && bytes <= self.limit && self.limit <= IMAGE_LEN;
+        let alone = bytes == self.bytes && self.elsewhere == 0;
+        let fits = alone && bytes <= self.limit && self.limit <= IMAGE_LEN;
         if !fits || self.maps.len() > MAPPINGS || self.heap > self.brk || self.brk > CEILING {
             return Err("its mappings are more than it may have");
         }
@@ -111,6 +114,29 @@ impl Layout {
     /// Bytes that may be mapped.
     pub(crate) fn limit(&self) -> u64 {
         self.limit
+    }
+
+    /// Bytes that are mapped.
+    pub(super) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Notes what other processes have mapped, which counts, too.
+    pub(super) fn set_elsewhere(&mut self, bytes: u64) {
+        self.elsewhere = bytes;
+    }
+
+    /// Whether as much as is mapped fits into the budget once more.
+    pub(super) fn afford_copy(&self) -> Result<(), Errno> {
+        self.afford(self.bytes)
+    }
+
+    /// Unmaps everything.
+    pub(crate) fn clear(&mut self) -> Change {
+        let orders = self.maps.iter().map(|(&start, m)| unmap_order(start, m.end - start));
+        let before = orders.collect();
+        *self = Self { elsewhere: self.elsewhere, ..Self::new(self.limit) };
+        Change { before, ..Change::default() }
     }
 
     /// Start, length and protection of every mapping, sorted.
@@ -184,7 +210,8 @@ impl Layout {
 
     /// Whether `more` bytes fit into the budget.
     fn afford(&self, more: u64) -> Result<(), Errno> {
-        let within = self.bytes.checked_add(more).is_some_and(|bytes| bytes <= self.limit);
+        let taken = self.bytes.saturating_add(self.elsewhere);
+        let within = taken.checked_add(more).is_some_and(|bytes| bytes <= self.limit);
         if within && self.maps.len() < MAPPINGS { Ok(()) } else { Err(Errno::NOMEM) }
     }
 

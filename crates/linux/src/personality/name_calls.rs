@@ -1,6 +1,6 @@
 //! Calls about names: links, directories, where the program is.
 
-use afresh_files::{Kind, New, Node, Rename, Tree};
+use afresh_files::{Kind, New, Node, Rename, Tree, Walk};
 use rustix::io::Errno;
 
 use super::encode::Bytes;
@@ -20,8 +20,16 @@ impl Person {
         to: u64,
         len: u64,
     ) -> Served {
-        let node = self.follow(process, at, path, false)?;
-        let target = self.state.tree.read_link(node)?;
+        let path = path_in(process, path)?;
+        let target = match self.state.program() {
+            // Each process has its own.
+            Some(program) if path == b"/proc/self/exe" => program.to_vec(),
+            _ => {
+                let how = Walk::new(self.base(at, &path)?).follow(false);
+                let node = self.state.tree.walk(&path, how)?.node()?;
+                self.state.tree.read_link(node)?.to_vec()
+            }
+        };
         let bytes = &target[..target.len().min(len as usize)];
         copy_out(process, to, bytes)?;
         Ok(Outcome::Value(bytes.len() as u64))
@@ -191,7 +199,7 @@ impl State {
 }
 
 /// The path of a directory.
-fn path_of(tree: &Tree, directory: Node) -> Result<Vec<u8>, Errno> {
+pub(crate) fn path_of(tree: &Tree, directory: Node) -> Result<Vec<u8>, Errno> {
     let (mut names, mut at) = (Vec::new(), directory);
     while at != Tree::ROOT {
         let above = tree.parent(at)?;

@@ -16,6 +16,7 @@ use super::State;
 use super::channels::Channels;
 use super::clock_calls::now_moment;
 use super::devices::Device;
+use super::family::{Ended, Family, Kin};
 use super::ground;
 use super::layout::Layout;
 use super::pipe_calls::Timer;
@@ -43,6 +44,8 @@ pub(crate) struct Packed {
     alarm: Option<(Moment, u64)>,
     threads: Threads,
     channels: Channels,
+    own: Kin,
+    ended: Vec<(u32, Ended)>,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -115,6 +118,9 @@ impl State {
         });
         let now = now_moment();
         shift(&mut threads, &mut alarm, &mut timers, |at| at.saturating_sub(now));
+        let children =
+            || FreezeError::State(format!("it has children: {}", self.family.children()));
+        let (own, ended) = self.family.parts().ok_or_else(children)?;
         let packed = Packed {
             layout: self.layout.clone(),
             layers: self.layers.iter().map(|path| ground::bytes(path).to_vec()).collect(),
@@ -128,6 +134,8 @@ impl State {
             alarm,
             threads,
             channels: self.channels.clone(),
+            own,
+            ended,
         };
         let files = self.tree.saved().map_err(|error| lost(&error))?;
         Ok((packed, files.to_bytes()))
@@ -205,6 +213,8 @@ impl State {
             let now = now_moment();
             shift(&mut threads, &mut alarm, &mut timers, |at| now.saturating_add(at));
         }
+        let family = Family::from_parts(packed.own, packed.ended, threads.next())
+            .ok_or_else(|| damaged("its processes do not fit together"))?;
         if packed.handlers.iter().any(|(number, _)| !(1..=64).contains(number)) {
             return Err(damaged("a handler of no signal"));
         }
@@ -223,6 +233,7 @@ impl State {
             alarm,
             threads,
             channels: packed.channels,
+            family,
         })
     }
 }

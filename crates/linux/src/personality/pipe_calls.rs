@@ -275,8 +275,8 @@ impl Person {
     fn broken_pipe(&mut self, quiet: bool) -> Served {
         if !quiet {
             let id = self.state.threads.current_id();
-            self.change()
-                .send(Some(id), Info::new(libc::SIGPIPE as u8, 0, super::process_calls::PID, 0));
+            let own = u64::from(self.state.family.own.id);
+            self.change().send(Some(id), Info::new(libc::SIGPIPE as u8, 0, own, 0));
         }
         Err(Errno::PIPE.into())
     }

@@ -102,6 +102,11 @@ impl State {
         }
         match &wait.on {
             On::Futex { .. } | On::Nothing => false,
+            On::Children(which) => {
+                // Others of its threads may have asked before.
+                self.family.child_ended(*which).is_some() || !self.family.has_child(*which)
+            }
+            On::Borrower(child) => self.family.is_grown(*child),
             On::Signals(set) => {
                 let own = self.threads.get(id).map_or(0, |thread| thread.pending.set());
                 (own | self.pending.set()) & set != 0
@@ -127,7 +132,8 @@ impl State {
                 _ => false,
             })
         };
-        self.threads.iter().any(|(_, thread)| match &thread.wait {
+        let mut threads = self.threads.iter().chain(self.family.other_threads());
+        threads.any(|(_, thread)| match &thread.wait {
             Some(Wait { on: On::Files(list), .. }) => list.iter().any(|(id, _)| is_input(*id)),
             _ => false,
         })
@@ -156,23 +162,24 @@ impl State {
 
     /// The next moment at which something happens by itself, later than `now`.
     pub(crate) fn next_moment(&self, now: Moment) -> Option<Moment> {
-        let waits = self.threads.iter().filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
+        let threads = self.threads.iter().chain(self.family.other_threads());
+        let waits = threads.filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
         let timers = self.table.descriptions().filter_map(|(_, d)| match &d.open {
             Open::Timer(timer) => timer.at,
             _ => None,
         });
-        let all = waits.chain(timers).chain(self.alarm.map(|(at, _)| at));
+        let all = waits.chain(timers).chain(self.rings_at());
         all.filter(|at| *at > now).min()
     }
 
-    /// When the alarm rings, if it does.
+    /// When the next alarm rings, if one does.
     pub(crate) fn rings_at(&self) -> Option<Moment> {
-        self.alarm.map(|(at, _)| at)
+        self.alarm.map(|(at, _)| at).into_iter().chain(self.family.other_alarms()).min()
     }
 
     /// Whether nothing but the current thread ever does anything.
     pub(crate) fn is_alone(&self) -> bool {
-        self.threads.len() == 1 && self.alarm.is_none()
+        self.threads.len() == 1 && self.alarm.is_none() && self.family.is_single()
     }
 }
 

@@ -4,7 +4,6 @@ use rustix::io::Errno;
 
 use super::clock_calls::{micro_in, now_moment};
 use super::encode::Bytes;
-use super::process_calls::PID;
 use super::signals::{Info, UNTOUCHABLE};
 use super::threads::{Moment, NO_STACK};
 use super::{DONE, Outcome, Person, Served, copy_in, copy_out, word_in};
@@ -16,26 +15,45 @@ const SMALLEST_STACK: u64 = 2048;
 const TO_THREAD: i32 = -6;
 
 impl Person {
-    /// `kill`: to all of the guest.
+    /// Sends to processes: which of them `target` means is as for `kill`.
     pub(super) fn kill(&mut self, target: u64, number: u64) -> Served {
-        let target = target as i32;
-        if target != PID as i32 && target != 0 && target != -(PID as i32) {
+        let family = &self.state.family;
+        let own = family.own.id;
+        let targets = match target as i32 {
+            -1 => family.all_but(own),
+            0 => family.group(family.own.group),
+            group @ ..0 => family.group(group.unsigned_abs()),
+            one => vec![one as u32],
+        };
+        // Who has ended is there until somebody asks for it, and hears nothing.
+        let known = targets.iter().any(|id| family.lives(*id) || family.is_ended(*id));
+        if !known {
             return Err(Errno::SRCH.into());
         }
-        self.post(None, number, |signal| Info::new(signal, 0, PID, 0))
+        if number > 64 {
+            return Err(Errno::INVAL.into());
+        }
+        let info = |signal| Info::new(signal, 0, own.into(), 0);
+        for target in targets.into_iter().filter(|_| number != 0) {
+            if self.state.family.lives(target) {
+                self.change().with(target, |state| state.send(None, info(number as u8)));
+            }
+        }
+        Ok(DONE)
     }
 
     /// `tgkill`, or `tkill` when the first is no process: to one thread.
     pub(super) fn kill_thread(&mut self, process: Option<u64>, id: u64, number: u64) -> Served {
-        if process.is_some_and(|process| process != PID)
+        let own = u64::from(self.state.family.own.id);
+        if process.is_some_and(|process| process != own)
             || self.state.threads.get(id as u32).is_none()
         {
             return Err(Errno::SRCH.into());
         }
-        self.post(Some(id as u32), number, |signal| Info::new(signal, TO_THREAD, PID, 0))
+        self.post(Some(id as u32), number, |signal| Info::new(signal, TO_THREAD, own, 0))
     }
 
-    /// With what it says itself: to all of the guest, or to one thread.
+    /// With what it says itself: to all of the process, or to one thread.
     pub(super) fn queue(
         &mut self,
         process: &Process,
@@ -44,7 +62,7 @@ impl Person {
         info: u64,
     ) -> Served {
         let known = to.1.is_none_or(|id| self.state.threads.get(id as u32).is_some());
-        if to.0 != PID || !known {
+        if to.0 != u64::from(self.state.family.own.id) || !known {
             return Err(Errno::SRCH.into());
         }
         let given = copy_in(process, info, 32)?;

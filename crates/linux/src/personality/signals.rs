@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::encode::Bytes;
-use super::threads::NO_STACK;
+use super::threads::{NO_STACK, On, Wait};
 use super::{End, Outcome, Person, Served, State, copy_in, word_in};
 use crate::platform::{
     CLEAR_FLAGS, FRAME_LEN, INFO, INFO_LEN, MASK, Process, Register, STACK, USER_SELECTORS,
@@ -172,9 +172,19 @@ impl State {
         }
     }
 
+    /// Whether nobody asks for the children of the current process.
+    pub(super) fn disowns(&self) -> bool {
+        let action = self.action(libc::SIGCHLD as u8);
+        action.handler == 1 || action.has(libc::SA_NOCLDWAIT)
+    }
+
     /// What the thread would take now, of those that are not ignored.
     pub(crate) fn deliverable(&self, id: u32) -> bool {
         let Some(thread) = self.threads.get(id) else { return false };
+        if matches!(&thread.wait, Some(Wait { on: On::Borrower(_), .. })) {
+            // Its stack is the child's.
+            return false;
+        }
         if thread.pending.is_empty() && self.pending.is_empty() {
             return false;
         }
@@ -192,7 +202,7 @@ impl State {
             return true;
         }
         // As in Linux the first thread takes what is for all of them, if it takes it at all.
-        let first = super::process_calls::PID as u32;
+        let first = self.family.own.id;
         let open = |thread: &super::threads::Thread| thread.blocked & bit(info.signal) == 0;
         let to = to.or_else(|| self.threads.get(first).filter(|t| open(t)).map(|_| first));
         match to.and_then(|id| self.threads.get_mut(id)) {

@@ -94,7 +94,10 @@ struct Descriptor {
 /// All descriptors of a guest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Table {
+    /// The current process's.
     descriptors: BTreeMap<u32, Descriptor>,
+    /// Those of the other processes.
+    others: BTreeMap<u32, BTreeMap<u32, Descriptor>>,
     descriptions: BTreeMap<u64, Description>,
     next: u64,
 }
@@ -102,8 +105,8 @@ pub(crate) struct Table {
 impl Table {
     /// Input, output and messages.
     pub(crate) fn new() -> Self {
-        let mut table =
-            Self { descriptors: BTreeMap::new(), descriptions: BTreeMap::new(), next: 0 };
+        let (descriptors, others) = (BTreeMap::new(), BTreeMap::new());
+        let mut table = Self { descriptors, others, descriptions: BTreeMap::new(), next: 0 };
         for (number, (open, flags)) in [
             (Open::Input, libc::O_RDONLY),
             (Open::Output, libc::O_WRONLY),
@@ -147,7 +150,8 @@ impl Table {
             })
             .collect();
         let last = descriptions.keys().next_back().copied().unwrap_or_default();
-        (fits && last < next).then_some(Self { descriptors, descriptions, next })
+        let others = BTreeMap::new();
+        (fits && last < next).then_some(Self { descriptors, others, descriptions, next })
     }
 
     pub(crate) fn get(&self, descriptor: u64) -> Result<&Description, Errno> {
@@ -248,7 +252,9 @@ impl Table {
     /// Closes a descriptor. Hands back what nobody has open any more.
     pub(crate) fn close(&mut self, descriptor: u64) -> Result<Option<Description>, Errno> {
         let gone = self.descriptors.remove(&(descriptor as u32)).ok_or(Errno::BADF)?;
-        if self.descriptors.values().any(|d| d.description == gone.description) {
+        let mut all =
+            self.descriptors.values().chain(self.others.values().flat_map(|o| o.values()));
+        if all.any(|d| d.description == gone.description) {
             return Ok(None);
         }
         Ok(self.descriptions.remove(&gone.description))
@@ -261,6 +267,29 @@ impl Table {
     pub(crate) fn set_close_on_exec(&mut self, descriptor: u64, on: bool) -> Result<(), Errno> {
         self.descriptors.get_mut(&(descriptor as u32)).ok_or(Errno::BADF)?.close_on_exec = on;
         Ok(())
+    }
+
+    /// Has the descriptors of process `to` be the current ones, and keeps those of `from`.
+    pub(super) fn seat(&mut self, from: u32, to: u32) {
+        let now = self.others.remove(&to).unwrap_or_default();
+        let left = std::mem::replace(&mut self.descriptors, now);
+        self.others.insert(from, left);
+    }
+
+    /// Gives process `id` descriptors like the current ones.
+    pub(super) fn fork(&mut self, id: u32) {
+        self.others.insert(id, self.descriptors.clone());
+    }
+
+    /// Forgets process `id`, which has closed all of its own.
+    pub(super) fn drop_process(&mut self, id: u32) {
+        self.others.remove(&id);
+    }
+
+    /// Descriptors that are closed when another program runs.
+    pub(super) fn closing(&self) -> Vec<u64> {
+        let closing = self.descriptors.iter().filter(|(_, d)| d.close_on_exec);
+        closing.map(|(&number, _)| u64::from(number)).collect()
     }
 
     /// All descriptors in `range`.

@@ -10,8 +10,6 @@ use crate::platform::{GUEST, Process};
 /// What a clone must share to be a thread.
 const SHARED: i32 =
     libc::CLONE_VM | libc::CLONE_FS | libc::CLONE_FILES | libc::CLONE_SIGHAND | libc::CLONE_THREAD;
-/// Number of `clone`, where it makes a process.
-const CLONE: i64 = libc::SYS_clone;
 
 // Operations of `futex`, without the bits that say whose memory and which clock.
 const WAIT: i32 = 0;
@@ -34,7 +32,7 @@ impl Person {
         let [flags, stack, parent, child, base, _] = *a;
         let flags = flags as i32;
         if flags & SHARED != SHARED {
-            return self.unknown(CLONE);
+            return self.unknown(libc::SYS_clone);
         }
         self.state.threads.check_room()?;
         let base = (flags & libc::CLONE_SETTLS != 0).then_some(base);

@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::process_calls::PID;
+use super::family::{FIRST, Which};
 use super::signals::Pending;
 use crate::platform::Context;
 
@@ -29,6 +29,10 @@ pub(crate) enum On {
     Files(Vec<(u64, u16)>),
     /// A signal of this set, or one that interrupts.
     Signals(u64),
+    /// A child that ends, of these, or a signal that interrupts.
+    Children(Which),
+    /// A child that uses this process's memory, until it runs another program or ends.
+    Borrower(u32),
     /// Time alone, or a signal that interrupts.
     Nothing,
 }
@@ -88,14 +92,48 @@ impl Threads {
             name: *b"guest\0\0\0\0\0\0\0\0\0\0\0",
             cleared: 0,
         };
-        let first_id = PID as u32;
-        let list = BTreeMap::from([(first_id, first)]);
-        Self { list, current: first_id, next: first_id + 1, order: 0 }
+        let list = BTreeMap::from([(FIRST, first)]);
+        Self { list, current: FIRST, next: FIRST + 1, order: 0 }
+    }
+
+    /// The threads of a process that begins with one, numbered as the process; the row of numbers is that of `others`.
+    pub(super) fn single(id: u32, thread: Thread, others: &Self) -> Self {
+        let list = BTreeMap::from([(id, thread)]);
+        Self { list, current: id, next: others.next, order: others.order }
+    }
+
+    /// Goes on in the row of numbers where `other` is.
+    pub(super) fn continue_from(&mut self, other: &Self) {
+        (self.next, self.order) = (other.next, other.order);
+    }
+
+    /// Only the current thread is left, numbered as the process, whose program has another name.
+    pub(super) fn become_single(&mut self, id: u32, name: &[u8]) {
+        let mut thread = self.current().clone();
+        thread.name = [0; 16];
+        let len = name.len().min(15);
+        thread.name[..len].copy_from_slice(&name[..len]);
+        let (context, wait, masked, signal_stack) = (None, None, None, NO_STACK);
+        let thread = Thread { context, wait, masked, signal_stack, cleared: 0, ..thread };
+        self.list = BTreeMap::from([(id, thread)]);
+        self.current = id;
+    }
+
+    /// The next number, which nobody else gets.
+    pub(super) fn take_number(&mut self) -> Result<u32, Errno> {
+        self.check_room()?;
+        self.next += 1;
+        Ok(self.next - 1)
+    }
+
+    /// The number that comes next.
+    pub(super) fn next(&self) -> u32 {
+        self.next
     }
 
     /// What is wrong with threads that somebody else wrote down, if anything is.
     pub(crate) fn check(&self) -> Result<(), &'static str> {
-        let numbered = self.list.keys().all(|id| (PID as u32..self.next).contains(id));
+        let numbered = self.list.keys().all(|id| (FIRST..self.next).contains(id));
         let placed =
             self.list.iter().all(|(id, thread)| thread.context.is_none() == (*id == self.current));
         let known = self.list.contains_key(&self.current) && self.list.len() <= THREADS;

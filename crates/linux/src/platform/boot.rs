@@ -57,6 +57,9 @@ pub(super) fn write(control: &mut Control, pieces: Option<&[Piece]>) {
     call(libc::SYS_munmap, &[0, stub::CODE]);
     let behind = stub::CONTROL + stub::CONTROL_LEN as u64;
     call(libc::SYS_munmap, &[behind, stub::ABOVE - behind]);
+    // Until the first return to the guest: an interrupt before would find this code in the place of the guest's.
+    let all = data.words(&[u64::MAX]);
+    call(libc::SYS_rt_sigprocmask, &[libc::SIG_SETMASK as u64, all, 0, 8]);
     let stack = data.words(&[stub::SIGNAL_STACK, 0, stub::SIGNAL_STACK_LEN as u64]);
     call(libc::SYS_sigaltstack, &[stack]);
     // SA_SIGINFO, SA_RESTORER, SA_ONSTACK, SA_RESTART; all other signals wait.

@@ -10,6 +10,8 @@ use super::process::Process;
 const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 /// Present in memory, or swapped out.
 const HELD: u64 = 3 << 62;
+/// A page of a file, or shared.
+const FILE: u64 = 1 << 61;
 /// Pages that are asked about at a time.
 const AT_ONCE: u64 = 1 << 15;
 
@@ -17,6 +19,19 @@ impl Process {
     /// The parts of `range` that hold pages. What does not is zero in anonymous memory, and in a mapping of a file as the file
     /// is.
     pub(crate) fn populated(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, PlatformError> {
+        self.pages(range, |entry| entry & HELD != 0)
+    }
+
+    /// The parts of `range` that hold pages of this process's own: what does not is zero, or as the image is.
+    pub(crate) fn private(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, PlatformError> {
+        self.pages(range, |entry| entry & HELD != 0 && entry & FILE == 0)
+    }
+
+    fn pages(
+        &self,
+        range: Range<u64>,
+        wanted: impl Fn(u64) -> bool,
+    ) -> Result<Vec<Range<u64>>, PlatformError> {
         let failed = |error| PlatformError::kernel("reading the guest's page map", error);
         let map = File::open(format!("/proc/{}/pagemap", self.id())).map_err(failed)?;
         let mut found: Vec<Range<u64>> = Vec::new();
@@ -26,8 +41,8 @@ impl Process {
             entries.resize(8 * count as usize, 0);
             map.read_exact_at(&mut entries, first / PAGE * 8).map_err(failed)?;
             for (page, entry) in (0..count).zip(entries.chunks_exact(8)) {
-                // The two bits are in the last byte.
-                if u64::from(entry[7]) << 56 & HELD == 0 {
+                // All the bits are in the last byte.
+                if !wanted(u64::from(entry[7]) << 56) {
                     continue;
                 }
                 let start = first + page * PAGE;

@@ -6,6 +6,7 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -45,7 +46,10 @@ int main(int argc, char **argv) {
     if (open("/usr/new", O_WRONLY | O_CREAT, 0644) < 0) return fail("a new file above the host's");
     struct timespec now;
     if (clock_gettime(CLOCK_REALTIME, &now) || now.tv_sec < 1700000000) return fail("clock");
-    if (getpid() != 2 || fork() != -1) return fail("fork");
+    pid_t child = fork();
+    if (child == 0) _exit(getpid() > 2 && getppid() == 2 ? 7 : 8);
+    int status = 0;
+    if (getpid() != 2 || waitpid(child, &status, 0) != child || status != 7 << 8) return fail("fork");
     printf("%d %s %s\n", argc, argv[argc - 1], getenv("COLOUR"));
     fflush(stdout);
     long n, sum = 0;

@@ -1,0 +1,317 @@
+//! The processes that play a guest's processes: made by forks, given other programs, changed over to, and ended.
+//!
+//! One of them runs at a time; all others wait in the stub. What belongs to a process besides is the personality's. A process that
+//! was made by `vfork` runs in its parent's until it has a program of its own.
+//!
+//! Promises: when a process of the guest's is no more, so is the one that played it; what the first did to its memory map while
+//! others ran is known, so that a reset brings it back.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use crate::guest::{Guest, Halt};
+use crate::load::{self, Command};
+use crate::personality::{Change, End, FIRST, Fork, On, Wait, map_order, protect_order};
+use crate::platform::{Orders, Place, PlatformError, Process, Segment, Shown, Then};
+use crate::ranges::Ranges;
+use crate::standing::Standing;
+
+/// Bytes that are copied at a time.
+const AT_ONCE: u64 = 1 << 20;
+const READ: u64 = libc::PROT_READ as u64;
+const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
+
+/// A process, and what was done to its memory map.
+#[derive(Debug)]
+struct Body {
+    process: Process,
+    disturbed: Ranges,
+    replaced: Ranges,
+    /// What it shows, but where that was replaced.
+    base: Option<Standing>,
+    holds: u32,
+}
+
+/// Who the running process plays, and the processes that play others.
+#[derive(Debug)]
+pub(crate) struct Bodies {
+    /// Whose memory is in the running process.
+    memory: u32,
+    /// Whose registers are in it.
+    holds: u32,
+    others: BTreeMap<u32, Body>,
+}
+
+impl Bodies {
+    pub(crate) fn new() -> Self {
+        Self { memory: FIRST, holds: FIRST, others: BTreeMap::new() }
+    }
+}
+
+impl Guest {
+    fn swap_body(&mut self, memory: u32) {
+        let Some(body) = self.bodies.others.get_mut(&memory) else { return };
+        std::mem::swap(&mut self.process, &mut body.process);
+        std::mem::swap(&mut self.disturbed, &mut body.disturbed);
+        std::mem::swap(&mut self.replaced, &mut body.replaced);
+        std::mem::swap(&mut self.base, &mut body.base);
+        std::mem::swap(&mut self.bodies.holds, &mut body.holds);
+        if let Some(body) = self.bodies.others.remove(&memory) {
+            self.bodies.others.insert(std::mem::replace(&mut self.bodies.memory, memory), body);
+        }
+    }
+
+    /// Makes `id` the current process of the guest's, with the one that plays it and its registers.
+    pub(crate) fn seat(&mut self, id: u32) {
+        let family = &self.person.state.family;
+        if family.own.id == id && self.bodies.holds == id && self.bodies.memory == family.own.memory
+        {
+            return;
+        }
+        let state = self.person.change();
+        state.seat(id);
+        let memory = state.family.own.memory;
+        if self.bodies.memory != memory {
+            self.swap_body(memory);
+        }
+        let held = std::mem::replace(&mut self.bodies.holds, id);
+        if held == id {
+            return;
+        }
+        let state = self.person.change();
+        // Who held it may have memory of its own now, or be gone.
+        if state.family.kin(held).is_some_and(|kin| kin.memory == memory) {
+            let context = self.process.context();
+            state.with(held, |state| {
+                let current = state.threads.current_id();
+                if let Some(thread) = state.threads.get_mut(current) {
+                    thread.context = Some(context);
+                }
+            });
+        }
+        let current = state.threads.current_id();
+        let context = state.threads.get_mut(current).and_then(|thread| thread.context.take());
+        if let Some(context) = context {
+            self.process.set_context(&context);
+        }
+    }
+
+    /// Makes the first process the current one again, before the caller looks.
+    pub(crate) fn come_home(&mut self) {
+        self.seat(FIRST);
+    }
+
+    /// Ends all processes but the first, whose state is about to be brought back. None of them has done anything outside of the
+    /// guest.
+    pub(crate) fn end_others(&mut self) {
+        if !self.person.state.family.is_single() {
+            self.person.change().seat(FIRST);
+        }
+        if self.bodies.memory != FIRST {
+            self.swap_body(FIRST);
+        }
+        self.bodies = Bodies::new();
+    }
+
+    /// Ends the current process, which is not the first, and those who use its memory.
+    pub(crate) fn bury(&mut self, end: End) {
+        let id = self.person.state.family.own.id;
+        self.end_borrowers();
+        let state = self.person.change();
+        let memory = state.family.own.memory;
+        state.bury(end);
+        if memory == id {
+            // Somebody else's first, then this one can go.
+            let heir = state.family.own.memory;
+            self.swap_body(heir);
+            self.bodies.others.remove(&id);
+        }
+        self.person.resumed = None;
+    }
+
+    /// Ends those who use the memory of the current process, which is about to go.
+    fn end_borrowers(&mut self) {
+        let own = self.person.state.family.own.id;
+        for id in self.person.state.family.borrowers() {
+            let state = self.person.change();
+            state.seat(id);
+            state.bury(End::Signal(libc::SIGKILL));
+            state.seat(own);
+        }
+    }
+
+    /// Makes the process that the personality has noted. Its parent goes on, or waits.
+    pub(crate) fn fork(&mut self, fork: Fork) -> Result<(), PlatformError> {
+        if fork.copies {
+            match self.copy() {
+                Ok(process) => self.adopt(fork, process)?,
+                // No room for a further process on this host.
+                Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
+                    let own = self.person.state.family.own.id;
+                    let state = self.person.change();
+                    state.seat(fork.id);
+                    state.bury(End::Signal(libc::SIGKILL));
+                    state.seat(own);
+                    state.family.reap(fork.id);
+                    self.process.set_result(-i64::from(libc::EAGAIN));
+                    return Ok(());
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        if fork.waits {
+            // The call is made once more then.
+            let wait = Wait::new(On::Borrower(fork.id), None);
+            self.person.change().threads.current_mut().wait = Some(wait);
+        } else {
+            self.process.set_result(fork.id.into());
+        }
+        Ok(())
+    }
+
+    /// Has a copy of the current process play the child.
+    fn adopt(&mut self, fork: Fork, mut process: Process) -> Result<(), PlatformError> {
+        if let Some(at) = fork.told_at {
+            let _ = process.write(at, &fork.id.to_le_bytes())?;
+        }
+        let context = self.person.change().with(fork.id, |state| {
+            let current = state.threads.current_id();
+            state.threads.get_mut(current).and_then(|thread| thread.context.take())
+        });
+        if let Some(context) = context {
+            process.set_context(&context);
+        }
+        let (disturbed, replaced, base) =
+            (Ranges::default(), self.replaced.clone(), self.base.clone());
+        let body = Body { process, disturbed, replaced, base, holds: fork.id };
+        self.bodies.others.insert(fork.id, body);
+        Ok(())
+    }
+
+    /// A process with the same memory: what shows an image shows it there, too, and all else is copied.
+    fn copy(&mut self) -> Result<Process, PlatformError> {
+        let mut process = Process::new(None)?;
+        let layout = &self.person.state.layout;
+        let (mut shown, mut zeros) = (Vec::new(), Ranges::default());
+        layout.mappings().for_each(|(start, len, _)| zeros.insert(start..start + len));
+        if let Some(base) = &self.base {
+            for (start, len, protection) in layout.mappings() {
+                let mut at = start;
+                let end = start + len;
+                let replaced = self.replaced.within(start..end);
+                for gone in replaced.into_iter().chain(std::iter::once(end..end)) {
+                    let same = base.rest.segments.within(at..gone.start);
+                    shown.extend(same.map(|part| Segment { protection, ..part }));
+                    at = gone.end;
+                }
+            }
+            shown.iter().for_each(|part| zeros.remove(part.range()));
+        }
+        let order =
+            |range: std::ops::Range<u64>| map_order(range.start, range.end - range.start, 0);
+        let calls = zeros.iter().map(order).collect();
+        process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
+        if let Some(base) = &self.base {
+            process.show(&Shown::new(&base.image)?, &shown)?;
+        }
+        let mappings: Vec<_> = layout.mappings().collect();
+        for &(start, len, protection) in &mappings {
+            let written = self.process.private(start..start + len)?;
+            if written.is_empty() {
+                continue;
+            }
+            protect(&mut process, &[(start, len, READ_WRITE)])?;
+            let closed = protection & READ == 0;
+            if closed {
+                let open = protect_order(start, len, READ);
+                self.enact(Change { before: vec![open], ..Change::default() }, Then::Ask)?;
+            }
+            let mut buffer = Vec::new();
+            for range in written {
+                for at in range.clone().step_by(AT_ONCE as usize) {
+                    buffer.resize((range.end - at).min(AT_ONCE) as usize, 0);
+                    let moved =
+                        self.process.read(at, &mut buffer)? && process.write(at, &buffer)?;
+                    if !moved {
+                        let error = std::io::Error::from_raw_os_error(libc::EFAULT);
+                        return Err(PlatformError::kernel("copying the guest's memory", error));
+                    }
+                }
+            }
+            if closed {
+                let close = protect_order(start, len, protection);
+                self.enact(Change { before: vec![close], ..Change::default() }, Then::Ask)?;
+            }
+        }
+        protect(&mut process, &mappings)?;
+        Ok(process)
+    }
+
+    /// Runs another program in the current process. Says how that ended, if it could not be carried through; the call
+    /// returns an error where nothing has happened yet.
+    pub(crate) fn exec(&mut self, command: Command) -> Result<Option<Halt>, PlatformError> {
+        let found = command.find(&self.person.state.tree);
+        let (loadable, known) = match found {
+            Ok(found) => found,
+            Err(errno) => {
+                self.process.set_result(-i64::from(errno.raw_os_error()));
+                return self.go_on();
+            }
+        };
+        self.end_borrowers();
+        let own = self.person.state.family.own.id;
+        let borrows = self.person.state.family.own.memory != own;
+        if borrows {
+            let process = match Process::new(None) {
+                Ok(process) => process,
+                Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
+                    self.process.set_result(-i64::from(libc::EAGAIN));
+                    return self.go_on();
+                }
+                Err(error) => return Err(error),
+            };
+            let (disturbed, replaced) = (Ranges::default(), Ranges::default());
+            let body = Body { process, disturbed, replaced, base: None, holds: own };
+            self.bodies.others.insert(own, body);
+            self.person.change().shed(known);
+            self.swap_body(own);
+        } else {
+            let state = self.person.change();
+            state.shed(known);
+            let change = state.layout.clear();
+            self.enact(change, Then::Ask)?;
+            // Nothing of the last program's is in the new one's registers.
+            self.process.forget_frame();
+            self.process.bases = Default::default();
+        }
+        match load::place(self, &loadable) {
+            Ok(()) => Ok(None),
+            Err(crate::error::WarmError::Platform(error)) => Err(error),
+            // The old program is gone, and the new one does not fit.
+            Err(_) => Ok(Some(Halt::End(End::Signal(libc::SIGKILL), Place::Stub))),
+        }
+    }
+
+    /// A process that ends is no end of the guest's unless it is the first: others go on then.
+    pub(crate) fn outlive(
+        &mut self,
+        halt: Option<Halt>,
+        deadline: Instant,
+    ) -> Result<Option<Halt>, PlatformError> {
+        match halt {
+            Some(Halt::End(end @ (End::Exit(_) | End::Signal(_)), _))
+                if self.person.state.family.own.id != FIRST =>
+            {
+                self.bury(end);
+                self.take_turns(deadline)
+            }
+            halt => Ok(halt),
+        }
+    }
+}
+
+/// Sets the protection of mappings (start, length, protection) of a process that waits for orders.
+fn protect(process: &mut Process, list: &[(u64, u64, u64)]) -> Result<(), PlatformError> {
+    let calls = list.iter().map(|&(start, len, protection)| protect_order(start, len, protection));
+    process.carry_out(&Orders { calls: calls.collect(), ..Orders::default() }, Then::Ask)
+}

@@ -1,0 +1,375 @@
+//! Processes of a guest: plain data, of which one at a time is the current one.
+//!
+//! What belongs to a process lies in [`State`] itself for the current one, so that every call finds its own there, and here for all
+//! others. Files, pipes and open descriptions are everybody's. Only the first process is ever frozen: a guest is warm when its
+//! children have ended, and a reset ends those that were made since.
+
+use std::collections::BTreeMap;
+
+use afresh_files::Node;
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::layout::Layout;
+use super::process_calls::PID;
+use super::signals::{Info, Pending};
+use super::threads::{Moment, Thread, Threads};
+use super::{End, State};
+
+/// Processes a guest may have, those that ended and were not waited for included.
+pub(crate) const PROCESSES: usize = 32;
+/// The guest's first process.
+pub(crate) const FIRST: u32 = PID as u32;
+/// Who takes children over whose parent has ended (`init`), and never asks for them.
+const NOBODY: u32 = 1;
+
+/// Who a process is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Kin {
+    pub(crate) id: u32,
+    pub(crate) parent: u32,
+    pub(crate) group: u32,
+    pub(crate) session: u32,
+    /// Whose memory it uses: its own, or that of a parent who waits until it runs another program (`vfork`).
+    pub(crate) memory: u32,
+    /// The path of its program, once it runs another than the guest's first.
+    pub(crate) program: Option<Vec<u8>>,
+}
+
+/// A process that is not the current one: all of it but memory and registers.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Member {
+    kin: Kin,
+    directory: Node,
+    umask: u32,
+    handlers: BTreeMap<u64, [u8; 32]>,
+    pending: Pending,
+    alarm: Option<(Moment, u64)>,
+    threads: Threads,
+}
+
+/// A process that has ended, until its parent asks.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Ended {
+    pub(crate) parent: u32,
+    pub(crate) group: u32,
+    /// As `wait4` tells it.
+    pub(crate) status: i32,
+}
+
+/// All processes of a guest.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Family {
+    pub(crate) own: Kin,
+    others: BTreeMap<u32, Member>,
+    /// Memory that the current process does not use.
+    layouts: BTreeMap<u32, Layout>,
+    ended: BTreeMap<u32, Ended>,
+}
+
+/// Which children are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum Which {
+    Any,
+    One(u32),
+    Group(u32),
+}
+
+impl Which {
+    fn means(self, id: u32, group: u32) -> bool {
+        match self {
+            Self::Any => true,
+            Self::One(one) => one == id,
+            Self::Group(one) => one == group,
+        }
+    }
+}
+
+impl Kin {
+    fn first() -> Self {
+        let (id, parent) = (FIRST, NOBODY);
+        Self { id, parent, group: id, session: id, memory: id, program: None }
+    }
+}
+
+impl Family {
+    /// The first process alone.
+    pub(crate) fn new() -> Self {
+        Self {
+            own: Kin::first(),
+            others: BTreeMap::new(),
+            layouts: BTreeMap::new(),
+            ended: BTreeMap::new(),
+        }
+    }
+
+    /// What a frozen family is: the first process, and those that ended. Nothing while others live.
+    pub(super) fn parts(&self) -> Option<(Kin, Vec<(u32, Ended)>)> {
+        let ended = self.ended.iter().map(|(&id, ended)| (id, ended.clone())).collect();
+        self.is_single().then(|| (self.own.clone(), ended))
+    }
+
+    /// The family of these parts, if they fit together; `next` is the number that the next process would have.
+    pub(super) fn from_parts(own: Kin, ended: Vec<(u32, Ended)>, next: u32) -> Option<Self> {
+        let first = own.id == FIRST && own.memory == FIRST && ended.len() < PROCESSES;
+        let sound = ended.iter().all(|(id, e)| (FIRST + 1..next).contains(id) && e.parent == FIRST);
+        let ended = ended.into_iter().collect();
+        (first && sound).then_some(Self { own, ended, ..Self::new() })
+    }
+
+    /// Whether the current process is the only one that lives, and it is the first.
+    pub(crate) fn is_single(&self) -> bool {
+        self.others.is_empty() && self.own.id == FIRST
+    }
+
+    /// The processes, from the one after the current on, which comes last.
+    pub(crate) fn in_turn(&self) -> Vec<u32> {
+        let own = self.own.id;
+        let behind = self.others.range(own..).map(|(&id, _)| id);
+        let before = self.others.range(..own).map(|(&id, _)| id);
+        behind.chain(before).chain([own]).collect()
+    }
+
+    fn kins(&self) -> impl Iterator<Item = &Kin> + '_ {
+        self.others.values().map(|member| &member.kin).chain([&self.own])
+    }
+
+    /// Whether `id` lives.
+    pub(crate) fn lives(&self, id: u32) -> bool {
+        self.kin(id).is_some()
+    }
+
+    pub(crate) fn kin(&self, id: u32) -> Option<&Kin> {
+        self.kins().find(|kin| kin.id == id)
+    }
+
+    pub(crate) fn kin_mut(&mut self, id: u32) -> Option<&mut Kin> {
+        match self.own.id == id {
+            true => Some(&mut self.own),
+            false => self.others.get_mut(&id).map(|member| &mut member.kin),
+        }
+    }
+
+    /// Who is in a group, whether it lives or has ended.
+    pub(crate) fn group(&self, group: u32) -> Vec<u32> {
+        self.kins().filter(|kin| kin.group == group).map(|kin| kin.id).collect()
+    }
+
+    /// Those that live, but for one.
+    pub(crate) fn all_but(&self, one: u32) -> Vec<u32> {
+        self.kins().map(|kin| kin.id).filter(|id| *id != one).collect()
+    }
+
+    /// Others that use the memory of the current process.
+    pub(crate) fn borrowers(&self) -> Vec<u32> {
+        let own = self.own.id;
+        self.kins().filter(|kin| kin.memory == own && kin.id != own).map(|kin| kin.id).collect()
+    }
+
+    /// Whether `id` uses memory of its own, or is no more: who lent it its memory may go on.
+    pub(crate) fn is_grown(&self, id: u32) -> bool {
+        self.kin(id).is_none_or(|kin| kin.memory == id)
+    }
+
+    /// Whether there is room for a further one.
+    pub(crate) fn check_room(&self) -> Result<(), Errno> {
+        let room = self.others.len() + self.ended.len() + 1 < PROCESSES;
+        if room { Ok(()) } else { Err(Errno::AGAIN) }
+    }
+
+    /// The first child of the current process that has ended, of those that are meant.
+    pub(crate) fn child_ended(&self, which: Which) -> Option<(u32, &Ended)> {
+        let own = self.own.id;
+        let mut ended = self.ended.iter().map(|(&id, ended)| (id, ended));
+        ended.find(|(id, ended)| ended.parent == own && which.means(*id, ended.group))
+    }
+
+    /// Whether the current process has a child, of those that are meant.
+    pub(crate) fn has_child(&self, which: Which) -> bool {
+        let own = self.own.id;
+        self.kins().any(|kin| kin.parent == own && which.means(kin.id, kin.group))
+            || self.child_ended(which).is_some()
+    }
+
+    pub(crate) fn is_ended(&self, id: u32) -> bool {
+        self.ended.contains_key(&id)
+    }
+
+    /// Forgets who has ended.
+    pub(crate) fn reap(&mut self, id: u32) {
+        self.ended.remove(&id);
+    }
+
+    /// Threads of processes that are not the current one.
+    pub(super) fn other_threads(&self) -> impl Iterator<Item = (u32, &Thread)> + '_ {
+        self.others.values().flat_map(|member| member.threads.iter())
+    }
+
+    /// When alarms ring of processes that are not the current one.
+    pub(super) fn other_alarms(&self) -> impl Iterator<Item = Moment> + '_ {
+        self.others.values().filter_map(|member| member.alarm.map(|(at, _)| at))
+    }
+
+    /// Programs of the processes that live beside the first, for whoever is refused because of them.
+    pub(crate) fn children(&self) -> String {
+        let children = self.kins().filter(|kin| kin.id != FIRST);
+        let name = |kin: &Kin| match &kin.program {
+            Some(path) => format!("{} ({})", String::from_utf8_lossy(path), kin.id),
+            None => format!("a fork ({})", kin.id),
+        };
+        children.map(name).collect::<Vec<_>>().join(", ")
+    }
+}
+
+impl State {
+    /// Makes `id`, which lives, the current process.
+    pub(crate) fn seat(&mut self, id: u32) {
+        let Some(mut other) = self.family.others.remove(&id) else { return };
+        // One row of numbers for all of them.
+        other.threads.continue_from(&self.threads);
+        let left = self.family.own.id;
+        std::mem::swap(&mut self.family.own, &mut other.kin);
+        std::mem::swap(&mut self.directory, &mut other.directory);
+        std::mem::swap(&mut self.umask, &mut other.umask);
+        std::mem::swap(&mut self.handlers, &mut other.handlers);
+        std::mem::swap(&mut self.pending, &mut other.pending);
+        std::mem::swap(&mut self.alarm, &mut other.alarm);
+        std::mem::swap(&mut self.threads, &mut other.threads);
+        self.table.seat(left, id);
+        let (from, to) = (other.kin.memory, self.family.own.memory);
+        if from != to
+            && let Some(layout) = self.family.layouts.remove(&to)
+        {
+            let put_aside = std::mem::replace(&mut self.layout, layout);
+            self.family.layouts.insert(from, put_aside);
+        }
+        self.family.others.insert(left, other);
+        self.count_memory();
+    }
+
+    /// Tells the layout what others have mapped, which counts against the same limit.
+    fn count_memory(&mut self) {
+        let elsewhere = self.family.layouts.values().map(Layout::bytes).sum();
+        self.layout.set_elsewhere(elsewhere);
+    }
+
+    /// As another process, which lives.
+    pub(crate) fn with<T>(&mut self, id: u32, work: impl FnOnce(&mut Self) -> T) -> T {
+        let own = self.family.own.id;
+        self.seat(id);
+        let result = work(self);
+        self.seat(own);
+        result
+    }
+
+    /// Adds a child of the current process, with one thread, which is like `thread`; its number. It has a copy of the memory, or
+    /// uses that of its parent.
+    pub(super) fn add_child(&mut self, thread: Thread, copies: bool) -> Result<u32, Errno> {
+        self.family.check_room()?;
+        if copies {
+            self.layout.afford_copy()?;
+        }
+        self.tree.hold(self.directory)?;
+        let id = self.threads.take_number()?;
+        let own = &self.family.own;
+        let memory = if copies { id } else { own.memory };
+        let kin = Kin { id, parent: own.id, memory, ..own.clone() };
+        if copies {
+            self.family.layouts.insert(id, self.layout.clone());
+        }
+        let member = Member {
+            kin,
+            directory: self.directory,
+            umask: self.umask,
+            handlers: self.handlers.clone(),
+            pending: Pending::default(),
+            alarm: None,
+            threads: Threads::single(id, thread, &self.threads),
+        };
+        self.family.others.insert(id, member);
+        self.table.fork(id);
+        self.count_memory();
+        Ok(id)
+    }
+
+    /// The current process runs another program from here on: what of it does not outlast that goes.
+    pub(crate) fn shed(&mut self, program: Vec<u8>) {
+        let state = &mut *self;
+        for number in state.table.closing() {
+            let gone = state.table.close(number).unwrap_or_default();
+            state.forget(gone);
+        }
+        // What is ignored stays ignored.
+        state.handlers.retain(|_, action| action[..8] == 1u64.to_le_bytes());
+        state.handlers.values_mut().for_each(|action| action[8..].fill(0));
+        let id = state.family.own.id;
+        let name = program.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
+        state.threads.become_single(id, name);
+        state.family.own.program = Some(program);
+        let lender = std::mem::replace(&mut state.family.own.memory, id);
+        if lender != id {
+            let new = Layout::new(state.layout.limit());
+            let lent = std::mem::replace(&mut state.layout, new);
+            state.family.layouts.insert(lender, lent);
+        }
+        state.count_memory();
+    }
+
+    /// The current process, which is not the first, ends: its parent is told, and becomes the current one. Those who use its memory
+    /// must have ended before. Nothing of it is left but what its parent may ask for.
+    pub(crate) fn bury(&mut self, end: End) {
+        for number in self.table.numbers(0, u64::from(u32::MAX)) {
+            let gone = self.table.close(number).unwrap_or_default();
+            self.forget(gone);
+        }
+        let Kin { id, parent, group, memory, .. } = self.family.own.clone();
+        self.tree.release(self.directory);
+        for member in self.family.others.values_mut().filter(|member| member.kin.parent == id) {
+            member.kin.parent = NOBODY;
+        }
+        self.family.ended.retain(|_, ended| ended.parent != id);
+        let heir = if self.family.lives(parent) { parent } else { FIRST };
+        self.seat(heir);
+        self.family.others.remove(&id);
+        self.table.drop_process(id);
+        if memory == id {
+            self.family.layouts.remove(&id);
+            self.count_memory();
+        }
+        if heir != parent {
+            return;
+        }
+        let (code, told, status) = match end {
+            End::Exit(status) => (libc::CLD_EXITED, status, (status & 0xff) << 8),
+            End::Signal(signal) => (libc::CLD_KILLED, signal, signal),
+            _ => (libc::CLD_KILLED, libc::SIGKILL, libc::SIGKILL),
+        };
+        // Who ignores it, or says so, does not ask.
+        if !self.disowns() {
+            self.family.ended.insert(id, Ended { parent, group, status });
+        }
+        let (signal, child) = (libc::SIGCHLD as u8, u64::from(id));
+        self.send(None, Info::new(signal, code, child, told as u64));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn families_that_do_not_fit_together_are_refused() {
+        let family = Family::new();
+        let (own, _) = family.parts().unwrap();
+        let ended = |parent| Ended { parent, group: FIRST, status: 0 };
+        let all = |own: &Kin, id, parent| {
+            Family::from_parts(own.clone(), vec![(id, ended(parent))], FIRST + 2)
+        };
+        assert!(all(&own, FIRST + 1, FIRST).is_some());
+        assert!(all(&own, FIRST, FIRST).is_none());
+        assert!(all(&own, FIRST + 2, FIRST).is_none());
+        assert!(all(&own, FIRST + 1, FIRST + 1).is_none());
+        assert!(all(&Kin { id: 9, ..own.clone() }, FIRST + 1, FIRST).is_none());
+        assert!(all(&Kin { memory: 9, ..own }, FIRST + 1, FIRST).is_none());
+    }
+}
