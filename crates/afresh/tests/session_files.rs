@@ -131,3 +131,31 @@ fn what_has_no_files_says_so() {
     assert!(error.to_string().starts_with("/large: "), "{error}");
     assert_eq!(session.files().unwrap().list("/").unwrap().len(), 1);
 }
+
+#[test]
+fn what_lies_below_is_saved_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let below = dir.path().join("below");
+    let content: Vec<u8> = (0..300_000_u32).map(|n| (n / 11) as u8).collect();
+    std::fs::write(&below, &content).unwrap();
+    let layer = Layer::file(&below, "below").unwrap();
+    let tree = Tree::new(Budget::default()).over("/lib", &layer).unwrap();
+    let mut session = guest(tree).session().unwrap();
+    let to = format!("{}@a", dir.path().join("store").display()).parse().unwrap();
+    session.files().unwrap().write("/own", b"1").unwrap();
+    session.save_turn(&to, &SaveOptions::new()).unwrap();
+    // Whoever read the layer again would find nothing.
+    std::fs::write(&below, b"").unwrap();
+    session.files().unwrap().write("/own", b"2").unwrap();
+    let saved = session.save_turn(&to, &SaveOptions::new()).unwrap();
+    assert!(saved.turns == 1 && saved.bytes < 1000, "{saved:?}");
+
+    let mut again = afresh::open(to.to_string(), &Options::new()).unwrap().session().unwrap();
+    assert_eq!(again.files().unwrap().read("/lib/below").unwrap(), content);
+    assert_eq!(again.files().unwrap().read("/own").unwrap(), b"2");
+    // Saved from what was opened, it is the same.
+    let whole = format!("{}@b", dir.path().join("store").display()).parse().unwrap();
+    again.save(&whole, &SaveOptions::new()).unwrap();
+    let mut third = afresh::open(whole.to_string(), &Options::new()).unwrap().session().unwrap();
+    assert_eq!(third.files().unwrap().read("/lib/below").unwrap(), content);
+}
