@@ -1,6 +1,6 @@
-//! The client of E2B that sandboxes are tested with, unmodified, from Python's package index.
+//! The clients of E2B that sandboxes are tested with, unmodified: in Python from its package index, in JavaScript from npm.
 //!
-//! It is installed once into `target/tools`, under its version. Without Python, or without the index, its
+//! Each is installed once into `target/tools`, under its version. Without the language, or without the index, its
 //! test is skipped, loudly.
 
 use std::path::PathBuf;
@@ -13,64 +13,112 @@ use crate::command::find;
 use crate::host;
 use crate::tools::wait;
 
-/// The versions that the tests were written against.
-const PACKAGES: [&str; 2] = ["e2b-code-interpreter==2.11.5", "e2b==2.63.0"];
-/// Where the test looks for a Python that has it.
-const VARIABLE: &str = "AFRESH_TEST_E2B";
+/// A client.
+struct Client {
+    /// The packages that it is, in the versions that the tests were written against.
+    packages: &'static [&'static str],
+    /// Where the test looks for it.
+    variable: &'static str,
+    /// What has to be there.
+    needs: &'static [&'static str],
+    /// Installs the packages, which follow as arguments, in the folder `$0`.
+    script: &'static str,
+    /// What of that folder the variable names.
+    place: &'static str,
+}
+
+const CLIENTS: [Client; 2] = [
+    Client {
+        packages: &["e2b-code-interpreter==2.11.5", "e2b==2.63.0"],
+        variable: "AFRESH_TEST_E2B",
+        needs: &["python3"],
+        script: "python3 -m venv --clear \"$0\" && \
+            \"$0/bin/python\" -m pip install --quiet --disable-pip-version-check \"$@\"",
+        place: "bin/python",
+    },
+    Client {
+        packages: &["@e2b/code-interpreter@2.8.0", "e2b@2.51.0"],
+        variable: "AFRESH_TEST_E2B_JS",
+        needs: &["node", "npm"],
+        script: "rm -rf \"$0\" && mkdir -p \"$0\" && \
+            npm install --silent --no-audit --no-fund --ignore-scripts --prefix \"$0\" \"$@\"",
+        place: "node_modules",
+    },
+];
+
 const LIMIT: Duration = Duration::from_secs(5 * 60);
 
-fn folder() -> PathBuf {
-    host::target_folder().join("tools").join(PACKAGES[0].replace("==", "-"))
+impl Client {
+    fn folder(&self) -> PathBuf {
+        let name =
+            self.packages[0].trim_start_matches('@').replace("==", "-").replace(['/', '@'], "-");
+        host::target_folder().join("tools").join(name)
+    }
+
+    /// Written once everything is there.
+    fn installed(&self) -> PathBuf {
+        self.folder().join("installed")
+    }
+
+    fn begin(&self) -> Result<Option<Child>> {
+        // Who sets the variable brings a client of their own.
+        if std::env::var_os(self.variable).is_some() || self.installed().is_file() {
+            return Ok(None);
+        }
+        if let Some(missing) = self.needs.iter().find(|program| find(program).is_none()) {
+            bail!("there is no {missing}");
+        }
+        println!("$ install {} (in the background)", self.packages.join(" "));
+        let mut command = Command::new("sh");
+        command.arg("-c").arg(format!("{} && touch \"$0/installed\"", self.script));
+        command.arg(self.folder()).args(self.packages);
+        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
+        command.spawn().map(Some).context("cannot run sh")
+    }
+
+    /// Waits for the installation; whether the client is in its folder.
+    fn finish(&self, begun: Instant, child: Result<Option<Child>>) -> Result<bool> {
+        if let Some(child) = child? {
+            wait(child, begun + LIMIT, self.packages[0])?;
+        }
+        if std::env::var_os(self.variable).is_some() {
+            return Ok(false);
+        }
+        if !self.installed().is_file() {
+            bail!("nothing was installed");
+        }
+        Ok(true)
+    }
 }
 
-/// Written once everything is there.
-fn installed() -> PathBuf {
-    folder().join("installed")
-}
-
-/// The installation under way.
+/// The installations under way.
 pub(crate) struct Installing {
     begun: Instant,
-    child: Result<Option<Child>>,
+    children: Vec<(Client, Result<Option<Child>>)>,
 }
 
-/// Begins to install the client, if it is missing, in the background.
+/// Begins to install the clients that are missing, in the background.
 pub(crate) fn install() -> Installing {
-    Installing { begun: Instant::now(), child: begin() }
-}
-
-fn begin() -> Result<Option<Child>> {
-    // Who sets the variable brings a Python of their own.
-    if std::env::var_os(VARIABLE).is_some() || installed().is_file() {
-        return Ok(None);
-    }
-    if find("python3").is_none() {
-        bail!("there is no python3 to run it with");
-    }
-    let script = "python3 -m venv --clear \"$1\" && shift && \
-         \"$0/bin/python\" -m pip install --quiet --disable-pip-version-check \"$@\" && touch \"$0/installed\"";
-    println!("$ pip install {} (in the background)", PACKAGES.join(" "));
-    let mut command = Command::new("sh");
-    command.arg("-c").arg(script).arg(folder()).arg(folder()).args(PACKAGES);
-    command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::piped());
-    command.spawn().map(Some).context("cannot run sh")
+    let begin = |client: Client| {
+        let child = client.begin();
+        (client, child)
+    };
+    Installing { begun: Instant::now(), children: CLIENTS.into_iter().map(begin).collect() }
 }
 
 impl Installing {
-    /// Waits for the installation and tells `command` where the client is; `missing` hears why it is not.
+    /// Waits for the installations and tells `command` where the clients are; `missing` hears why one is not.
     pub(crate) fn finish(self, command: &mut Command, mut missing: impl FnMut(&str)) {
-        let result = self.child.and_then(|child| match child {
-            Some(child) => wait(child, self.begun + LIMIT, "pip install"),
-            None => Ok(()),
-        });
-        match result {
-            Ok(()) if std::env::var_os(VARIABLE).is_some() => {}
-            Ok(()) if installed().is_file() => {
-                command.env(VARIABLE, folder().join("bin/python"));
-            }
-            Ok(()) => missing("SKIPPED: the test with the client of E2B: pip left nothing"),
-            Err(error) => {
-                missing(&format!("SKIPPED: the test with the client of E2B: {error:#}"));
+        for (client, child) in self.children {
+            match client.finish(self.begun, child) {
+                Ok(true) => {
+                    command.env(client.variable, client.folder().join(client.place));
+                }
+                Ok(false) => {}
+                Err(error) => {
+                    let what = client.packages[0];
+                    missing(&format!("SKIPPED: the test with the client of E2B {what}: {error:#}"));
+                }
             }
         }
     }

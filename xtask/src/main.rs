@@ -42,6 +42,9 @@ Commands:
                          Hold warm guests against plain wasmtime: the specification's tests, then random
                          modules with state until the time is up, 60 s unless said otherwise. A seed that
                          differs fails, is kept with its module and named; --seed runs it alone.
+  soak --server [--seconds N]
+                         Keep three servers under load, 60 s unless said otherwise, while guests trap, run over
+                         their time and grow, and hosts are drained and killed.
   release [TARGET]       Build the archive of the command that a release has, into
                          target/release-archives.
   test                   Check format, lints and documentation, build the guests and the programs that

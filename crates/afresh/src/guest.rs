@@ -383,6 +383,21 @@ impl Guest {
         }
     }
 
+    /// What brings its memory back after a call, in a word: `write-set-uffd`, say. `afresh doctor` says why.
+    #[must_use]
+    pub fn strategy(&self) -> String {
+        match &self.inner.ready {
+            #[cfg(feature = "wasm")]
+            Ready::Module(warm) => warm.strategy().to_string(),
+            #[cfg(feature = "wasm")]
+            Ready::Component(warm) => warm.strategy().to_string(),
+            #[cfg(feature = "vm")]
+            Ready::Machine(machines) => machines.pristine.reset_method().to_string(),
+            #[cfg(feature = "linux")]
+            Ready::Program(programs) => programs.pristine.resets_by().to_string(),
+        }
+    }
+
     /// The warm module, if it is one: for typed calls, host state, owned leases and calls that wait.
     #[cfg(feature = "wasm")]
     #[must_use]

@@ -1,5 +1,6 @@
 //! Micro-VMs behind the front door.
 
+use afresh_pool::Recycled;
 use afresh_vm::{Sandbox, Snapshot};
 
 use crate::supply::{Loan, Returns, Supply};
@@ -11,8 +12,14 @@ pub(crate) type Machines = Supply<Sandbox, Snapshot>;
 impl Returns for Sandbox {
     type Error = afresh_vm::CallError;
 
-    fn go_back(&mut self) -> Result<(), Self::Error> {
-        self.reset().map(drop)
+    fn go_back(&mut self) -> Result<Recycled, Self::Error> {
+        let report = self.reset()?;
+        Ok(Recycled {
+            pages: report.restored,
+            grown: report.shrunk > 0,
+            discarded: report.discarded,
+            replaced: false,
+        })
     }
 
     fn kept_bytes(&self) -> usize {

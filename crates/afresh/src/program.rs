@@ -4,6 +4,8 @@ use std::convert::Infallible;
 use std::path::Path;
 
 use afresh_linux::{End, Instance, Program, Warm};
+use afresh_memory::PAGE_SIZE;
+use afresh_pool::Recycled;
 
 use crate::call::Given;
 use crate::guest::Ready;
@@ -16,10 +18,12 @@ pub(crate) type Programs = Supply<Instance, Warm>;
 impl Returns for Instance {
     type Error = Infallible;
 
-    /// Carried out with the next call, in the same round trip; a process that cannot be brought back is replaced then.
-    fn go_back(&mut self) -> Result<(), Infallible> {
+    /// Carried out with the next call, in the same round trip; a process that cannot be brought back is replaced then. What is told is
+    /// therefore what the reset before this one took.
+    fn go_back(&mut self) -> Result<Recycled, Infallible> {
+        let copied = usize::try_from(self.stats().copied).unwrap_or(usize::MAX);
         self.reset();
-        Ok(())
+        Ok(Recycled { pages: copied / PAGE_SIZE, ..Recycled::default() })
     }
 
     fn kept_bytes(&self) -> usize {

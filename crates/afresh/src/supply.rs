@@ -3,7 +3,7 @@
 
 use std::ops::{Deref, DerefMut};
 
-use afresh_pool::{Lease, Pool, PoolError, PoolStats, Recycle};
+use afresh_pool::{Lease, Pool, PoolError, PoolStats, Recycle, Recycled};
 
 use crate::{Cause, LeaseError};
 
@@ -11,8 +11,8 @@ use crate::{Cause, LeaseError};
 pub(crate) trait Returns: Send + 'static {
     type Error: std::fmt::Display;
 
-    /// Goes back.
-    fn go_back(&mut self) -> Result<(), Self::Error>;
+    /// Goes back, and says what that took.
+    fn go_back(&mut self) -> Result<Recycled, Self::Error>;
 
     /// Bytes of private memory that it keeps.
     fn kept_bytes(&self) -> usize;
@@ -28,7 +28,7 @@ impl<T: Returns> Recycle for Idle<T> {
         0
     }
 
-    fn recycle(&mut self) -> Result<(), T::Error> {
+    fn recycle(&mut self) -> Result<Recycled, T::Error> {
         self.0.go_back()
     }
 

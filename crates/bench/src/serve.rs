@@ -4,25 +4,25 @@
 //! Each server is a process of its own. The contestants take turns, so that what else the host does meets all of
 //! them. The client is as simple as can be: a thread for each connection, which waits for each answer.
 
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+mod far;
+mod sandboxes;
+mod server;
+
+use std::net::TcpStream;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, bail, ensure};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::row::{Options, Sink, spread, summarise};
+use server::{Connection, Server, raise_files, request, resident};
 
 /// Name of the table.
 const TABLE: &str = "serve";
 /// Connections that ask at the same time.
 const CONNECTIONS: usize = 16;
-/// The key that the benchmark's sandboxes are asked for with.
-const KEY: &str = "key-of-the-benchmark";
-/// Longest that anything may take.
-const LONG: Duration = Duration::from_secs(60);
 
 /// What is measured, and with what.
 #[derive(Clone, Debug)]
@@ -35,119 +35,40 @@ pub struct Files {
     pub http: PathBuf,
     /// The JavaScript guest with its heap.
     pub js: PathBuf,
+    /// The same as a component that answers HTTP.
+    pub jshttp: PathBuf,
     /// The interpreter that sandboxes run.
     pub script: PathBuf,
+    /// `nats-server` and `versitygw`, for what is fetched from a store far away.
+    pub far: Option<(PathBuf, PathBuf)>,
 }
 
-/// A server in a process of its own.
-struct Server {
-    child: Child,
-    addr: SocketAddr,
+/// The component with what `warm` leaves in its memory, as `wasmtime wizer` makes it.
+fn wizened(wasmtime: &Path, component: &Path, dir: &Path) -> anyhow::Result<PathBuf> {
+    let made = dir.join("wizened.wasm");
+    let output = Command::new(wasmtime)
+        .args(["wizer", "-S", "cli,http", "--init-func", "warm", "--keep-init-func=true"])
+        .arg(component)
+        .arg("-o")
+        .arg(&made)
+        .output()
+        .context("starting wasmtime wizer")?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "wasmtime wizer: {said}");
+    Ok(made)
 }
 
-impl Drop for Server {
-    fn drop(&mut self) {
-        // Ended or not, it is of no use any more.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+/// The JavaScript guest with its heap, as a component, by servers that start each request from the heap.
+fn javascript(files: &Files, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    let component = files.jshttp.display().to_string();
+    let mut field =
+        vec![("afresh", Server::ours(&files.program, &[&component, "--warm", "warm"])?)];
+    let dir = tempfile::tempdir()?;
+    if let Some(wasmtime) = &files.wasmtime {
+        let component = wizened(wasmtime, &files.jshttp, dir.path())?;
+        field.push(("wasmtime (wizer)", Server::theirs(wasmtime, &component)?));
     }
-}
-
-impl Server {
-    /// `afresh serve`, which says where it listens.
-    fn ours(program: &Path, arguments: &[&str]) -> anyhow::Result<Self> {
-        let mut child = Command::new(program)
-            .args(["-o", "json", "serve", "--addr", "127.0.0.1:0"])
-            .args(arguments)
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("starting the server")?;
-        let mut line = String::new();
-        let out = child.stdout.take().context("the server's output")?;
-        BufReader::new(out).read_line(&mut line)?;
-        let said: Value = serde_json::from_str(&line).context("the server did not start")?;
-        let addr = said["addr"].as_str().context("the server's address")?.parse()?;
-        Ok(Self { child, addr })
-    }
-
-    /// `wasmtime serve` at an address that was free a moment ago.
-    fn theirs(program: &Path, component: &Path) -> anyhow::Result<Self> {
-        let addr = TcpListener::bind("127.0.0.1:0")?.local_addr()?;
-        let child = Command::new(program)
-            .args(["serve", "--addr", &addr.to_string()])
-            .arg(component)
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .context("starting wasmtime serve")?;
-        let mut this = Self { child, addr };
-        let begun = Instant::now();
-        while TcpStream::connect(addr).is_err() {
-            ensure!(this.child.try_wait()?.is_none(), "wasmtime serve ended");
-            ensure!(begun.elapsed() < LONG, "wasmtime serve takes no connections");
-            std::thread::sleep(Duration::from_millis(20));
-        }
-        Ok(this)
-    }
-}
-
-/// One connection of a client.
-struct Connection {
-    stream: BufReader<TcpStream>,
-}
-
-/// A request as it is sent.
-fn request(method: &str, path: &str, headers: &str, body: &[u8]) -> Vec<u8> {
-    let head = format!(
-        "{method} {path} HTTP/1.1\r\nHost: bench\r\n{headers}Content-Length: {}\r\n\r\n",
-        body.len()
-    );
-    [head.as_bytes(), body].concat()
-}
-
-impl Connection {
-    fn to(addr: SocketAddr) -> anyhow::Result<Self> {
-        let stream = TcpStream::connect(addr)?;
-        stream.set_nodelay(true)?;
-        stream.set_read_timeout(Some(LONG))?;
-        Ok(Self { stream: BufReader::new(stream) })
-    }
-
-    /// Sends a request and reads its answer: the status and the body.
-    fn exchange(&mut self, request: &[u8]) -> anyhow::Result<(u16, Vec<u8>)> {
-        self.stream.get_mut().write_all(request)?;
-        let mut line = String::new();
-        self.stream.read_line(&mut line)?;
-        let status = line.split(' ').nth(1).and_then(|status| status.parse().ok());
-        let status: u16 = status.with_context(|| format!("no answer but {line:?}"))?;
-        let (mut length, mut chunked) = (0, false);
-        loop {
-            line.clear();
-            self.stream.read_line(&mut line)?;
-            let header = line.trim().to_ascii_lowercase();
-            if header.is_empty() {
-                break;
-            }
-            if let Some(value) = header.strip_prefix("content-length:") {
-                length = value.trim().parse()?;
-            }
-            chunked |= header == "transfer-encoding: chunked";
-        }
-        let mut body = vec![0; length];
-        self.stream.read_exact(&mut body)?;
-        while chunked {
-            line.clear();
-            self.stream.read_line(&mut line)?;
-            let length = usize::from_str_radix(line.trim(), 16).context("the size of a chunk")?;
-            let begin = body.len();
-            body.resize(begin + length + 2, 0);
-            self.stream.read_exact(&mut body[begin..])?;
-            body.truncate(begin + length);
-            chunked = length > 0;
-        }
-        Ok((status, body))
-    }
+    requests("js/component", field, &request("POST", "/", "", crate::js::REQUEST), options, sink)
 }
 
 /// Times of requests in microseconds that `CONNECTIONS` clients make for `time`, and how many a second.
@@ -209,163 +130,8 @@ fn requests(
     Ok(())
 }
 
-/// A client of the sandboxes.
-struct Sandboxes {
-    connection: Connection,
-}
-
-impl Sandboxes {
-    fn ask(&mut self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
-        let headers = format!("x-api-key: {KEY}\r\n");
-        self.send(&request(method, path, &headers, body.to_string().as_bytes()))
-    }
-
-    fn send(&mut self, request: &[u8]) -> anyhow::Result<Value> {
-        let (status, body) = self.connection.exchange(request)?;
-        let text = String::from_utf8_lossy(&body);
-        ensure!((200..300).contains(&status), "it answers {status}: {text}");
-        Ok(serde_json::from_str(text.lines().next().unwrap_or("null")).unwrap_or_default())
-    }
-
-    fn create(&mut self) -> anyhow::Result<Value> {
-        self.ask("POST", "/sandboxes", &json!({"templateID": "script", "timeout": 3600}))
-    }
-
-    fn on(&mut self, sandbox: &Value, rest: &str, body: &Value) -> anyhow::Result<Value> {
-        let id = sandbox["sandboxID"].as_str().context("a sandbox's id")?;
-        let method = if rest.is_empty() { "DELETE" } else { "POST" };
-        self.ask(method, &format!("/sandboxes/{id}{rest}"), body)
-    }
-
-    fn run(&mut self, sandbox: &Value, code: &str) -> anyhow::Result<()> {
-        let of = |name: &str| sandbox[name].as_str().unwrap_or_default().to_owned();
-        let headers = format!(
-            "e2b-sandbox-id: {}\r\nx-access-token: {}\r\n",
-            of("sandboxID"),
-            of("envdAccessToken")
-        );
-        let body = json!({"code": code}).to_string();
-        self.send(&request("POST", "/execute", &headers, body.as_bytes())).map(drop)
-    }
-}
-
-/// What sandboxes' operations take, one after another.
-fn sandboxes(files: &Files, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
-    let dir = std::env::temp_dir().join(format!("afresh-bench-serve-{}", std::process::id()));
-    std::fs::create_dir_all(&dir)?;
-    let result = operations(files, &dir, options, sink);
-    // What is left of it is only in the way.
-    let _ = std::fs::remove_dir_all(&dir);
-    result
-}
-
-fn operations(
-    files: &Files,
-    dir: &Path,
-    options: &Options,
-    sink: &mut Sink<'_>,
-) -> anyhow::Result<()> {
-    std::fs::write(dir.join("keys"), format!("bench {KEY}\n"))?;
-    let script = std::path::absolute(&files.script)?;
-    let config = dir.join("serve.toml");
-    let text = format!(
-        "[sandboxes]\nkeys = \"keys\"\nstore = \"store\"\n[[sandboxes.template]]\nname = \"script\"\n\
-         guest = {:?}\nwarm = [\"warm\"]\n",
-        script.display().to_string()
-    );
-    std::fs::write(&config, text)?;
-    let config = config.display().to_string();
-    let server = Server::ours(&files.program, &["--config", &config])?;
-    let mut client = Sandboxes { connection: Connection::to(server.addr)? };
-    let rounds = options.rounds * 8;
-    let sandbox = client.create()?;
-    client.run(&sandbox, "var heap = Array.from({length: 1000}, (_, n) => ({ n }))")?;
-    client.on(&sandbox, "/checkpoints", &json!({"name": "base"}))?;
-    let mut cases: Vec<(&str, Vec<f64>)> =
-        ["create", "run", "checkpoint", "rollback", "fork100", "resume"]
-            .map(|case| (case, Vec::new()))
-            .into();
-    for round in 0..rounds {
-        for (case, times) in &mut cases {
-            let mut clock = |begun: Instant| times.push(begun.elapsed().as_secs_f64() * 1e6);
-            let begun = Instant::now();
-            match *case {
-                "create" => {
-                    let new = client.create()?;
-                    clock(begun);
-                    client.on(&new, "", &json!({}))?;
-                }
-                "run" => {
-                    client.run(&sandbox, "heap[7].n += 1")?;
-                    clock(begun);
-                }
-                "checkpoint" => {
-                    client.run(&sandbox, "for (const one of heap) one.n += 1")?;
-                    let begun = Instant::now();
-                    let made = client.on(&sandbox, "/checkpoints", &json!({"name": "again"}))?;
-                    clock(begun);
-                    drop(made);
-                }
-                "rollback" => {
-                    client.run(&sandbox, "for (const one of heap) one.n += 1")?;
-                    let begun = Instant::now();
-                    client.on(&sandbox, "/rollback", &json!({"to": "base"}))?;
-                    clock(begun);
-                }
-                "fork100" => {
-                    // Each is a hundred sandboxes to end again.
-                    if round % 8 > 0 {
-                        continue;
-                    }
-                    let forks = client.on(&sandbox, "/fork", &json!({"count": 100}))?;
-                    clock(begun);
-                    for fork in forks.as_array().into_iter().flatten() {
-                        client.on(&fork["sandbox"], "", &json!({}))?;
-                    }
-                }
-                _ => {
-                    if round % 8 > 0 {
-                        continue;
-                    }
-                    let new = client.create()?;
-                    client.run(&new, "var n = 1")?;
-                    client.on(&new, "/pause", &json!({}))?;
-                    let begun = Instant::now();
-                    client.on(&new, "/connect", &json!({}))?;
-                    client.run(&new, "n")?;
-                    clock(begun);
-                    client.on(&new, "", &json!({}))?;
-                }
-            }
-        }
-    }
-    for (case, times) in cases {
-        let case = format!("sandbox/{case}");
-        if options.wants(&case, "afresh") {
-            sink(&summarise(TABLE, &case, "afresh".to_owned(), 1, times));
-        }
-    }
-    Ok(())
-}
-
 /// Connections that are held open and say nothing.
 const IDLE: usize = 10_000;
-
-/// Lets this process, and those that it starts, have as many files open as the host allows.
-fn raise_files() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let now = getrlimit(Resource::Nofile);
-    // Where it may not be raised, fewer connections are opened.
-    let _ = setrlimit(Resource::Nofile, Rlimit { current: now.maximum, maximum: now.maximum });
-}
-
-/// KiB of a process's memory that are resident.
-fn resident(pid: u32) -> anyhow::Result<u64> {
-    let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line = status.lines().find(|line| line.starts_with("VmRSS:"));
-    let number = line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok());
-    number.context("the server's resident memory")
-}
 
 /// What ten thousand connections cost that say nothing, while one is answered among them.
 fn idle(program: &Path, http: &str, sink: &mut Sink<'_>) -> anyhow::Result<()> {
@@ -423,11 +189,19 @@ pub fn all(files: &Files, options: &Options, sink: &mut Sink<'_>) -> anyhow::Res
         let query = request("POST", "/", "", crate::js::REQUEST);
         requests("js", field, &query, options, sink)?;
     }
+    if options.wants("js/component", "") && files.jshttp.is_file() {
+        javascript(files, options, sink)?;
+    }
     if options.wants("idle", "afresh") {
         idle(&files.program, &http, sink)?;
     }
     if options.wants("sandbox", "") {
-        sandboxes(files, options, sink)?;
+        sandboxes::sandboxes(files, options, sink)?;
+    }
+    if let Some((nats, s3)) = &files.far
+        && options.wants("sandbox/resume_s3", "afresh")
+    {
+        far::resume(files, nats, s3, options, sink)?;
     }
     Ok(())
 }

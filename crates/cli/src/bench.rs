@@ -146,9 +146,18 @@ enum Table {
         /// The JavaScript guest.
         #[arg(long, default_value = "target/guests/js.wasm")]
         js: PathBuf,
+        /// The JavaScript guest as an HTTP component; `rivals/jshttp/Cargo.toml` says how it is built.
+        #[arg(long, default_value = "rivals/jshttp/target/wasm32-wasip2/release/jshttp.wasm")]
+        jshttp: PathBuf,
         /// The interpreter that sandboxes run.
         #[arg(long, default_value = "target/guests/script.wasm")]
         script: PathBuf,
+        /// A nats-server, for a sandbox that is fetched from S3.
+        #[arg(long, requires = "versitygw")]
+        nats_server: Option<PathBuf>,
+        /// An S3 server over a directory, for the same.
+        #[arg(long, requires = "nats_server")]
+        versitygw: Option<PathBuf>,
     },
     /// Makes N calls of the small module and nothing else, for strace to look at.
     #[command(hide = true)]
@@ -318,7 +327,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
             afresh_bench::fleet::all(scale, &common.options(), &mut print)?;
         }
         #[cfg(feature = "serve")]
-        Table::Serve { common, wasmtime, http, js, script } => {
+        Table::Serve { common, wasmtime, http, js, jshttp, script, nats_server, versitygw } => {
             let there = std::process::Command::new(wasmtime).arg("--version").output();
             let there = there.is_ok_and(|output| output.status.success());
             if !there {
@@ -332,7 +341,9 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                 wasmtime: there.then(|| wasmtime.clone()),
                 http: http.clone(),
                 js: js.clone(),
+                jshttp: jshttp.clone(),
                 script: script.clone(),
+                far: nats_server.clone().zip(versitygw.clone()),
             };
             serve::all(&files, &common.options(), &mut print)?;
         }

@@ -88,6 +88,15 @@ impl Warm {
         &self.unserved
     }
 
+    /// How memory is reset.
+    #[must_use]
+    pub fn resets_by(&self) -> Strategy {
+        match self.limits.strategy {
+            Strategy::Discard => Strategy::Discard,
+            _ => Strategy::WriteSet(None),
+        }
+    }
+
     /// Sets how memory is reset: by a write set, or, for comparisons, by discarding.
     #[must_use]
     pub fn strategy(mut self, strategy: Strategy) -> Self {

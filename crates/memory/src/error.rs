@@ -119,3 +119,17 @@ pub enum ResetError {
         page: usize,
     },
 }
+
+impl ResetError {
+    /// What kind of error it is, in a word: what monitoring counts by.
+    #[must_use]
+    pub fn reason(&self) -> &'static str {
+        match self {
+            Self::Quarantined { .. } => "quarantined",
+            Self::Image(_) => "image",
+            Self::Track(_) => "tracking",
+            Self::System(_) => "system",
+            Self::Mismatch { .. } => "difference",
+        }
+    }
+}

@@ -28,13 +28,14 @@
 mod budget;
 mod limits;
 mod pool;
+mod returning;
 mod shard;
 mod stats;
 
 pub use budget::{Bounds, Budget, Held, Usage};
 pub use limits::{Exhausted, Limits};
 pub use pool::{Lease, Pool, PoolError};
-pub use stats::PoolStats;
+pub use stats::{PoolStats, Recycled, Resets};
 
 use afresh_memory::{PAGE_SIZE, ResetError, Slot};
 
@@ -46,11 +47,16 @@ pub trait Recycle: Send + 'static {
     /// What the item is warm for. Equal keys are interchangeable.
     fn key(&self) -> usize;
 
-    /// Makes the item pristine.
+    /// Makes the item pristine, and says what that took.
     ///
     /// # Errors
     /// Any error: the item is dropped.
-    fn recycle(&mut self) -> Result<(), Self::Error>;
+    fn recycle(&mut self) -> Result<Recycled, Self::Error>;
+
+    /// What kind of error it is, in a word or two: the pool counts failures by that.
+    fn reason(_: &Self::Error) -> &'static str {
+        "reset"
+    }
 
     /// Bytes of private memory the item keeps while idle, roughly; asked after every recycling, so it
     /// must be cheap.
@@ -75,8 +81,18 @@ impl Recycle for Slot {
         self.image().id()
     }
 
-    fn recycle(&mut self) -> Result<(), ResetError> {
-        self.reset().map(|_| ())
+    fn recycle(&mut self) -> Result<Recycled, ResetError> {
+        let report = self.reset()?;
+        Ok(Recycled {
+            pages: report.restored,
+            grown: report.shrunk > 0,
+            discarded: report.discarded,
+            replaced: false,
+        })
+    }
+
+    fn reason(error: &ResetError) -> &'static str {
+        error.reason()
     }
 
     fn resident_bytes(&self) -> usize {

@@ -12,8 +12,9 @@ use afresh_sys::planted::{Bug, is};
 use afresh_sys::{Inherited, fork};
 
 use crate::budget::{Budget, Evict, Room};
+use crate::returning::{Failures, Returning, locked};
 use crate::shard::{Idle, Shard};
-use crate::{Exhausted, Limits, PoolStats, Recycle};
+use crate::{Exhausted, Limits, PoolStats, Recycle, Resets};
 
 /// Most shards of a pool. More than any sensible number of busy threads.
 const MAX_SHARDS: usize = 64;
@@ -48,17 +49,18 @@ pub(crate) struct Shared<T: Recycle> {
     shards: Box<[Shard<T>]>,
     limits: Limits,
     /// The budget of the process that made the pool.
-    budget: &'static Budget,
+    pub(crate) budget: &'static Budget,
     alive: AtomicUsize,
     resident: AtomicUsize,
-    tick: AtomicU64,
+    pub(crate) tick: AtomicU64,
     created: AtomicU64,
-    quarantined: AtomicU64,
+    pub(crate) failures: Mutex<Failures>,
     abandoned: AtomicU64,
     on_demand: AtomicU64,
     trimmed: AtomicU64,
-    /// Returns of items that are no more.
-    retired_returns: AtomicU64,
+    evicted: AtomicU64,
+    /// Of items that are no more.
+    retired: Mutex<Resets>,
     /// Requests that wait, so that a return needs to signal only when somebody does.
     waiting: AtomicUsize,
     gate: Mutex<()>,
@@ -168,11 +170,12 @@ impl<T: Recycle> Shared<T> {
             resident: AtomicUsize::new(0),
             tick: AtomicU64::new(0),
             created: AtomicU64::new(0),
-            quarantined: AtomicU64::new(0),
+            failures: Mutex::new(Failures::default()),
             abandoned: AtomicU64::new(0),
             on_demand: AtomicU64::new(0),
             trimmed: AtomicU64::new(0),
-            retired_returns: AtomicU64::new(0),
+            evicted: AtomicU64::new(0),
+            retired: Mutex::new(Resets::default()),
             waiting: AtomicUsize::new(0),
             gate: Mutex::new(()),
             came_back: Condvar::new(),
@@ -293,7 +296,15 @@ impl<T: Recycle> Shared<T> {
         self.created.fetch_add(1, Ordering::Relaxed);
         let mappings = item.mappings();
         let generation = fork::generation();
-        let idle = Idle { item, resident: 0, mappings, since: 0, stamp: 0, returns: 0, generation };
+        let idle = Idle {
+            item,
+            resident: 0,
+            mappings,
+            since: 0,
+            stamp: 0,
+            resets: Resets::default(),
+            generation,
+        };
         let lease = self.lease(Box::new(idle), spare);
         self.budget.enter(Room { items: 1, bytes: 0, mappings });
         Ok(lease)
@@ -337,7 +348,7 @@ impl<T: Recycle> Shared<T> {
     /// Enters an item's new size into the accounts and trims it when the budget is passed; `false` when
     /// trimming failed and the item must go.
     #[cold]
-    fn account(&self, idle: &mut Idle<T>, now: usize) -> bool {
+    pub(crate) fn account(&self, idle: &mut Idle<T>, now: usize) -> bool {
         if self.resize(idle, now) <= self.limits.resident_bytes {
             return true;
         }
@@ -368,15 +379,15 @@ impl<T: Recycle> Shared<T> {
 
     /// Takes an item out of the accounts.
     fn strike(&self, idle: Idle<T>) -> T {
-        let Idle { item, resident, mappings, returns, .. } = idle;
-        self.retired_returns.fetch_add(returns, Ordering::Relaxed);
+        let Idle { item, resident, mappings, resets, .. } = idle;
+        locked(&self.retired).join(&resets);
         self.resident.fetch_sub(resident, Ordering::Relaxed);
         self.budget.leave(Room { items: 1, bytes: resident, mappings });
         item
     }
 
     #[cold]
-    fn discard(&self, idle: Idle<T>) {
+    pub(crate) fn discard(&self, idle: Idle<T>) {
         let item = self.strike(idle);
         // Free once the item is gone, and also if dropping it panics.
         let _place = Place(self);
@@ -392,6 +403,7 @@ impl<T: Recycle> Shared<T> {
             let old: Vec<_> = old.into_iter().map(|idle| Returning::new(self, idle)).collect();
             for mut returning in old {
                 count += 1;
+                returning.why.0 = "trim";
                 if returning.idle.as_mut().is_some_and(|idle| self.trim(idle))
                     && let Some(idle) = returning.idle.take()
                 {
@@ -416,20 +428,26 @@ impl<T: Recycle> Shared<T> {
         let mut stats = PoolStats {
             alive: self.alive.load(Ordering::Acquire),
             created: self.created.load(Ordering::Relaxed),
-            quarantined: self.quarantined.load(Ordering::Relaxed),
             abandoned: self.abandoned.load(Ordering::Relaxed),
             on_demand: self.on_demand.load(Ordering::Relaxed),
             trimmed: self.trimmed.load(Ordering::Relaxed),
+            evicted: self.evicted.load(Ordering::Relaxed),
             resident_bytes: self.resident.load(Ordering::Relaxed),
             ..PoolStats::default()
         };
-        stats.returned = self.retired_returns.load(Ordering::Relaxed);
+        let failures = locked(&self.failures);
+        stats.quarantines.clone_from(&failures.by_reason);
+        stats.last_failure.clone_from(&failures.last);
+        drop(failures);
+        stats.quarantined = stats.quarantines.values().sum();
+        stats.resets = *locked(&self.retired);
         for shard in &self.shards {
             shard.for_each(|idle| {
                 stats.idle += 1;
-                stats.returned += idle.returns;
+                stats.resets.join(&idle.resets);
             });
         }
+        stats.returned = stats.resets.count();
         stats.in_use = stats.alive.saturating_sub(stats.idle);
         stats
     }
@@ -470,6 +488,7 @@ impl<T: Recycle> Evict for Shared<T> {
                 gone += 1;
             }
         }
+        self.evicted.fetch_add(gone, Ordering::Relaxed);
         gone
     }
 }
@@ -487,62 +506,6 @@ struct Place<'a, T: Recycle>(&'a Shared<T>);
 impl<T: Recycle> Drop for Place<'_, T> {
     fn drop(&mut self) {
         self.0.gone();
-    }
-}
-
-/// An item on its way back. While it has one, what happens to it is not known to be good: if the item's own
-/// code panics, it is dropped and counted as any other that could not be made pristine.
-struct Returning<'a, T: Recycle> {
-    pool: &'a Shared<T>,
-    idle: Option<Box<Idle<T>>>,
-    /// Whether it keeps more memory than before.
-    grew: bool,
-}
-
-impl<'a, T: Recycle> Returning<'a, T> {
-    #[inline]
-    fn new(pool: &'a Shared<T>, idle: Box<Idle<T>>) -> Self {
-        Self { pool, idle: Some(idle), grew: false }
-    }
-
-    /// Makes the item pristine and enters it into the accounts; `false` when it is gone instead.
-    #[inline]
-    fn clean(&mut self, spare: bool) -> bool {
-        let Some(idle) = self.idle.as_mut() else { return false };
-        // What a parent made is not handed out in a child, so there is no use in making it pristine.
-        if idle.generation != fork::generation() {
-            return false;
-        }
-        if idle.item.recycle().is_err() && !is(Bug::Unclean) {
-            return false;
-        }
-        idle.returns += 1;
-        if spare {
-            if let Some(idle) = self.idle.take() {
-                self.pool.discard(*idle);
-            }
-            return false;
-        }
-        let now = idle.item.resident_bytes();
-        if now != idle.resident {
-            self.grew = now > idle.resident;
-            if !self.pool.account(idle, now) {
-                return false;
-            }
-        }
-        idle.since = self.pool.tick.load(Ordering::Relaxed);
-        idle.stamp = self.pool.budget.now();
-        true
-    }
-}
-
-impl<T: Recycle> Drop for Returning<'_, T> {
-    #[inline]
-    fn drop(&mut self) {
-        if let Some(idle) = self.idle.take() {
-            self.pool.quarantined.fetch_add(1, Ordering::Relaxed);
-            self.pool.discard(*idle);
-        }
     }
 }
 

@@ -9,7 +9,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use afresh_sys::planted::{Bug, is};
 
-use crate::Recycle;
+use crate::{Recycle, Resets};
 
 /// An idle item and what the pool knows of it. Boxed once, when the item is made.
 pub(crate) struct Idle<T> {
@@ -22,8 +22,8 @@ pub(crate) struct Idle<T> {
     pub(crate) since: u64,
     /// The budget's clock when it came back.
     pub(crate) stamp: u64,
-    /// Times it came back.
-    pub(crate) returns: u64,
+    /// What bringing it back took, each time.
+    pub(crate) resets: Resets,
     /// Of the process that it was made in.
     pub(crate) generation: u32,
 }

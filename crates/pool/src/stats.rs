@@ -1,7 +1,89 @@
 //! What a pool tells of itself: counts, which promise nothing but to have been true a moment ago.
 
-/// What a pool has done so far, summed over its shards; a snapshot that may be a moment old.
+use std::collections::BTreeMap;
+
+/// What bringing an item back took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Recycled {
+    /// Pages of memory that were copied back, cleared, or thrown away.
+    pub pages: usize,
+    /// Whether its user had made its memory grow.
+    pub grown: bool,
+    /// Whether pages were thrown away instead of copied.
+    pub discarded: bool,
+    /// Whether more than memory could not be brought back in place, and was made anew.
+    pub replaced: bool,
+}
+
+/// What the resets of a pool's items took, in numbers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Resets {
+    /// How many brought back at most so many pages as [`Resets::BOUNDS`] says at the same place, and more than at the place before; the
+    /// last ones brought back more than any bound.
+    pub by_pages: [u64; Resets::BOUNDS.len() + 1],
+    /// Pages, over all.
+    pub pages: u64,
+    /// How many followed a growth of memory.
+    pub grown: u64,
+    /// How many threw pages away.
+    pub discarded: u64,
+    /// How many made an item anew.
+    pub replaced: u64,
+}
+
+impl Resets {
+    /// Up to how many pages the resets of each count brought back.
+    pub const BOUNDS: [u64; 9] = [0, 1, 4, 16, 64, 256, 1024, 4096, 16_384];
+
+    /// How many there were.
+    #[must_use]
+    pub fn count(&self) -> u64 {
+        self.by_pages.iter().sum()
+    }
+
+    /// Counts one more.
+    #[inline]
+    pub(crate) fn add(&mut self, reset: &Recycled) {
+        // Bounds are powers of four, so that the place is found without a search.
+        let place = match reset.pages {
+            0 => 0,
+            pages => 1 + (usize::BITS - (pages - 1).leading_zeros()).div_ceil(2) as usize,
+        };
+        self.by_pages[place.min(Self::BOUNDS.len())] += 1;
+        self.pages += reset.pages as u64;
+        self.grown += u64::from(reset.grown);
+        self.discarded += u64::from(reset.discarded);
+        self.replaced += u64::from(reset.replaced);
+    }
+
+    /// What came after `earlier`, which was the same pool's.
+    #[must_use]
+    pub fn since(&self, earlier: &Self) -> Self {
+        let mut by_pages = self.by_pages;
+        for (count, before) in by_pages.iter_mut().zip(earlier.by_pages) {
+            *count = count.saturating_sub(before);
+        }
+        Self {
+            by_pages,
+            pages: self.pages.saturating_sub(earlier.pages),
+            grown: self.grown.saturating_sub(earlier.grown),
+            discarded: self.discarded.saturating_sub(earlier.discarded),
+            replaced: self.replaced.saturating_sub(earlier.replaced),
+        }
+    }
+
+    /// Counts all that the other has, too.
+    pub fn join(&mut self, other: &Self) {
+        self.by_pages.iter_mut().zip(other.by_pages).for_each(|(sum, more)| *sum += more);
+        self.pages += other.pages;
+        self.grown += other.grown;
+        self.discarded += other.discarded;
+        self.replaced += other.replaced;
+    }
+}
+
+/// What a pool has done so far, summed over its shards; a snapshot that may be a moment old.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct PoolStats {
     /// Items alive, idle and in use.
@@ -14,14 +96,38 @@ pub struct PoolStats {
     pub in_use: usize,
     /// Hand-outs that came back and were made pristine.
     pub returned: u64,
+    /// What making them pristine took.
+    pub resets: Resets,
     /// Items dropped because recycling failed.
     pub quarantined: u64,
+    /// The same, by reason: see [`Recycle::reason`](crate::Recycle::reason).
+    pub quarantines: BTreeMap<&'static str, u64>,
+    /// Why the last one failed, in words.
+    pub last_failure: Option<String>,
     /// Items dropped because their user panicked.
     pub abandoned: u64,
     /// Items handed out beyond the limit.
     pub on_demand: u64,
     /// Times an item was trimmed to stay within the memory budget.
     pub trimmed: u64,
+    /// Idle items dropped so that the process stays within its budget.
+    pub evicted: u64,
     /// Bytes of private memory that idle items keep.
     pub resident_bytes: usize,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_reset_is_counted_under_the_least_bound_that_holds_it() {
+        for pages in (0..70_000).chain([usize::MAX]) {
+            let mut resets = Resets::default();
+            resets.add(&Recycled { pages, ..Recycled::default() });
+            let expected = Resets::BOUNDS.iter().position(|bound| pages as u64 <= *bound);
+            let found = resets.by_pages.iter().position(|count| *count == 1);
+            assert_eq!(found, Some(expected.unwrap_or(Resets::BOUNDS.len())), "{pages}");
+        }
+    }
 }

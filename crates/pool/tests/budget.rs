@@ -3,7 +3,7 @@
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh_pool::{Bounds, Budget, Lease, Limits, Pool, Recycle};
+use afresh_pool::{Bounds, Budget, Lease, Limits, Pool, Recycle, Recycled};
 
 struct Item {
     name: usize,
@@ -17,9 +17,9 @@ impl Recycle for Item {
     fn key(&self) -> usize {
         0
     }
-    fn recycle(&mut self) -> Result<(), Self::Error> {
+    fn recycle(&mut self) -> Result<Recycled, Self::Error> {
         self.bytes = self.keeps;
-        Ok(())
+        Ok(Recycled::default())
     }
     fn resident_bytes(&self) -> usize {
         self.bytes
@@ -158,6 +158,7 @@ fn many_threads_over_many_pools_keep_the_books_right() {
     });
     let usage = budget.usage();
     assert!(usage.evicted > 0);
+    assert!(pools.iter().map(|p| p.stats().evicted).sum::<u64>() > 0);
     assert_eq!(usage.items, pools.iter().map(|p| p.stats().alive).sum::<usize>());
     assert_eq!(usage.resident_bytes, pools.iter().map(|p| p.stats().resident_bytes).sum::<usize>());
     drop(pools);

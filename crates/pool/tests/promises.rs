@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use afresh_pool::{Exhausted, Limits, Pool, PoolError, Recycle};
+use afresh_pool::{Exhausted, Limits, Pool, PoolError, Recycle, Recycled};
 use afresh_sys::planted::{self, Bug};
 
 /// Counts its resets and breaks on demand.
@@ -20,10 +20,14 @@ impl Recycle for Item {
     fn key(&self) -> usize {
         self.key
     }
-    fn recycle(&mut self) -> Result<(), Self::Error> {
+    fn recycle(&mut self) -> Result<Recycled, Self::Error> {
         assert!(!self.panics, "a bug in recycling");
         self.clean = true;
-        if self.broken { Err("broken") } else { Ok(()) }
+        let took = Recycled { pages: self.bytes, grown: self.bytes > 4, ..Recycled::default() };
+        if self.broken { Err("broken") } else { Ok(took) }
+    }
+    fn reason(error: &Self::Error) -> &'static str {
+        error
     }
     fn resident_bytes(&self) -> usize {
         self.bytes
@@ -54,6 +58,20 @@ fn an_item_comes_back_clean_and_to_its_key() {
 }
 
 #[test]
+fn what_resets_took_is_counted_also_of_items_that_are_no_more() {
+    let pool = Pool::new(Limits::default());
+    for bytes in [0, 1, 4, 5, 100_000] {
+        pool.get(1, item(1)).unwrap().bytes = bytes;
+    }
+    pool.clear(None);
+    pool.get(1, item(1)).unwrap().bytes = 4;
+    let stats = pool.stats();
+    assert_eq!(stats.resets.by_pages, [1, 1, 2, 1, 0, 0, 0, 0, 0, 1]);
+    assert_eq!((stats.resets.pages, stats.resets.grown), (100_014, 2));
+    assert_eq!((stats.returned, stats.resets.count()), (6, 6));
+}
+
+#[test]
 fn a_broken_item_and_one_whose_user_panicked_are_never_handed_out() {
     let pool = Pool::new(Limits { items: 1, ..Limits::default() });
     pool.get(1, item(1)).unwrap().broken = true;
@@ -67,6 +85,8 @@ fn a_broken_item_and_one_whose_user_panicked_are_never_handed_out() {
     assert!(!pool.get(1, item(1)).unwrap().broken);
     let stats = pool.stats();
     assert_eq!((stats.quarantined, stats.abandoned, stats.alive), (1, 1, 1));
+    assert_eq!(stats.quarantines, [("broken", 1)].into());
+    assert_eq!(stats.last_failure.as_deref(), Some("broken"));
 }
 
 #[test]
@@ -79,6 +99,7 @@ fn an_item_whose_recycling_panics_leaves_its_place() {
         assert!(panicked.is_err());
         let stats = pool.stats();
         assert_eq!((stats.quarantined, stats.alive, stats.resident_bytes), (round, 0, 0));
+        assert_eq!(stats.quarantines, [("panic", round)].into());
     }
     assert!(!pool.get(1, item(1)).unwrap().panics);
 }

@@ -35,6 +35,7 @@ pub mod fleet;
 mod gate;
 mod manifest;
 mod metrics;
+mod pool_metrics;
 mod proxy;
 mod refusal;
 mod runner;

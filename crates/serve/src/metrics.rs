@@ -2,10 +2,8 @@
 //!
 //! What it promises: counting a request takes no lock that other guests' requests want.
 
-use std::sync::atomic::AtomicU64;
 use std::sync::{Mutex, PoisonError};
 
-use afresh::pool::PoolStats;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::{Family, MetricConstructor};
@@ -13,7 +11,9 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
 use prometheus_client::registry::{Registry, Unit};
 
-type Labels = Vec<(&'static str, String)>;
+use crate::pool_metrics::Pools;
+
+pub(crate) type Labels = Vec<(&'static str, String)>;
 
 /// Bounds of the histograms in seconds: from a warm call to a long computation.
 const BOUNDS: [f64; 15] = [
@@ -42,23 +42,13 @@ pub(crate) struct Metrics {
     failures: Family<Labels, Counter>,
     running: Family<Labels, Gauge>,
     waiting: Family<Labels, Gauge>,
-    pools: Pools,
+    pub(crate) pools: Pools,
     sandboxes: Family<Labels, Gauge>,
     pub(crate) connections: Gauge,
     pub(crate) buffered: Gauge,
+    resident: Gauge,
     pub(crate) reloads: Counter,
     pub(crate) failed_reloads: Counter,
-}
-
-/// What the guests' pools count.
-#[derive(Debug, Default)]
-struct Pools {
-    alive: Family<Labels, Gauge>,
-    idle: Family<Labels, Gauge>,
-    resident: Family<Labels, Gauge>,
-    created: Family<Labels, Counter<u64, AtomicU64>>,
-    returned: Family<Labels, Counter<u64, AtomicU64>>,
-    dropped: Family<Labels, Counter<u64, AtomicU64>>,
 }
 
 /// Requests whose times are remembered, of each guest.
@@ -97,16 +87,23 @@ fn named(guest: &str) -> (&'static str, String) {
     ("guest", guest.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n"))
 }
 
-fn labels(guest: &str) -> Labels {
+pub(crate) fn labels(guest: &str) -> Labels {
     vec![named(guest)]
 }
 
-fn two(guest: &str, name: &'static str, value: impl ToString) -> Labels {
+pub(crate) fn two(guest: &str, name: &'static str, value: impl ToString) -> Labels {
     vec![named(guest), (name, value.to_string())]
 }
 
-fn gauge(value: usize) -> i64 {
+pub(crate) fn gauge(value: usize) -> i64 {
     i64::try_from(value).unwrap_or(i64::MAX)
+}
+
+/// Memory of this process that is resident; 0 where `/proc` does not say.
+pub(crate) fn resident_bytes() -> usize {
+    let statm = std::fs::read_to_string("/proc/self/statm").unwrap_or_default();
+    let pages = statm.split(' ').nth(1).and_then(|pages| pages.parse::<usize>().ok());
+    pages.unwrap_or(0).saturating_mul(rustix::param::page_size())
 }
 
 impl Metrics {
@@ -127,22 +124,7 @@ impl Metrics {
         registry.register("running", "Requests that a guest is answering", running.clone());
         let waiting = Family::<Labels, Gauge>::default();
         registry.register("waiting", "Requests that wait for a place", waiting.clone());
-        let pools = Pools::default();
-        registry.register("pool_alive", "Instances alive", pools.alive.clone());
-        registry.register("pool_idle", "Instances that are warm and idle", pools.idle.clone());
-        registry.register_with_unit(
-            "pool_resident",
-            "Private memory that idle instances keep",
-            Unit::Bytes,
-            pools.resident.clone(),
-        );
-        registry.register("pool_created", "Instances made", pools.created.clone());
-        registry.register("pool_returned", "Instances brought back", pools.returned.clone());
-        registry.register(
-            "pool_dropped",
-            "Instances put out of use, by reason",
-            pools.dropped.clone(),
-        );
+        let pools = Pools::register(&mut registry);
         let sandboxes = Family::<Labels, Gauge>::default();
         registry.register("sandboxes", "Sandboxes, by where they live", sandboxes.clone());
         let connections = Gauge::default();
@@ -153,6 +135,13 @@ impl Metrics {
             "Requests and answers held in memory",
             Unit::Bytes,
             buffered.clone(),
+        );
+        let resident = Gauge::default();
+        registry.register_with_unit(
+            "process_resident",
+            "Memory of the server's process that is resident, images and all",
+            Unit::Bytes,
+            resident.clone(),
         );
         let reloads = Counter::default();
         registry.register("reloads", "Times that the guests were exchanged", reloads.clone());
@@ -173,6 +162,7 @@ impl Metrics {
             sandboxes,
             connections,
             buffered,
+            resident,
             reloads,
             failed_reloads,
         }
@@ -212,27 +202,11 @@ impl Metrics {
         }
     }
 
-    /// Sets what is read when somebody asks.
-    pub(crate) fn set(&self, name: &str, (running, waiting): (usize, usize), pool: &PoolStats) {
+    /// Sets how many requests of a guest run and wait.
+    pub(crate) fn set(&self, name: &str, (running, waiting): (usize, usize)) {
         let labels = labels(name);
         self.running.get_or_create(&labels).set(gauge(running));
         self.waiting.get_or_create(&labels).set(gauge(waiting));
-        self.pools.alive.get_or_create(&labels).set(gauge(pool.alive));
-        self.pools.idle.get_or_create(&labels).set(gauge(pool.idle));
-        self.pools.resident.get_or_create(&labels).set(gauge(pool.resident_bytes));
-        let raise = |counter: &Counter<u64, AtomicU64>, to: u64| {
-            // A guest that was exchanged begins its counts anew, while a counter never goes back.
-            counter.inc_by(to.saturating_sub(counter.get()));
-        };
-        raise(&self.pools.created.get_or_create(&labels), pool.created);
-        raise(&self.pools.returned.get_or_create(&labels), pool.returned);
-        for (reason, count) in [
-            ("quarantined", pool.quarantined),
-            ("abandoned", pool.abandoned),
-            ("beyond_limit", pool.on_demand),
-        ] {
-            raise(&self.pools.dropped.get_or_create(&two(name, "reason", reason)), count);
-        }
     }
 
     /// How many sandboxes live in this process, and how many in the store.
@@ -245,6 +219,7 @@ impl Metrics {
 
     /// Everything, as Prometheus reads it.
     pub(crate) fn text(&self) -> String {
+        self.resident.set(gauge(resident_bytes()));
         let mut text = String::new();
         // A string takes whatever is written to it.
         let _ = encode(&mut text, &self.registry);
@@ -312,11 +287,7 @@ mod tests {
         guest.ended(200, 3.0);
         guest.ended(418, 0.0);
         guest.failed("timeout");
-        let mut pool = PoolStats::default();
-        for created in [3, 5, 2] {
-            pool.created = created;
-            metrics.set("a \"guest\"", (1, 2), &pool);
-        }
+        metrics.set("a \"guest\"", (1, 2));
         let text = metrics.text();
         for line in [
             r#"afresh_requests_total{guest="a \"guest\"",code="200"} 2"#,
@@ -326,7 +297,6 @@ mod tests {
             r#"afresh_failures_total{guest="a \"guest\"",kind="timeout"} 1"#,
             r#"afresh_running{guest="a \"guest\""} 1"#,
             r#"afresh_waiting{guest="a \"guest\""} 2"#,
-            r#"afresh_pool_created_total{guest="a \"guest\""} 5"#,
             "# EOF",
         ] {
             assert!(text.contains(line), "{line} is not in\n{text}");

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use afresh::wasm::{BytesEntry, LeaseOptions, OwnedLease, Warm, WarmComponent};
+use afresh::wasm::{BytesEntry, LeaseOptions, Mode, OwnedLease, Warm, WarmComponent};
 use afresh::{Guest, Kind};
 use bytes::Bytes;
 
@@ -104,6 +104,26 @@ impl Runner {
                 }
             }
             Self::Proxy(_) => Err(Failure::Host("a proxy answers requests, not bytes".to_owned())),
+        }
+    }
+
+    /// What kind of guest it is, for people.
+    pub(crate) fn kind(&self) -> &'static str {
+        match self {
+            Self::Module { .. } => "module",
+            Self::Component { .. } => "component",
+            Self::Proxy(_) => "HTTP component",
+            Self::Other { guest, .. } if guest.kind() == Kind::Machine => "micro-VM",
+            Self::Other { .. } => "Linux program",
+        }
+    }
+
+    /// Whether an instance is brought back for the next call, or made anew over memory that was brought back.
+    pub(crate) fn mode(&self) -> &'static str {
+        match self {
+            Self::Module { warm, .. } => warm.report().mode.name(),
+            Self::Component { .. } | Self::Proxy(_) => Mode::Fresh.name(),
+            Self::Other { .. } => Mode::Reset.name(),
         }
     }
 

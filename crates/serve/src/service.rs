@@ -9,7 +9,7 @@ use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body::Body as HttpBody;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
-use hyper::{Method, Request, StatusCode};
+use hyper::{Method, Request, StatusCode, Uri};
 use tokio::sync::watch;
 use tracing::Instrument;
 
@@ -185,7 +185,7 @@ impl Shared {
         B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
         if door != (Door::Requests { operations: false })
-            && let Some(response) = self.operate(request.method(), request.uri().path())
+            && let Some(response) = self.operate(request.method(), request.uri()).await
         {
             return response;
         }
@@ -297,11 +297,11 @@ impl Shared {
     }
 
     /// What is asked of the server itself.
-    fn operate(&self, method: &Method, path: &str) -> Option<Response> {
+    async fn operate(&self, method: &Method, uri: &Uri) -> Option<Response> {
         if method != Method::GET && method != Method::HEAD {
             return None;
         }
-        match path {
+        match uri.path() {
             "/healthz" => Some("alive\n".into_response()),
             "/readyz" => Some(match *self.phase.borrow() {
                 Phase::Running => "ready\n".into_response(),
@@ -312,6 +312,7 @@ impl Shared {
             }),
             "/status" => Some(crate::status::page()),
             "/status.json" => Some(axum::Json(crate::status::data(self)).into_response()),
+            "/status/pages.json" => Some(crate::status::pages(self, uri.query()).await),
             "/metrics" => {
                 let mut response = Response::new(Body::from(self.read_metrics()));
                 let text = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -326,7 +327,8 @@ impl Shared {
         let table = self.table();
         for site in &table.sites {
             let counts = table.common.gate.count(site.line);
-            self.metrics.set(&site.config.name, counts, &site.guest.pool_stats());
+            self.metrics.set(&site.config.name, counts);
+            site.pool.show(site.guest.pool_stats());
         }
         if let Some(routes) = &self.sandboxes {
             let (live, saved) = routes.sandboxes.count();

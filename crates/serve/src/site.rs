@@ -6,7 +6,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use afresh::{Guest, Kind};
+use afresh::Guest;
 use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
@@ -20,6 +20,7 @@ use crate::config::GuestConfig;
 use crate::failure::Failure;
 use crate::gate::{Gate, Share};
 use crate::metrics::{GuestMetrics, Metrics};
+use crate::pool_metrics::PoolMetrics;
 use crate::refusal::Refusal;
 use crate::runner::Runner;
 use crate::wire;
@@ -31,9 +32,17 @@ pub(crate) struct Site {
     runner: Runner,
     content_type: HeaderValue,
     pub(crate) metrics: GuestMetrics,
+    pub(crate) pool: PoolMetrics,
     limits: BodyLimits,
     /// Its line at the gate.
     pub(crate) line: usize,
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        // The last request has ended by now, of a guest that was exchanged long ago perhaps.
+        self.pool.end(self.guest.pool_stats());
+    }
 }
 
 /// What the requests of all guests share.
@@ -51,7 +60,10 @@ impl Site {
         metrics: &Metrics,
     ) -> Result<Self, afresh::Cause> {
         let (guest, runner) = Runner::open(config).await?;
+        let strategy = guest.strategy();
+        let about = (runner.kind(), runner.mode(), strategy.as_str());
         Ok(Self {
+            pool: PoolMetrics::new(&metrics.pools, &config.name, about),
             content_type: HeaderValue::from_str(&config.content_type)?,
             metrics: metrics.guest(&config.name),
             limits: BodyLimits { bytes: config.max_body, time: body_time },
@@ -71,13 +83,12 @@ impl Site {
 
     /// What kind of guest answers, for people.
     pub(crate) fn kind(&self) -> &'static str {
-        match &self.runner {
-            Runner::Module { .. } => "module",
-            Runner::Component { .. } => "component",
-            Runner::Proxy(_) => "HTTP component",
-            Runner::Other { guest, .. } if guest.kind() == Kind::Machine => "micro-VM",
-            Runner::Other { .. } => "Linux program",
-        }
+        self.runner.kind()
+    }
+
+    /// Whether an instance is brought back for the next call, or made anew.
+    pub(crate) fn mode(&self) -> &'static str {
+        self.runner.mode()
     }
 
     pub(crate) fn sweep(&self) {

@@ -4,10 +4,13 @@
 //! was true a moment ago. Nothing of a sandbox's content is on it, nor enough of its id to reach it.
 
 use axum::body::Body;
-use axum::response::Response;
+use axum::response::{IntoResponse, Response};
+use hyper::StatusCode;
 use hyper::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, HeaderValue};
 use serde_json::{Value, json};
 
+use crate::metrics::resident_bytes;
+use crate::refusal::Refusal;
 use crate::service::{Phase, Shared};
 
 const PAGE: &str = include_str!("status.html");
@@ -25,6 +28,18 @@ pub(crate) fn page() -> Response {
     response
 }
 
+/// The page map of one sandbox, which `query` names as the page does.
+pub(crate) async fn pages(shared: &Shared, query: Option<&str>) -> Response {
+    let named = query.and_then(|query| query.strip_prefix("sandbox="));
+    let (Some(named), Some(routes)) = (named, &shared.sandboxes) else {
+        return Refusal::new(StatusCode::NOT_FOUND, "say which: ?sandbox=ID").into_response();
+    };
+    match routes.sandboxes.page_map(named).await {
+        Ok(map) => axum::Json(map).into_response(),
+        Err(refusal) => refusal.into_response(),
+    }
+}
+
 /// What the page shows.
 pub(crate) fn data(shared: &Shared) -> Value {
     let table = shared.table();
@@ -37,15 +52,25 @@ pub(crate) fn data(shared: &Shared) -> Value {
             "route": site.config.route,
             "host": site.config.host,
             "kind": site.kind(),
-            "mode": site.config.wasm.mode.name(),
+            "mode": site.mode(),
+            "strategy": site.guest.strategy(),
             "running": running,
             "waiting": waiting,
             "places": site.config.max_concurrent_requests,
             "pool": {
                 "alive": pool.alive,
                 "idle": pool.idle,
+                "created": pool.created,
                 "returned": pool.returned,
+                "grown": pool.resets.grown,
+                "discarded": pool.resets.discarded,
+                "replaced": pool.resets.replaced,
+                "pages": pool.resets.pages,
                 "quarantined": pool.quarantined,
+                "quarantines": pool.quarantines,
+                "lastFailure": pool.last_failure,
+                "abandoned": pool.abandoned,
+                "evicted": pool.evicted,
                 "residentBytes": pool.resident_bytes,
             },
             "recent": {
@@ -69,6 +94,7 @@ pub(crate) fn data(shared: &Shared) -> Value {
         "phase": phase,
         "connections": shared.metrics.connections.get(),
         "bufferedBytes": shared.budget.used(),
+        "residentBytes": resident_bytes(),
         "guests": guests.collect::<Vec<_>>(),
         "sandboxes": shared.sandboxes.as_ref().map(|routes| routes.sandboxes.overview()),
     })

@@ -6,9 +6,13 @@
 use axum::http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use httparse::Status;
 
 /// Headers of a connection, not of what goes through it.
 const HOPS: [HeaderName; 5] = [CONNECTION, EXPECT, TRANSFER_ENCODING, UPGRADE, CONTENT_LENGTH];
+
+/// Most headers of an answer: as many as hyper takes in a request.
+const HEADERS: usize = 100;
 
 /// A request, as a client of the program's own would write it.
 pub(crate) fn request(parts: &Parts, body: &[u8]) -> Vec<u8> {
@@ -39,27 +43,26 @@ pub(crate) fn request(parts: &Parts, body: &[u8]) -> Vec<u8> {
 /// The status, headers and body of an answer; nothing if it is none.
 pub(crate) fn answer(mut bytes: &[u8]) -> Option<(StatusCode, HeaderMap, Vec<u8>)> {
     loop {
-        let end = find(bytes, b"\r\n\r\n")?;
-        let (head, body) = (std::str::from_utf8(&bytes[..end]).ok()?, &bytes[end + 4..]);
-        let mut lines = head.split("\r\n");
-        let status = lines.next()?.strip_prefix("HTTP/1.")?.get(2..5)?;
-        let status = StatusCode::from_bytes(status.as_bytes()).ok()?;
+        let mut lines = [httparse::EMPTY_HEADER; HEADERS];
+        let mut head = httparse::Response::new(&mut lines);
+        let Ok(Status::Complete(end)) = head.parse(bytes) else { return None };
+        let body = &bytes[end..];
+        let status = StatusCode::from_u16(head.code?).ok()?;
         // What comes before the answer proper.
         if status.is_informational() {
             bytes = body;
             continue;
         }
         let (mut headers, mut chunked, mut length) = (HeaderMap::new(), false, None);
-        for line in lines {
-            let (name, value) = line.split_once(':')?;
-            let name = HeaderName::from_bytes(name.as_bytes()).ok()?;
-            let value = value.trim();
+        for line in head.headers.iter() {
+            let name = HeaderName::from_bytes(line.name.as_bytes()).ok()?;
+            let text = || std::str::from_utf8(line.value).ok();
             if name == TRANSFER_ENCODING {
-                chunked = value.to_ascii_lowercase().ends_with("chunked");
+                chunked = text()?.to_ascii_lowercase().ends_with("chunked");
             } else if name == CONTENT_LENGTH {
-                length = Some(value.parse::<usize>().ok()?);
+                length = Some(text()?.parse::<usize>().ok()?);
             } else if !HOPS.contains(&name) {
-                headers.append(name, HeaderValue::from_str(value).ok()?);
+                headers.append(name, HeaderValue::from_bytes(line.value).ok()?);
             }
         }
         let body = match (chunked, length) {
@@ -75,20 +78,17 @@ pub(crate) fn answer(mut bytes: &[u8]) -> Option<(StatusCode, HeaderMap, Vec<u8>
 fn joined(mut rest: &[u8]) -> Option<Vec<u8>> {
     let mut body = Vec::new();
     loop {
-        let line = find(rest, b"\r\n")?;
-        let size = rest[..line].split(|&byte| byte == b';').next()?.trim_ascii();
-        let size = usize::from_str_radix(std::str::from_utf8(size).ok()?, 16).ok()?;
-        rest = &rest[line + 2..];
+        let Ok(Status::Complete((begin, size))) = httparse::parse_chunk_size(rest) else {
+            return None;
+        };
+        let size = usize::try_from(size).ok()?;
+        rest = &rest[begin..];
         if size == 0 {
             return Some(body);
         }
         body.extend(rest.get(..size)?);
         rest = rest[size..].strip_prefix(b"\r\n")?;
     }
-}
-
-fn find(bytes: &[u8], what: &[u8]) -> Option<usize> {
-    bytes.windows(what.len()).position(|window| window == what)
 }
 
 #[cfg(test)]
@@ -116,8 +116,18 @@ mod tests {
         assert_eq!((status.as_u16(), &body[..]), (404, &b"abcde"[..]));
         assert_eq!(headers.get_all("a").iter().count(), 2);
         assert!(!headers.contains_key("transfer-encoding"));
-        for bad in [&b"hello"[..], b"HTTP/1.1 200 OK\r\n", b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n"] {
-            assert!(answer(bad).is_none());
+        // A value need not be text.
+        let (_, headers, _) = answer(b"HTTP/1.0 200 OK\r\nX: \xff \r\n\r\n").unwrap();
+        assert_eq!(headers["x"].as_bytes(), b"\xff");
+        for bad in [
+            &b"hello"[..],
+            b"HTTP/1.1 200 OK\r\n",
+            b"HTTP/1.1 200 OK\r\nno colon\r\n\r\n",
+            b"HTTP/1.1 2000 OK\r\n\r\n",
+            b"HTTP/1.1 099 Early\r\n\r\n",
+            b"HTTP/1.1 200 OK\r\nContent-Length: -1\r\n\r\n",
+        ] {
+            assert!(answer(bad).is_none(), "{}", String::from_utf8_lossy(bad));
         }
         assert!(
             answer(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nffffffffffffffff\r\nx")

@@ -3,6 +3,7 @@
 mod common;
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use afresh_serve::{Config, Keys, SandboxConfig, Template};
@@ -188,9 +189,21 @@ fn checkpoints_rollbacks_forks_trees_and_differences() {
         let status = common::get(&client.http, &server.url("/status.json")).await.1;
         let token = sandbox["envdAccessToken"].as_str().unwrap();
         let id = sandbox["sandboxID"].as_str().unwrap();
-        assert!(!status.contains(token) && !status.contains(id) && status.contains(&id[..6]));
+        let shown = &id[id.len() - 6..];
+        assert!(!status.contains(token) && !status.contains(id) && status.contains(shown));
         let status: Value = serde_json::from_str(&status).unwrap();
         assert_eq!(status["sandboxes"]["live"], 21);
+        let map = server.url(&format!("/status/pages.json?sandbox={shown}"));
+        let (code, map) = common::get(&client.http, &map).await;
+        let map: Value = serde_json::from_str(&map).unwrap();
+        let changed = map["changedPages"].as_u64().unwrap();
+        assert!(code == 200 && changed > 0 && changed < map["pages"].as_u64().unwrap(), "{map}");
+        let runs = map["runs"].as_array().unwrap();
+        assert_eq!(runs.iter().map(|run| run[1].as_u64().unwrap()).sum::<u64>(), changed);
+        for none in ["", "?sandbox=", "?sandbox=nobody"] {
+            let url = server.url(&format!("/status/pages.json{none}"));
+            assert_eq!(common::get(&client.http, &url).await.0, 404, "{none}");
+        }
         let (_, tree) = client.ask(Method::GET, &path(&sandbox, "/tree"), json!({})).await;
         let names: Vec<_> =
             tree["states"].as_array().unwrap().iter().filter_map(|s| s["name"].as_str()).collect();
@@ -411,20 +424,22 @@ fn what_goes_beyond_is_as_its_description_says() {
     });
 }
 
-#[test]
-fn an_unmodified_client_of_e2b_does_all_that_there_is() {
+/// Has a client of E2B, a program of its own, do all that it knows to do; without the variable that names what it needs, nothing.
+fn client_of_e2b(variable: &str, program: impl FnOnce(&Path) -> Command) {
     let Some(script) = built("script.wasm") else { return };
-    let Some(python) = std::env::var_os("AFRESH_TEST_E2B") else {
-        println!("SKIPPED: e2b-code-interpreter is not installed; `cargo xtask test` installs it");
+    let Some(place) = std::env::var_os(variable) else {
+        println!(
+            "SKIPPED: {variable} does not name a client of E2B; `cargo xtask test` installs it"
+        );
         return;
     };
+    let mut command = program(Path::new(&place));
     let dir = scratch();
     run(async {
         let server = serve(with(sandboxes(dir.path(), &script))).await;
         let url = server.url("");
         let asking = tokio::task::spawn_blocking(move || {
-            std::process::Command::new(python)
-                .arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b_client.py"))
+            command
                 .env("E2B_API_URL", &url)
                 .env("E2B_SANDBOX_URL", &url)
                 .env("E2B_API_KEY", KEY)
@@ -438,5 +453,23 @@ fn an_unmodified_client_of_e2b_does_all_that_there_is() {
         assert!(output.status.success(), "{said}\n{error}");
         assert!(said.ends_with("all done\n"), "{said}\n{error}");
         server.end().await;
+    });
+}
+
+#[test]
+fn an_unmodified_client_of_e2b_does_all_that_there_is() {
+    client_of_e2b("AFRESH_TEST_E2B", |python| {
+        let mut command = Command::new(python);
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b_client.py"));
+        command
+    });
+}
+
+#[test]
+fn so_does_the_one_in_javascript() {
+    client_of_e2b("AFRESH_TEST_E2B_JS", |_| {
+        let mut command = Command::new("node");
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b_client.mjs"));
+        command
     });
 }

@@ -6,7 +6,10 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
+use afresh::memory::Strategy;
 use afresh::wasm::Mode;
+use afresh_sys::Call;
+use afresh_sys::inject::{self, Plan};
 use common::{
     KEEPER, LONG, built, client, config, get, keeper, parrot, post, raw, run, scratch, serve, write,
 };
@@ -86,6 +89,97 @@ fn a_guest_that_traps_hangs_or_grows_is_refused_and_the_next_request_is_answered
         ] {
             assert!(metrics.contains(line), "{line} is not in\n{metrics}");
         }
+        server.end().await;
+    });
+}
+
+/// A number of the metrics: of the line that begins with this.
+fn metric(text: &str, line: &str) -> f64 {
+    let found = text.lines().find_map(|found| found.strip_prefix(line)?.strip_prefix(' '));
+    found.unwrap_or_else(|| panic!("{line} is not in\n{text}")).parse().unwrap()
+}
+
+#[test]
+fn what_resets_take_and_what_becomes_of_instances_is_counted() {
+    let dir = scratch();
+    run(async {
+        for mode in [Mode::Reset, Mode::Fresh] {
+            let mut guest = keeper(dir.path());
+            guest.wasm.mode = mode;
+            guest.memory = 4 << 20;
+            let config = config([guest]);
+            let server = serve(config.clone()).await;
+            let (client, url) = (client(), server.url("/"));
+            let read = async || get(&client, &server.url("/metrics")).await.1;
+            let before = read().await;
+            let since = |text: &str, line: &str| metric(text, line) - metric(&before, line);
+            for _ in 0..20 {
+                // The name, the request and the answer lie in three pages, and the stack in none.
+                post(&client, &url, "x").await;
+            }
+            for request in ["!grow", "!grow", "!trap"] {
+                post(&client, &url, request).await;
+            }
+            let after = read().await;
+            let about = format!(
+                r#"afresh_guest_info{{guest="guest",kind="module",mode="{}",strategy="write-set"#,
+                mode.name()
+            );
+            assert!(after.contains(&about), "{about} is not in\n{after}");
+            let guest = r#"{guest="guest"}"#;
+            assert_eq!(since(&after, &format!("afresh_pool_grown_total{guest}")), 2.0);
+            let resets = since(&after, &format!("afresh_reset_pages_count{guest}"));
+            let returned = since(&after, &format!("afresh_pool_returned_total{guest}"));
+            assert_eq!((resets, returned), (23.0, 23.0));
+            let small = since(&after, r#"afresh_reset_pages_bucket{le="4.0",guest="guest"}"#);
+            let none = since(&after, r#"afresh_reset_pages_bucket{le="0.0",guest="guest"}"#);
+            assert!(small >= 20.0 && none == 0.0, "{small} and {none} in\n{after}");
+            let pages = since(&after, &format!("afresh_reset_pages_sum{guest}"));
+            // Each growth wrote one page of each that it made.
+            assert!(pages >= 60.0 + 2.0 * 61.0, "{pages} in\n{after}");
+            let kept = metric(&after, &format!("afresh_pool_resident_bytes{guest}"));
+            let process = metric(&after, "afresh_process_resident_bytes");
+            assert!(kept >= 3.0 * 4096.0 && process > kept, "{kept} of {process}");
+            assert_eq!(metric(&after, &format!("afresh_pool_discarded_total{guest}")), 0.0);
+            // The counts go on where the guests are exchanged.
+            server.handle.reload(&config).await.unwrap();
+            post(&client, &url, "x").await;
+            let later = read().await;
+            let more = metric(&later, &format!("afresh_pool_returned_total{guest}"));
+            assert!(more > metric(&after, &format!("afresh_pool_returned_total{guest}")));
+            server.end().await;
+        }
+    });
+}
+
+#[test]
+fn an_instance_that_cannot_be_brought_back_is_counted_with_the_reason() {
+    let dir = scratch();
+    let mut guest = keeper(dir.path());
+    guest.wasm.mode = Mode::Reset;
+    guest.wasm.strategy = Strategy::Discard;
+    // On this thread alone, which the kernel refuses something once.
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let (server, client) = runtime.block_on(async { (serve(config([guest])).await, client()) });
+    let url = server.url("/");
+    let ask = async || post(&client, &url, "x").await;
+    assert_eq!(runtime.block_on(ask()), (200, "warm".to_owned()));
+    let plan = Plan { call: Some(Call::Advise), after: 0, times: 1, errno: 12 };
+    let (answer, failed) = inject::with(plan, || runtime.block_on(ask()));
+    assert_eq!((answer, failed), ((200, "warm".to_owned()), 1));
+    runtime.block_on(async {
+        assert_eq!(ask().await, (200, "warm".to_owned()));
+        let text = get(&client, &server.url("/metrics")).await.1;
+        for line in [
+            r#"afresh_pool_quarantined_total{guest="guest",reason="system"}"#,
+            r#"afresh_pool_dropped_total{guest="guest",reason="quarantined"}"#,
+            r#"afresh_pool_alive{guest="guest"}"#,
+        ] {
+            assert_eq!(metric(&text, line), 1.0, "{line} in\n{text}");
+        }
+        assert!(metric(&text, r#"afresh_pool_discarded_total{guest="guest"}"#) >= 2.0, "{text}");
+        let status = get(&client, &server.url("/status.json")).await.1;
+        assert!(status.contains("resetting the slot failed"), "{status}");
         server.end().await;
     });
 }

@@ -66,6 +66,8 @@ pub struct SnapshotInfo {
     pub children: Vec<SnapshotId>,
     /// Its name, if it was given one.
     pub name: Option<String>,
+    /// Pages of each of its memories, zero ones included.
+    pub pages: Vec<usize>,
     /// Pages it stores or shares; all others are zero.
     pub stored_pages: usize,
     /// Pages in which it differs from its parent, with content of their own.
@@ -288,6 +290,7 @@ impl<S> Tree<S> {
                     parent: node.parent,
                     children: node.children.clone(),
                     name: node.name.clone(),
+                    pages: node.frozen.memories.iter().map(Image::pages).collect(),
                     stored_pages: node.frozen.stored_pages(),
                     own_pages,
                     own_bytes: own_pages * PAGE_SIZE,

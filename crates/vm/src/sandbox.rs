@@ -158,10 +158,7 @@ impl Sandbox {
     /// How this sandbox is reset: what is automatic is named as what it came to mean.
     #[must_use]
     pub fn reset_method(&self) -> ResetMethod {
-        match abilities() {
-            Ok(abilities) => self.config.reset.resolve(&abilities).0,
-            Err(_) => self.config.reset,
-        }
+        self.config.reset.here()
     }
 
     /// A handle that stops a running call from another thread.

@@ -43,6 +43,12 @@ impl Snapshot {
         self
     }
 
+    /// How sandboxes that are made of it are reset on this host.
+    #[must_use]
+    pub fn reset_method(&self) -> ResetMethod {
+        self.config.reset.here()
+    }
+
     /// The memory.
     #[must_use]
     pub fn image(&self) -> &Image {

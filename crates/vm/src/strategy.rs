@@ -5,6 +5,7 @@ use std::fmt;
 use afresh_memory::{Strategy, TrackerKind};
 
 use crate::error::KvmError;
+use crate::machine::abilities;
 
 /// How writes to guest memory are noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -66,6 +67,11 @@ impl ResetMethod {
     #[must_use]
     pub const fn new(strategy: Strategy, tracking: Tracking) -> Self {
         Self { strategy, tracking }
+    }
+
+    /// What this method means on this host.
+    pub(crate) fn here(self) -> Self {
+        abilities().map_or(self, |abilities| self.resolve(&abilities).0)
     }
 
     /// What this method means on a host with `abilities`, nothing in it automatic any more, with the reason in

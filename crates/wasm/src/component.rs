@@ -397,6 +397,12 @@ impl WarmComponent {
         Some(format!("{interface}#run"))
     }
 
+    /// What resets its memories, never [`Strategy::Auto`](afresh_memory::Strategy::Auto).
+    #[must_use]
+    pub fn strategy(&self) -> afresh_memory::Strategy {
+        self.inner.policy.chosen()
+    }
+
     /// What its pool counts.
     #[must_use]
     pub fn pool_stats(&self) -> PoolStats {

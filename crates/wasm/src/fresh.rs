@@ -6,7 +6,7 @@
 use std::sync::Arc;
 
 use afresh_memory::ResetError;
-use afresh_pool::Recycle;
+use afresh_pool::{Recycle, Recycled};
 use afresh_rewrite::WarmState;
 use wasmtime::{Extern, Instance, Store};
 
@@ -100,11 +100,16 @@ impl Recycle for FreshMemories {
     }
 
     #[inline]
-    fn recycle(&mut self) -> Result<(), ResetError> {
+    fn recycle(&mut self) -> Result<Recycled, ResetError> {
+        let mut took = Recycled::default();
         for memory in &self.memories {
-            memory.reset()?;
+            memory.reset(&mut took)?;
         }
-        Ok(())
+        Ok(took)
+    }
+
+    fn reason(error: &ResetError) -> &'static str {
+        error.reason()
     }
 
     fn resident_bytes(&self) -> usize {

@@ -21,9 +21,10 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Poll;
 
 use afresh_memory::{
-    HostAccess, Image, ImageError, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError, Strategy,
-    ZeroStock, page_align_up,
+    Features, HostAccess, Image, ImageError, PAGE_SIZE, ResetError, Slot, SlotConfig, SlotError,
+    Strategy, ZeroStock, page_align_up,
 };
+use afresh_pool::Recycled;
 use afresh_rewrite::Memory;
 use serde::{Deserialize, Serialize};
 use wasmtime::{LinearMemory, MemoryCreator, MemoryType};
@@ -93,6 +94,15 @@ pub(crate) struct MemoryPolicy {
     pub(crate) memory64_capacity: usize,
     /// Where whole blocks of a growth come from.
     pub(crate) stock: Option<Arc<dyn ZeroStock>>,
+}
+
+impl MemoryPolicy {
+    /// What resets the memories.
+    pub(crate) fn chosen(&self) -> Strategy {
+        let choice = self.strategy.choose(Features::host(), self.host_access);
+        // Without a choice no memory could be made either.
+        choice.map_or(self.strategy, |choice| choice.strategy)
+    }
 }
 
 /// A linear memory: a slot, and its size in bytes, which need not be a multiple of a host page.
@@ -219,17 +229,20 @@ impl GuestMemory {
         self.slot().trim()
     }
 
-    /// Brings the memory back to its image; `true` when it had grown, and wasmtime must look again.
+    /// Brings the memory back to its image, and enters what that took; `true` when it had grown, and wasmtime must look again.
     #[inline]
-    pub(crate) fn reset(&self) -> Result<bool, ResetError> {
+    pub(crate) fn reset(&self, took: &mut Recycled) -> Result<bool, ResetError> {
         {
             let mut slot = self.slot();
-            slot.reset()?;
+            let report = slot.reset()?;
+            took.pages += report.restored;
+            took.discarded |= report.discarded;
             self.resident.store(slot.write_set_len(), Ordering::Relaxed);
         }
         let initial = self.initial.load(Ordering::Relaxed);
         let grown = self.bytes.load(Ordering::Relaxed) != initial;
         if grown {
+            took.grown = true;
             self.bytes.store(initial, Ordering::Relaxed);
         }
         Ok(grown)

@@ -9,7 +9,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use afresh_pool::{Budget, Held, Recycle};
+use afresh_pool::{Budget, Held, Recycle, Recycled};
 use afresh_rewrite::{Visible, WarmState, names};
 use afresh_sys::planted::{Bug, is};
 use wasmtime::{
@@ -263,13 +263,14 @@ impl ResetInstance {
             of: of.clone(),
         };
         // Instantiation may have written data that is not part of the warm image.
-        this.restore_in_place().map_err(|e| WarmError::State(e.to_string()))?;
+        this.restore_in_place(&mut Recycled::default())
+            .map_err(|e| WarmError::State(e.to_string()))?;
         Ok(this)
     }
 
     /// Brings everything back; `false` when that takes a new instance.
     #[inline]
-    fn restore_in_place(&mut self) -> Result<bool, RestoreError> {
+    fn restore_in_place(&mut self, took: &mut Recycled) -> Result<bool, RestoreError> {
         let blueprint = &self.of.blueprint;
         if !is(Bug::HostState) {
             self.store.data_mut().clear();
@@ -288,7 +289,7 @@ impl ResetInstance {
             }
         }
         for (memory, handle) in &self.memories {
-            if memory.reset()? && !is(Bug::View) {
+            if memory.reset(took)? && !is(Bug::View) {
                 blueprint.shrunk.fetch_add(1, Ordering::Relaxed);
                 handle.grow(&mut self.store, 0).map_err(RestoreError::Restore)?;
             }
@@ -378,20 +379,31 @@ impl Recycle for ResetInstance {
     }
 
     #[inline]
-    fn recycle(&mut self) -> Result<(), RestoreError> {
-        if !self.unfinished && self.restore_in_place()? {
-            return Ok(());
+    fn recycle(&mut self) -> Result<Recycled, RestoreError> {
+        let mut took = Recycled::default();
+        if !self.unfinished && self.restore_in_place(&mut took)? {
+            return Ok(took);
         }
+        // Where it went half-way, what is counted is the rest.
+        took = Recycled { replaced: true, grown: took.grown, ..Recycled::default() };
         let of = self.of.clone();
         of.blueprint.replaced.fetch_add(1, Ordering::Relaxed);
         // The memories stay, with the pages that calls write: a guest that needs this after every call pays
         // what it would pay in fresh mode.
         for (memory, _) in &self.memories {
-            memory.reset()?;
+            memory.reset(&mut took)?;
         }
         let memories = self.memories.iter().map(|(memory, _)| memory.clone()).collect();
         *self = of.make_over(memories).map_err(|e| RestoreError::Replace(Box::new(e)))?;
-        Ok(())
+        Ok(took)
+    }
+
+    fn reason(error: &RestoreError) -> &'static str {
+        match error {
+            RestoreError::Memory(error) => error.reason(),
+            RestoreError::Restore(_) => "restore",
+            RestoreError::Replace(_) => "replace",
+        }
     }
 
     fn resident_bytes(&self) -> usize {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
+use afresh_memory::{ImageBuilder, PAGE_SIZE, Strategy, page_align_up};
 use afresh_pool::{Limits, Pool, PoolStats};
 use afresh_rewrite::{AnalyzeError, Prepared, Roots, WarmState, bake, names};
 use afresh_sys::host::random_word;
@@ -479,6 +479,12 @@ impl Warm {
     #[must_use]
     pub fn report(&self) -> &WarmReport {
         &self.inner.report
+    }
+
+    /// What resets its memories, never [`Strategy::Auto`].
+    #[must_use]
+    pub fn strategy(&self) -> Strategy {
+        self.inner.pools.blueprint().policy.chosen()
     }
 
     /// What its pool counts.

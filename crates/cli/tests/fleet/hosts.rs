@@ -44,6 +44,7 @@ const ECHO: &str = r#"(module
 
 /// A host.
 pub(crate) struct Host {
+    pub(crate) name: String,
     child: Child,
     pub(crate) addr: SocketAddr,
     log: std::path::PathBuf,
@@ -96,6 +97,13 @@ impl Host {
         exchange(self.addr, method, path, headers, body)
     }
 
+    /// KiB of its memory that are resident.
+    pub(crate) fn resident(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
+        let line = status.lines().find(|line| line.starts_with("VmRSS:"));
+        line.and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap()
+    }
+
     /// A number of the host's metrics.
     pub(crate) fn metric(&self, name: &str) -> u64 {
         let (_, text) = self.ask("GET", "/metrics", "", b"").unwrap();
@@ -106,6 +114,8 @@ impl Host {
 
 /// Everything a test needs.
 pub(crate) struct Fleet {
+    /// What the file of every host says besides.
+    more: String,
     pub(crate) hosts: Vec<Host>,
     pub(crate) proxy: Proxy,
     pub(crate) nats: Nats,
@@ -116,15 +126,21 @@ pub(crate) struct Fleet {
 impl Fleet {
     /// Three hosts; the first reaches NATS through a proxy, and the last alone has the guest `/echo`.
     pub(crate) fn start() -> Option<Self> {
+        Self::with("", &[])
+    }
+
+    /// As [`Fleet::start`], with further guests in files of these names, and with what the file of every host says of them.
+    pub(crate) fn with(more: &str, guests: &[(&str, &str)]) -> Option<Self> {
         let nats = Nats::start()?;
         let dir = tempfile::tempdir().unwrap();
-        for (name, text) in [("counter", COUNTER), ("echo", ECHO)] {
+        for (name, text) in [("counter", COUNTER), ("echo", ECHO)].iter().chain(guests) {
             fs::write(dir.path().join(name).with_extension("wasm"), wat::parse_str(text).unwrap())
                 .unwrap();
         }
         fs::write(dir.path().join("keys"), format!("acme {KEY}\nother key-of-other\n")).unwrap();
         let proxy = Proxy::before(nats.address);
-        let mut fleet = Self { hosts: Vec::new(), proxy, nats, place: Place::start(), dir };
+        let more = more.replace("DIR", &dir.path().display().to_string());
+        let mut fleet = Self { more, hosts: Vec::new(), proxy, nats, place: Place::start(), dir };
         for name in ["one", "two", "three"] {
             fleet.add(name);
         }
@@ -152,6 +168,7 @@ impl Fleet {
                 echo.display()
             );
         }
+        text += &self.more;
         let config = own.join("serve.toml");
         fs::write(&config, text).unwrap();
         let nats = if name == "one" { self.proxy.address } else { self.nats.address };
@@ -171,7 +188,7 @@ impl Fleet {
         let said: Value = serde_json::from_str(&line)
             .unwrap_or_else(|_| panic!("{}", fs::read_to_string(&log).unwrap_or_default()));
         let addr = said["addr"].as_str().unwrap().parse().unwrap();
-        self.hosts.push(Host { child, addr, log });
+        self.hosts.push(Host { name: name.to_owned(), child, addr, log });
     }
 
     /// Waits until every living host knows so many.
@@ -263,24 +280,37 @@ pub(crate) enum Ran {
 impl Sandbox {
     /// Makes one, by way of this host.
     pub(crate) fn new(host: &Host) -> Self {
-        let body = json!({"templateID": "counter", "timeout": 3600}).to_string();
-        let key = format!("X-API-Key: {KEY}\r\n");
         let mut made = None;
         until("a sandbox is made", || {
-            made = host.ask("POST", "/v2/sandboxes", &key, body.as_bytes());
-            made.as_ref().is_some_and(|(status, _)| *status != 503)
+            made = Self::make_at(host.addr);
+            made.is_some()
         });
-        let (status, text) = made.unwrap();
+        made.unwrap()
+    }
+
+    /// Makes one, by way of whoever is at this address; nothing where that is refused for now.
+    pub(crate) fn make_at(addr: SocketAddr) -> Option<Self> {
+        let body = json!({"templateID": "counter", "timeout": 3600}).to_string();
+        let key = format!("X-API-Key: {KEY}\r\n");
+        let (status, text) = exchange(addr, "POST", "/v2/sandboxes", &key, body.as_bytes())?;
+        if status == 503 {
+            return None;
+        }
         assert_eq!(status, 201, "{text}");
         let said: Value = serde_json::from_str(&text).unwrap();
         let of = |name: &str| said[name].as_str().unwrap().to_owned();
-        Self { id: of("sandboxID"), token: of("envdAccessToken") }
+        Some(Self { id: of("sandboxID"), token: of("envdAccessToken") })
     }
 
     /// Runs code, by way of this host.
     pub(crate) fn run(&self, host: &Host) -> Ran {
+        self.run_at(host.addr)
+    }
+
+    /// Runs code, by way of whoever is at this address.
+    pub(crate) fn run_at(&self, addr: SocketAddr) -> Ran {
         let headers = format!("E2b-Sandbox-Id: {}\r\nX-Access-Token: {}\r\n", self.id, self.token);
-        match host.ask("POST", "/execute", &headers, br#"{"code":"1"}"#) {
+        match exchange(addr, "POST", "/execute", &headers, br#"{"code":"1"}"#) {
             None => Ran::Refused(0),
             Some((200, text)) => {
                 let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
@@ -304,9 +334,14 @@ impl Sandbox {
 
     /// Asks the control plane about it; the status.
     pub(crate) fn ask(&self, host: &Host, method: &str, rest: &str) -> u16 {
+        self.ask_at(host.addr, method, rest)
+    }
+
+    /// As [`Sandbox::ask`], by way of whoever is at this address.
+    pub(crate) fn ask_at(&self, addr: SocketAddr, method: &str, rest: &str) -> u16 {
         let path = format!("/sandboxes/{}{rest}", self.id);
         let key = format!("X-API-Key: {KEY}\r\n");
-        host.ask(method, &path, &key, b"{}").map_or(0, |(status, _)| status)
+        exchange(addr, method, &path, &key, b"{}").map_or(0, |(status, _)| status)
     }
 
     /// As [`Sandbox::ask`], until it is not refused for now.

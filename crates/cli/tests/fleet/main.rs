@@ -5,6 +5,7 @@
 
 mod hosts;
 mod servers;
+mod soak;
 
 use hosts::{Fleet, Ran, Sandbox, others_ask, until};
 use serde_json::Value;

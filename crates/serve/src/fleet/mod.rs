@@ -201,6 +201,11 @@ impl Fleet {
         self.drain.notify_one();
     }
 
+    /// Whether this host is about to leave.
+    pub(crate) fn ends(&self) -> bool {
+        self.draining.load(std::sync::atomic::Ordering::Relaxed)
+    }
+
     /// Leaves, once everything was saved and released.
     pub(crate) async fn leave(&self) {
         for task in lock(&self.tasks).drain(..) {

@@ -121,6 +121,19 @@ impl Ledger {
         }
     }
 
+    /// What is said of a sandbox that is not here, where that does not mean that there is none: a host that ends has left its sandboxes
+    /// to the others.
+    pub(super) fn absent(&self, id: &str) -> Option<Refusal> {
+        match self {
+            #[cfg(feature = "fleet")]
+            Self::Fleet(fleet) if fleet.ends() => Some(super::one::Life::Moved.absent(id)),
+            _ => {
+                let _ = id;
+                None
+            }
+        }
+    }
+
     /// Whether idle sandboxes may be looked after: not by a host that may have lost them.
     pub(super) fn safe(&self) -> bool {
         match self {

@@ -191,7 +191,7 @@ impl Sandboxes {
                     lock(&self.all).remove(&sandbox.id);
                     tokio::spawn(async move {
                         // A call that is under way ends first; its answer is refused.
-                        *sandbox.life.lock().await = Life::Gone;
+                        *sandbox.life.lock().await = Life::Moved;
                     });
                 }
                 Err(refusal) => {

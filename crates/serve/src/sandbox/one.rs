@@ -30,7 +30,24 @@ pub(super) enum Life {
     Live(Box<Session>),
     /// In the store.
     Saved,
+    /// Left to the other hosts of a fleet.
+    #[cfg(feature = "fleet")]
+    Moved,
     Gone,
+}
+
+impl Life {
+    /// What somebody is told who waited for a sandbox that is not here any more.
+    pub(super) fn absent(&self, id: &str) -> Refusal {
+        match self {
+            #[cfg(feature = "fleet")]
+            Self::Moved => Refusal::busy(
+                StatusCode::SERVICE_UNAVAILABLE,
+                "the sandbox is on its way to another host; try again",
+            ),
+            _ => Sandbox::not_found(id),
+        }
+    }
 }
 
 /// When a sandbox ends, and how.

@@ -7,11 +7,54 @@ use std::sync::atomic::Ordering;
 
 use serde_json::{Value, json};
 
-use super::one::{Life, MARK, Sandbox};
-use super::registry::{Sandboxes, lock};
+use afresh::Session;
+use hyper::StatusCode;
+
+use super::one::{Life, MARK, Sandbox, refused};
+use super::registry::{Sandboxes, blocking, lock};
+use crate::refusal::Refusal;
 
 /// Most sandboxes, and most states of one, that are shown.
 const SHOWN: usize = 50;
+
+/// What of an id is shown: too little to reach a sandbox by. Its end, for a fleet's ids begin with whose they are.
+fn shown(id: &str) -> &str {
+    id.get(id.len().saturating_sub(6)..).unwrap_or_default()
+}
+
+/// Most runs of pages on a page map.
+const RUNS: usize = 2000;
+
+/// In which pages a session differs from its template, as of its last checkpoint.
+fn changed(session: &Session) -> Result<Value, Refusal> {
+    let states = session.tree();
+    let of = |id| states.iter().find(|state| state.id == id);
+    let (Some(root), Some(at)) = (states.first(), of(session.at())) else {
+        return Err(Refusal::new(StatusCode::CONFLICT, "the state of its template was dropped"));
+    };
+    let found = session.diff(root.id, at.id).map_err(|error| refused(&error))?;
+    // Memories lie one behind the other on the map.
+    let memories = root.pages.len().max(at.pages.len());
+    let mut begins = Vec::with_capacity(memories);
+    let mut pages = 0;
+    for memory in 0..memories {
+        begins.push(pages);
+        pages += root.pages.get(memory).max(at.pages.get(memory)).copied().unwrap_or(0);
+    }
+    let runs = found
+        .ranges
+        .iter()
+        .take(RUNS)
+        .map(|(memory, range)| json!([begins[*memory] + range.start, range.len]));
+    Ok(json!({
+        "pages": pages,
+        "storedPages": at.stored_pages,
+        "changedPages": found.pages,
+        "changedBytes": found.bytes,
+        "runs": runs.collect::<Vec<_>>(),
+        "whole": found.ranges.len() <= RUNS,
+    }))
+}
 
 impl Sandboxes {
     /// How many sandboxes there are: live, and saved.
@@ -47,7 +90,7 @@ impl Sandboxes {
                 _ => (None, Vec::new()),
             };
             json!({
-                "id": &sandbox.id[..6],
+                "id": shown(&sandbox.id),
                 "template": sandbox.template,
                 "state": if paused { "paused" } else { "running" },
                 "runs": sandbox.runs.load(Ordering::Relaxed),
@@ -56,5 +99,21 @@ impl Sandboxes {
             })
         });
         json!({"live": live, "saved": saved, "some": some.collect::<Vec<_>>()})
+    }
+
+    /// In which pages a sandbox differs from its template. It is named as the status page shows it.
+    pub(crate) async fn page_map(&self, id: &str) -> Result<Value, Refusal> {
+        let not_there = |why: &str| Refusal::new(StatusCode::NOT_FOUND, why);
+        let named = |sandbox: &&Arc<Sandbox>| shown(&sandbox.id) == id;
+        let sandbox = lock(&self.all).values().find(named).cloned();
+        let sandbox = sandbox.ok_or_else(|| not_there("no such sandbox is on this host"))?;
+        // One that is being called is not waited for, and one in the store is not fetched.
+        let life = sandbox.life.clone().try_lock_owned();
+        let life = life.map_err(|_| not_there("the sandbox is being called"))?;
+        blocking(move || match &*life {
+            Life::Live(session) => changed(session),
+            _ => Err(Refusal::new(StatusCode::NOT_FOUND, "the sandbox is in the store")),
+        })
+        .await
     }
 }

@@ -159,7 +159,7 @@ impl Sandboxes {
     /// A sandbox of a tenant.
     pub(super) fn of(&self, tenant: &str, id: &str) -> Result<Arc<Sandbox>, Refusal> {
         let found = lock(&self.all).get(id).filter(|sandbox| *sandbox.tenant == *tenant).cloned();
-        found.ok_or_else(|| Sandbox::not_found(id))
+        found.ok_or_else(|| self.ledger.absent(id).unwrap_or_else(|| Sandbox::not_found(id)))
     }
 
     /// A sandbox, whoever asks: for those who show its token.
@@ -295,7 +295,7 @@ impl Sandboxes {
             sandbox.times().used = Instant::now();
             let result = match &mut *life {
                 Life::Live(session) => work(session),
-                _ => Err(Sandbox::not_found(&sandbox.id)),
+                other => Err(other.absent(&sandbox.id)),
             };
             sandbox.times().used = Instant::now();
             // Whoever may have it by now has not done this call.
@@ -360,7 +360,7 @@ impl Sandboxes {
             let session = match &mut *life {
                 Life::Live(session) => session,
                 Life::Saved => return Ok((life, None)),
-                Life::Gone => return Err(Sandbox::not_found(&own.id)),
+                other => return Err(other.absent(&own.id)),
             };
             this.ledger.check(&own)?;
             let name = kept(&this.config.dir, &format!("sandbox-{}", own.id));
@@ -379,8 +379,10 @@ impl Sandboxes {
         let release = self.ledger.releases() && (ending || pause && matches!(*life, Life::Saved));
         let put = self.ledger.saved(sandbox, saved, release).await;
         match put {
+            #[cfg(feature = "fleet")]
             Ok(()) if release => {
-                *life = Life::Gone;
+                // Calls that wait for it are made again, elsewhere.
+                *life = Life::Moved;
                 lock(&self.all).remove(&sandbox.id);
             }
             Ok(()) => {}
@@ -415,9 +417,9 @@ impl Sandboxes {
             return Ok(());
         }
         let life = sandbox.life.clone().lock_owned().await;
-        match *life {
-            Life::Gone => Err(Sandbox::not_found(&sandbox.id)),
-            _ => self.ledger.saved(sandbox, None, false).await,
+        match &*life {
+            Life::Live(_) | Life::Saved => self.ledger.saved(sandbox, None, false).await,
+            other => Err(other.absent(&sandbox.id)),
         }
     }
 

@@ -94,8 +94,10 @@ impl FromRequestParts<Arc<Sandboxes>> for Inside {
         let id = sandbox_id(&parts.headers).unwrap_or_default();
         let sandbox = all.any(&id).filter(|sandbox| !sandbox.times().paused);
         let sandbox = sandbox.ok_or_else(|| {
-            // What E2B's edge says, by which its clients know.
-            Refusal::new(StatusCode::BAD_GATEWAY, format!("The sandbox {id} was not found"))
+            all.ledger.absent(&id).unwrap_or_else(|| {
+                // What E2B's edge says, by which its clients know.
+                Refusal::new(StatusCode::BAD_GATEWAY, format!("The sandbox {id} was not found"))
+            })
         })?;
         let shown = TOKENS.iter().filter_map(|name| parts.headers.get(*name));
         let token = sandbox.token.as_bytes();

@@ -1,0 +1,161 @@
+//! What sandboxes' operations take over HTTP.
+
+use std::path::Path;
+use std::time::Instant;
+
+use anyhow::{Context, ensure};
+use serde_json::{Value, json};
+
+use super::server::{Connection, Server, request};
+use super::{Files, TABLE};
+use crate::row::{Options, Sink, summarise};
+
+/// The key that the benchmark's sandboxes are asked for with.
+pub(super) const KEY: &str = "key-of-the-benchmark";
+/// A client of the sandboxes.
+pub(super) struct Sandboxes {
+    pub(super) connection: Connection,
+}
+
+impl Sandboxes {
+    fn ask(&mut self, method: &str, path: &str, body: &Value) -> anyhow::Result<Value> {
+        let headers = format!("x-api-key: {KEY}\r\n");
+        self.send(&request(method, path, &headers, body.to_string().as_bytes()))
+    }
+
+    fn send(&mut self, request: &[u8]) -> anyhow::Result<Value> {
+        let (status, body) = self.connection.exchange(request)?;
+        let text = String::from_utf8_lossy(&body);
+        ensure!((200..300).contains(&status), "it answers {status}: {text}");
+        Ok(serde_json::from_str(text.lines().next().unwrap_or("null")).unwrap_or_default())
+    }
+
+    pub(super) fn create(&mut self) -> anyhow::Result<Value> {
+        self.ask("POST", "/sandboxes", &json!({"templateID": "script", "timeout": 3600}))
+    }
+
+    pub(super) fn on(
+        &mut self,
+        sandbox: &Value,
+        rest: &str,
+        body: &Value,
+    ) -> anyhow::Result<Value> {
+        let id = sandbox["sandboxID"].as_str().context("a sandbox's id")?;
+        let method = if rest.is_empty() { "DELETE" } else { "POST" };
+        self.ask(method, &format!("/sandboxes/{id}{rest}"), body)
+    }
+
+    pub(super) fn run(&mut self, sandbox: &Value, code: &str) -> anyhow::Result<()> {
+        let of = |name: &str| sandbox[name].as_str().unwrap_or_default().to_owned();
+        let headers = format!(
+            "e2b-sandbox-id: {}\r\nx-access-token: {}\r\n",
+            of("sandboxID"),
+            of("envdAccessToken")
+        );
+        let body = json!({"code": code}).to_string();
+        self.send(&request("POST", "/execute", &headers, body.as_bytes())).map(drop)
+    }
+}
+
+/// What sandboxes' operations take, one after another.
+pub(super) fn sandboxes(
+    files: &Files,
+    options: &Options,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<()> {
+    let dir = std::env::temp_dir().join(format!("afresh-bench-serve-{}", std::process::id()));
+    std::fs::create_dir_all(&dir)?;
+    let result = operations(files, &dir, options, sink);
+    // What is left of it is only in the way.
+    let _ = std::fs::remove_dir_all(&dir);
+    result
+}
+
+fn operations(
+    files: &Files,
+    dir: &Path,
+    options: &Options,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<()> {
+    std::fs::write(dir.join("keys"), format!("bench {KEY}\n"))?;
+    let script = std::path::absolute(&files.script)?;
+    let config = dir.join("serve.toml");
+    let text = format!(
+        "[sandboxes]\nkeys = \"keys\"\nstore = \"store\"\n[[sandboxes.template]]\nname = \"script\"\n\
+         guest = {:?}\nwarm = [\"warm\"]\n",
+        script.display().to_string()
+    );
+    std::fs::write(&config, text)?;
+    let config = config.display().to_string();
+    let server = Server::ours(&files.program, &["--config", &config])?;
+    let mut client = Sandboxes { connection: Connection::to(server.addr)? };
+    let rounds = options.rounds * 8;
+    let sandbox = client.create()?;
+    client.run(&sandbox, "var heap = Array.from({length: 1000}, (_, n) => ({ n }))")?;
+    client.on(&sandbox, "/checkpoints", &json!({"name": "base"}))?;
+    let mut cases: Vec<(&str, Vec<f64>)> =
+        ["create", "run", "checkpoint", "rollback", "fork100", "resume"]
+            .map(|case| (case, Vec::new()))
+            .into();
+    for round in 0..rounds {
+        for (case, times) in &mut cases {
+            let mut clock = |begun: Instant| times.push(begun.elapsed().as_secs_f64() * 1e6);
+            let begun = Instant::now();
+            match *case {
+                "create" => {
+                    let new = client.create()?;
+                    clock(begun);
+                    client.on(&new, "", &json!({}))?;
+                }
+                "run" => {
+                    client.run(&sandbox, "heap[7].n += 1")?;
+                    clock(begun);
+                }
+                "checkpoint" => {
+                    client.run(&sandbox, "for (const one of heap) one.n += 1")?;
+                    let begun = Instant::now();
+                    let made = client.on(&sandbox, "/checkpoints", &json!({"name": "again"}))?;
+                    clock(begun);
+                    drop(made);
+                }
+                "rollback" => {
+                    client.run(&sandbox, "for (const one of heap) one.n += 1")?;
+                    let begun = Instant::now();
+                    client.on(&sandbox, "/rollback", &json!({"to": "base"}))?;
+                    clock(begun);
+                }
+                "fork100" => {
+                    // Each is a hundred sandboxes to end again.
+                    if round % 8 > 0 {
+                        continue;
+                    }
+                    let forks = client.on(&sandbox, "/fork", &json!({"count": 100}))?;
+                    clock(begun);
+                    for fork in forks.as_array().into_iter().flatten() {
+                        client.on(&fork["sandbox"], "", &json!({}))?;
+                    }
+                }
+                _ => {
+                    if round % 8 > 0 {
+                        continue;
+                    }
+                    let new = client.create()?;
+                    client.run(&new, "var n = 1")?;
+                    client.on(&new, "/pause", &json!({}))?;
+                    let begun = Instant::now();
+                    client.on(&new, "/connect", &json!({}))?;
+                    client.run(&new, "n")?;
+                    clock(begun);
+                    client.on(&new, "", &json!({}))?;
+                }
+            }
+        }
+    }
+    for (case, times) in cases {
+        let case = format!("sandbox/{case}");
+        if options.wants(&case, "afresh") {
+            sink(&summarise(TABLE, &case, "afresh".to_owned(), 1, times));
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,93 @@
+//! What happens to an item on its way back into its pool, and what is noted of those that get no further.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use afresh_sys::fork;
+use afresh_sys::planted::{Bug, is};
+
+use crate::pool::Shared;
+use crate::shard::Idle;
+use crate::{Recycle, Recycled};
+
+/// Items that could not be made pristine.
+#[derive(Default)]
+pub(crate) struct Failures {
+    pub(crate) by_reason: BTreeMap<&'static str, u64>,
+    /// What was wrong with the last one.
+    pub(crate) last: Option<String>,
+}
+
+/// Counts are whole after every statement, so a panic elsewhere spoils none.
+pub(crate) fn locked<T>(counts: &Mutex<T>) -> MutexGuard<'_, T> {
+    counts.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// An item on its way back. While it has one, what happens to it is not known to be good: if the item's own
+/// code panics, it is dropped and counted as any other that could not be made pristine.
+pub(crate) struct Returning<'a, T: Recycle> {
+    pool: &'a Shared<T>,
+    pub(crate) idle: Option<Box<Idle<T>>>,
+    /// What is wrong with it, if it does not get further than it has come; and in words, if they are known.
+    pub(crate) why: (&'static str, Option<String>),
+    /// Whether it keeps more memory than before.
+    pub(crate) grew: bool,
+}
+
+impl<'a, T: Recycle> Returning<'a, T> {
+    #[inline]
+    pub(crate) fn new(pool: &'a Shared<T>, idle: Box<Idle<T>>) -> Self {
+        Self { pool, idle: Some(idle), why: ("panic", None), grew: false }
+    }
+
+    /// Makes the item pristine and enters it into the accounts; `false` when it is gone instead.
+    #[inline]
+    pub(crate) fn clean(&mut self, spare: bool) -> bool {
+        let Some(idle) = self.idle.as_mut() else { return false };
+        // What a parent made is not handed out in a child, so there is no use in making it pristine.
+        if idle.generation != fork::generation() {
+            self.why.0 = "fork";
+            return false;
+        }
+        let reset = match idle.item.recycle() {
+            Ok(reset) => reset,
+            Err(_) if is(Bug::Unclean) => Recycled::default(),
+            Err(error) => {
+                self.why = (T::reason(&error), Some(error.to_string()));
+                return false;
+            }
+        };
+        idle.resets.add(&reset);
+        if spare {
+            if let Some(idle) = self.idle.take() {
+                self.pool.discard(*idle);
+            }
+            return false;
+        }
+        let now = idle.item.resident_bytes();
+        if now != idle.resident {
+            self.grew = now > idle.resident;
+            if !self.pool.account(idle, now) {
+                self.why.0 = "trim";
+                return false;
+            }
+        }
+        idle.since = self.pool.tick.load(Ordering::Relaxed);
+        idle.stamp = self.pool.budget.now();
+        true
+    }
+}
+
+impl<T: Recycle> Drop for Returning<'_, T> {
+    #[inline]
+    fn drop(&mut self) {
+        if let Some(idle) = self.idle.take() {
+            let mut failures = locked(&self.pool.failures);
+            *failures.by_reason.entry(self.why.0).or_default() += 1;
+            failures.last = self.why.1.take().or(failures.last.take());
+            drop(failures);
+            self.pool.discard(*idle);
+        }
+    }
+}
