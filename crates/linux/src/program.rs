@@ -33,7 +33,8 @@ const SYSTEM: [&str; 10] = [
 /// A Linux program, its arguments, the files it may see and its limits.
 ///
 /// It is started by [`Program::warm`] and runs until all of its threads wait, and it waits for input on descriptor 0 or listens
-/// on a port: that is the state that every call starts from. It has no network but its own loopback and no other processes; it sees of
+/// on a port: that is the state that every call starts from. It has no network but its own loopback, up to 31 processes beside its
+/// first, which must have ended then, and their memory counts together; it sees of
 /// the host's files the system's programs and libraries and what is granted, all read-only, and keeps its own in memory.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -250,11 +251,17 @@ impl Program {
             match next(&mut guest, &mut halt, deadline)? {
                 Halt::Idle(wait) => {
                     guest.person.streams.output.clear();
-                    let family = &guest.person.state.family;
-                    if !family.is_single() {
-                        return Err(WarmError::Children { names: family.children() });
-                    }
                     let Some(request) = requests.next() else {
+                        // What a server does when a caller is gone it does now, and not in every call.
+                        if guest.person.state.has_callers() {
+                            guest.person.change().hang_up();
+                            halt = guest.take_turns(deadline)?;
+                            continue;
+                        }
+                        let family = &guest.person.state.family;
+                        if !family.is_single() {
+                            return Err(WarmError::Children { names: family.children() });
+                        }
                         let standing = Standing::first(&mut guest, wait)?;
                         let unserved = std::mem::take(&mut guest.person.unserved);
                         return Ok(Warm::new(standing, self.limits(), unserved));
