@@ -67,6 +67,8 @@ const NODE: &str = "/usr/bin/node";
 const SERVER: &str = "require('http').createServer((request, response) => \
     response.end('hello ' + request.url)).listen(PORT, '127.0.0.1');";
 const GET: &str = "GET /there HTTP/1.1\r\nHost: localhost\r\n\r\n";
+/// Requests before it is warm: as long as V8 has not compiled what they run, each call would interpret it again.
+const NODE_WARMING: usize = 400;
 /// Where the guest listens, within itself.
 const PORT: u16 = 3000;
 /// Memory that it may map: it reserves much of which it uses little.
@@ -293,7 +295,7 @@ fn check_http(answer: &[u8]) -> anyhow::Result<()> {
 fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let program = Program::new(NODE).arg("-e").arg(SERVER.replace("PORT", &PORT.to_string()));
     let program = program.memory_limit(NODE_MEMORY);
-    let program = (0..WARMING).fold(program, |program, _| program.request(GET));
+    let program = (0..NODE_WARMING).fold(program, |program, _| program.request(GET));
     let warm = program.warm()?;
     let mut ours = warm.instance();
     let mut plain = Listening::start()?;

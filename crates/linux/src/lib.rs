@@ -21,7 +21,7 @@
 //! seccomp filter and is served here. What is promised, and what a micro-VM promises more, stands in
 //! `docs/decisions/linux-programs.md`.
 //!
-//! Linux 6.6 or newer on x86-64; no privilege is needed. Guests with child processes do not work yet.
+//! Linux 6.6 or newer on x86-64; no privilege is needed. A guest may start further processes; it is frozen when they have ended.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 

@@ -12,7 +12,7 @@ use crate::error::WarmError;
 use crate::guest::{Guest, Halt, after};
 use crate::load;
 use crate::personality::{self, Ear, End, Layout, Person, State};
-use crate::platform::{IMAGE_LEN, Orders, Place, PlatformError, Process};
+use crate::platform::{IMAGE_LEN, Orders, Place, PlatformError, Process, Together};
 use crate::standing::{Standing, Wait};
 use crate::warm::{Limits, Warm};
 
@@ -33,7 +33,8 @@ const SYSTEM: [&str; 10] = [
 /// A Linux program, its arguments, the files it may see and its limits.
 ///
 /// It is started by [`Program::warm`] and runs until all of its threads wait, and it waits for input on descriptor 0 or listens
-/// on a port: that is the state that every call starts from. It has no network but its own loopback and no other processes; it sees of
+/// on a port: that is the state that every call starts from. It has no network but its own loopback, up to 31 processes beside its
+/// first, which must have ended then, and their memory counts together; it sees of
 /// the host's files the system's programs and libraries and what is granted, all read-only, and keeps its own in memory.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -200,6 +201,7 @@ impl Program {
         let mut state = State::new(Layout::new(self.memory.min(IMAGE_LEN)), tree, layers);
         state.enter(at).map_err(unfit(directory))?;
         let mut guest = Guest::new(Process::new(None)?, Person::new(Arc::new(state), self.output));
+        let _together = Together::new();
         guest.process.follow();
         let mut args = vec![self.path.as_os_str().as_bytes().to_vec()];
         args.extend(self.args.iter().map(|arg| arg.as_bytes().to_vec()));
@@ -216,6 +218,8 @@ impl Program {
     /// As [`Program::warm`]; that the program ended is no error, however it did.
     pub fn run(&self, input: &[u8]) -> Result<Run, WarmError> {
         let mut guest = self.start()?;
+        let _together = Together::new();
+        guest.process.follow();
         let deadline = after(self.start);
         guest.person.streams.input = input.to_vec();
         guest.person.streams.uncalled = true;
@@ -243,6 +247,8 @@ impl Program {
     /// When the host cannot run guests, the program cannot be loaded, or it ends or takes too long before it waits.
     pub fn warm(&self) -> Result<Warm, WarmError> {
         let mut guest = self.start()?;
+        let _together = Together::new();
+        guest.process.follow();
         let deadline = after(self.start);
         let mut requests = self.requests.iter();
         let mut halt = None;
@@ -250,11 +256,17 @@ impl Program {
             match next(&mut guest, &mut halt, deadline)? {
                 Halt::Idle(wait) => {
                     guest.person.streams.output.clear();
-                    let family = &guest.person.state.family;
-                    if !family.is_single() {
-                        return Err(WarmError::Children { names: family.children() });
-                    }
                     let Some(request) = requests.next() else {
+                        // What a server does when a caller is gone it does now, and not in every call.
+                        if guest.person.state.has_callers() {
+                            guest.person.change().hang_up();
+                            halt = guest.take_turns(deadline)?;
+                            continue;
+                        }
+                        let family = &guest.person.state.family;
+                        if !family.is_single() {
+                            return Err(WarmError::Children { names: family.children() });
+                        }
                         let standing = Standing::first(&mut guest, wait)?;
                         let unserved = std::mem::take(&mut guest.person.unserved);
                         return Ok(Warm::new(standing, self.limits(), unserved));

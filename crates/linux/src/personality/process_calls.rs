@@ -1,5 +1,4 @@
-//! Calls about the process itself: who it is, its signals, limits and names. The same in every guest and after every
-//! reset.
+//! Calls about the process itself: its user, limits and names. The same in every guest and after every reset.
 
 use rustix::io::Errno;
 
@@ -7,7 +6,7 @@ use super::encode::Bytes;
 use super::{DONE, Outcome, Person, Served, copy_in, copy_out};
 use crate::platform::{GUEST, Process};
 
-/// The number of the guest's process and thread.
+/// The number of the guest's first process and thread.
 pub(crate) const PID: u64 = 2;
 /// Its user and group.
 pub(crate) const USER: u64 = 1000;
@@ -80,7 +79,8 @@ impl Person {
             libc::RLIMIT_STACK => super::STACK_LEN,
             libc::RLIMIT_NOFILE => u64::from(super::table::DESCRIPTORS),
             libc::RLIMIT_AS | libc::RLIMIT_DATA | libc::RLIMIT_RSS => self.state.layout.limit(),
-            libc::RLIMIT_CORE | libc::RLIMIT_NPROC => 0,
+            libc::RLIMIT_NPROC => super::family::PROCESSES as u64,
+            libc::RLIMIT_CORE => 0,
             0..16 => u64::MAX,
             _ => return Err(Errno::INVAL.into()),
         };
