@@ -17,7 +17,7 @@ use crate::guest::{Guest, Halt, after};
 use crate::hands::Hands;
 use crate::personality::{Change, Person, protect_order, unmap_order};
 use crate::platform::{
-    IMAGE, Orders, Place, PlatformError, Process, Segment, Segments, Shown, Then,
+    IMAGE, Orders, Place, PlatformError, Process, Segment, Segments, Shown, Then, Together,
 };
 use crate::ranges::Ranges;
 use crate::standing::{Rest, Standing, Wait};
@@ -207,6 +207,9 @@ impl Instance {
             return Err(CallError::NeedsReset);
         }
         let deadline = after(self.limits.time);
+        // It may start a thread, which must not stay with us.
+        self.prepare().map_err(unstarted)?;
+        let _together = Together::new();
         let started = self.start(request, deadline);
         self.footing = Footing::Fallen;
         let halted = match started {

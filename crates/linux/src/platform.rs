@@ -19,6 +19,7 @@ mod segments;
 mod show;
 mod spawn;
 mod stub;
+mod together;
 mod track;
 
 pub(crate) use frame::{
@@ -31,6 +32,7 @@ pub(crate) use seen::Seen;
 pub(crate) use segments::{Segment, Segments};
 pub(crate) use show::Shown;
 pub(crate) use stub::{GUEST, IMAGE, IMAGE_LEN};
+pub(crate) use together::Together;
 
 use std::io;
 
