@@ -138,9 +138,12 @@ impl Site {
             return Err(Refusal::no_memory());
         }
         if self.runner.listens() {
-            let (status, headers, body) = wire::answer(&answer).ok_or_else(|| {
-                self.refused(Failure::Guest("what the program answered is no HTTP".to_owned()))
-            })?;
+            let (status, headers, body) =
+                wire::answer(&parts.method, &answer).ok_or_else(|| {
+                    self.refused(Failure::Guest(
+                        "what the program answered is not HTTP, or breaks off".to_owned(),
+                    ))
+                })?;
             let body = Body::new(Counted::new(Bytes::from(body), held));
             return Ok((status, headers, body).into_response());
         }

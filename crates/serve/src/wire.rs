@@ -1,11 +1,11 @@
 //! Requests as the bytes of HTTP/1.1, and answers out of such bytes: for Linux programs that listen on a port of their own.
 //!
 //! Promises: what the program gets is one request, whatever the client wrote into its head, for only parsed parts are written;
-//! headers that are about the client's connection are not passed on, in either direction.
+//! headers that are about the client's connection are not passed on, in either direction; an answer that breaks off is none.
 
 use axum::http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderName, HeaderValue, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use httparse::Status;
 
 /// Headers of a connection, not of what goes through it.
@@ -40,8 +40,11 @@ pub(crate) fn request(parts: &Parts, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// The status, headers and body of an answer; nothing if it is none.
-pub(crate) fn answer(mut bytes: &[u8]) -> Option<(StatusCode, HeaderMap, Vec<u8>)> {
+/// The status, headers and body of an answer to such a request; nothing if it is none, or not all of one.
+pub(crate) fn answer(
+    method: &Method,
+    mut bytes: &[u8],
+) -> Option<(StatusCode, HeaderMap, Vec<u8>)> {
     loop {
         let mut lines = [httparse::EMPTY_HEADER; HEADERS];
         let mut head = httparse::Response::new(&mut lines);
@@ -65,9 +68,13 @@ pub(crate) fn answer(mut bytes: &[u8]) -> Option<(StatusCode, HeaderMap, Vec<u8>
                 headers.append(name, HeaderValue::from_bytes(line.value).ok()?);
             }
         }
+        // Such an answer has no body, whatever its head says (RFC 9112, 6.3).
+        let bare = method == Method::HEAD
+            || matches!(status, StatusCode::NO_CONTENT | StatusCode::NOT_MODIFIED);
         let body = match (chunked, length) {
+            _ if bare => Vec::new(),
             (true, _) => joined(body)?,
-            (false, Some(length)) => body[..length.min(body.len())].to_vec(),
+            (false, Some(length)) => body.get(..length)?.to_vec(),
             (false, None) => body.to_vec(),
         };
         return Some((status, headers, body));
@@ -94,6 +101,23 @@ fn joined(mut rest: &[u8]) -> Option<Vec<u8>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    fn answer(bytes: &[u8]) -> Option<(StatusCode, HeaderMap, Vec<u8>)> {
+        super::answer(&Method::GET, bytes)
+    }
+
+    #[test]
+    fn a_body_that_breaks_off_is_no_answer_and_one_that_cannot_be_is_not_missed() {
+        let short = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhell";
+        assert!(answer(short).is_none());
+        let (_, _, body) = answer(b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello!").unwrap();
+        assert_eq!(body, b"hello");
+        let head = b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\n";
+        let (status, _, body) = super::answer(&Method::HEAD, head).unwrap();
+        assert_eq!((status, body.len()), (StatusCode::OK, 0));
+        let unchanged = b"HTTP/1.1 304 Not Modified\r\nContent-Length: 5\r\n\r\n";
+        assert!(answer(unchanged).is_some());
+    }
 
     #[test]
     fn a_request_is_one_request_and_an_answer_is_its_parts() {
