@@ -1,7 +1,27 @@
-//! Whether the bytes of an answer are a whole HTTP answer: so that a call waits for what is still to come, and for no more.
+//! What HTTP is to a caller: a request in short, and whether the bytes of an answer are a whole one, so that a call waits for what
+//! is still to come and for no more.
+
+use std::borrow::Cow;
 
 /// Header fields that an answer may have.
 const FIELDS: usize = 128;
+
+/// A whole request; of one in short, `GET /path`, it is made.
+pub(crate) fn in_full(request: &[u8]) -> Cow<'_, [u8]> {
+    let short = std::str::from_utf8(request.trim_ascii_end()).ok().filter(|line| {
+        let parts = line.split_once(' ');
+        parts.is_some_and(|(method, target)| {
+            !method.is_empty()
+                && method.bytes().all(|c| c.is_ascii_uppercase())
+                && target.starts_with('/')
+                && target.bytes().all(|c| c.is_ascii_graphic())
+        })
+    });
+    match short {
+        Some(line) => format!("{line} HTTP/1.1\r\nHost: localhost\r\n\r\n").into_bytes().into(),
+        None => request.into(),
+    }
+}
 
 /// Whether `answer` is all that `request` will be answered with. Bytes that are no HTTP are never whole.
 pub(crate) fn is_whole(request: &[u8], mut answer: &[u8]) -> bool {
@@ -64,6 +84,16 @@ fn chunks_end(mut body: &[u8]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_request_in_short_is_made_whole_and_others_are_left_alone() {
+        assert_eq!(&*in_full(b"GET /a?b\n"), b"GET /a?b HTTP/1.1\r\nHost: localhost\r\n\r\n");
+        for other in
+            [&b"GET / HTTP/1.1\r\n\r\n"[..], b"get /", b"GET there", b"GET /\r\nX: /", b"", b"\xff"]
+        {
+            assert_eq!(&*in_full(other), other);
+        }
+    }
 
     #[test]
     fn an_answer_is_whole_with_its_last_byte() {

@@ -10,6 +10,7 @@ use afresh_files::{New, Refused, Time};
 
 use crate::error::WarmError;
 use crate::guest::{Guest, Halt, after};
+use crate::http;
 use crate::load;
 use crate::personality::{self, Ear, End, Layout, Person, State};
 use crate::platform::{IMAGE_LEN, Orders, Place, PlatformError, Process};
@@ -104,7 +105,7 @@ impl Program {
     }
 
     /// Has the program answer `bytes` before it counts as warm, so that what it does once is done. Answers are dropped.
-    /// Empty bytes are the end of the input.
+    /// Empty bytes are the end of the input. To a server `GET /path` is a request in short.
     #[must_use]
     pub fn request(mut self, bytes: impl Into<Vec<u8>>) -> Self {
         self.requests.push(bytes.into());
@@ -266,7 +267,11 @@ impl Program {
                         let unserved = std::mem::take(&mut guest.person.unserved);
                         return Ok(Warm::new(standing, self.limits(), unserved));
                     };
-                    halt = guest.resume(&wait, request, Orders::default(), deadline)?;
+                    let request = match &wait {
+                        Wait::Parked(Ear::Port) => http::in_full(request),
+                        _ => request.into(),
+                    };
+                    halt = guest.resume(&wait, &request, Orders::default(), deadline)?;
                 }
                 Halt::Late => return Err(WarmError::Late { messages: guest.messages() }),
                 Halt::End(end, _) => {

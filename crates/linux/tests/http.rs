@@ -129,7 +129,7 @@ fn node_serves_each_request_as_its_first() {
     }
     let program = limited(Program::new(path).arg("/app.js").file("/app.js", NODE))
         .memory_limit(64 << 30)
-        .request(GET);
+        .request("GET /warm");
     let Some(warm) = common::here(program.warm()) else { return };
     serves_afresh(&program, &warm, "2 /there", "3 /there");
 }

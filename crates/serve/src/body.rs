@@ -14,7 +14,7 @@ use http_body_util::BodyExt;
 use hyper::StatusCode;
 use tokio::time::{Instant, Sleep};
 
-use crate::budget::Held;
+use crate::budget::Share;
 use crate::refusal::Refusal;
 
 /// What one body may take.
@@ -25,7 +25,11 @@ pub(crate) struct BodyLimits {
 }
 
 /// The whole body.
-pub(crate) async fn read<B>(body: B, limits: BodyLimits, held: &mut Held) -> Result<Bytes, Refusal>
+pub(crate) async fn read<B>(
+    body: B,
+    limits: BodyLimits,
+    share: &mut Share,
+) -> Result<Bytes, Refusal>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -35,11 +39,11 @@ where
     if body.size_hint().lower() > limits.bytes as u64 {
         return Err(Refusal::too_large(limits.bytes));
     }
-    let reading = collect(body, limits.bytes, held);
+    let reading = collect(body, limits.bytes, share);
     tokio::time::timeout(limits.time, reading).await.unwrap_or_else(|_| Err(Refusal::too_slow()))
 }
 
-async fn collect<B>(mut body: B, most: usize, held: &mut Held) -> Result<Bytes, Refusal>
+async fn collect<B>(mut body: B, most: usize, share: &mut Share) -> Result<Bytes, Refusal>
 where
     B: Body<Data = Bytes> + Unpin,
 {
@@ -54,7 +58,7 @@ where
         if length > most {
             return Err(Refusal::too_large(most));
         }
-        if !held.add(data.len()) {
+        if !share.add(data.len()) {
             return Err(Refusal::no_memory());
         }
         // Most bodies come in one piece, which need not be copied.
@@ -151,12 +155,12 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Limited<B> {
 /// An answer that is whole, and counted for as long as it is there.
 pub(crate) struct Counted {
     bytes: Bytes,
-    _held: Held,
+    _share: Share,
 }
 
 impl Counted {
-    pub(crate) fn new(bytes: Bytes, held: Held) -> Self {
-        Self { bytes, _held: held }
+    pub(crate) fn new(bytes: Bytes, share: Share) -> Self {
+        Self { bytes, _share: share }
     }
 }
 
@@ -213,8 +217,8 @@ mod tests {
 
     async fn all(bytes: usize, budget: &Budget) -> Result<Bytes, StatusCode> {
         let limits = BodyLimits { bytes, time: Duration::from_secs(600) };
-        let mut held = budget.hold();
-        read(pieces(true), limits, &mut held).await.map_err(|refusal| refusal.status)
+        let mut share = budget.share();
+        read(pieces(true), limits, &mut share).await.map_err(|refusal| refusal.status)
     }
 
     #[tokio::test]
@@ -229,7 +233,7 @@ mod tests {
     #[tokio::test]
     async fn a_body_that_stalls_is_given_up() {
         let limits = BodyLimits { bytes: 100, time: Duration::from_millis(5) };
-        let refusal = read(pieces(false), limits, &mut Budget::new(100).hold()).await;
+        let refusal = read(pieces(false), limits, &mut Budget::new(100).share()).await;
         assert_eq!(refusal, Err(Refusal::too_slow()));
         let mut passed = Limited::new(pieces(false), limits);
         let mut sent = 0;

@@ -19,12 +19,12 @@ struct Inner {
 
 /// Bytes that are counted, until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Held {
+pub(crate) struct Share {
     budget: Budget,
     bytes: usize,
 }
 
-impl Drop for Held {
+impl Drop for Share {
     fn drop(&mut self) {
         self.budget.inner.used.fetch_sub(self.bytes, Ordering::Relaxed);
     }
@@ -36,8 +36,8 @@ impl Budget {
     }
 
     /// Nothing yet.
-    pub(crate) fn hold(&self) -> Held {
-        Held { budget: self.clone(), bytes: 0 }
+    pub(crate) fn share(&self) -> Share {
+        Share { budget: self.clone(), bytes: 0 }
     }
 
     pub(crate) fn used(&self) -> usize {
@@ -45,7 +45,7 @@ impl Budget {
     }
 }
 
-impl Held {
+impl Share {
     /// Counts `bytes` more; `false`, and nothing is counted, where they do not fit.
     #[must_use]
     pub(crate) fn add(&mut self, bytes: usize) -> bool {
@@ -67,8 +67,8 @@ mod tests {
     #[test]
     fn what_does_not_fit_is_not_counted_and_what_is_dropped_is_free_again() {
         let budget = Budget::new(10);
-        let mut one = budget.hold();
-        let mut two = budget.hold();
+        let mut one = budget.share();
+        let mut two = budget.share();
         assert!(one.add(6) && two.add(4));
         assert!(!two.add(1) && !two.add(usize::MAX));
         assert_eq!(budget.used(), 10);

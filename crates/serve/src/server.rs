@@ -24,7 +24,7 @@ use tokio_io_timeout::TimeoutStream;
 
 use crate::config::Config;
 use crate::error::ServeError;
-use crate::service::{Door, Phase, Shared};
+use crate::service::{Audience, Phase, Shared};
 
 /// How long a new connection that has sent nothing is listened to after a server has begun to close.
 const FIRST: Duration = Duration::from_secs(1);
@@ -153,7 +153,7 @@ impl Server {
             tokio::spawn(accept_all(
                 shared.clone(),
                 admin,
-                Door::Operations,
+                Audience::Operations,
                 config,
                 #[cfg(feature = "tls")]
                 None,
@@ -162,7 +162,7 @@ impl Server {
         accept_all(
             shared.clone(),
             listener,
-            Door::Requests { operations },
+            Audience::Requests { operations },
             config,
             #[cfg(feature = "tls")]
             tls,
@@ -199,7 +199,7 @@ async fn sweep(shared: Arc<Shared>) {
 /// One listener, and the connections that came in by it.
 struct Accepting {
     shared: Arc<Shared>,
-    door: Door,
+    audience: Audience,
     config: Arc<Config>,
     places: Arc<Semaphore>,
     connections: JoinSet<()>,
@@ -225,7 +225,8 @@ impl Accepting {
         };
         match accepted {
             Ok((stream, _)) => {
-                let (shared, config, door) = (self.shared.clone(), self.config.clone(), self.door);
+                let (shared, config, audience) =
+                    (self.shared.clone(), self.config.clone(), self.audience);
                 #[cfg(feature = "tls")]
                 let tls = self.tls.clone();
                 self.connections.spawn(async move {
@@ -234,14 +235,14 @@ impl Accepting {
                     let _ = stream.set_nodelay(true);
                     #[cfg(feature = "tls")]
                     match tls {
-                        None => connection(stream, &shared, door, &config).await,
+                        None => connection(stream, &shared, audience, &config).await,
                         Some(tls) => match tls.accept(stream, config.head_timeout).await {
-                            Ok(stream) => connection(stream, &shared, door, &config).await,
+                            Ok(stream) => connection(stream, &shared, audience, &config).await,
                             Err(error) => tracing::debug!(%error, "no handshake"),
                         },
                     }
                     #[cfg(not(feature = "tls"))]
-                    connection(stream, &shared, door, &config).await;
+                    connection(stream, &shared, audience, &config).await;
                     shared.metrics.connections.dec();
                     drop(place);
                 });
@@ -258,7 +259,7 @@ impl Accepting {
 async fn accept_all(
     shared: Arc<Shared>,
     listener: TcpListener,
-    door: Door,
+    audience: Audience,
     config: Config,
     #[cfg(feature = "tls")] tls: Option<crate::tls::Acceptor>,
 ) {
@@ -267,7 +268,7 @@ async fn accept_all(
     let (drain, grace) = (config.drain, config.grace);
     let mut accepting = Accepting {
         shared: shared.clone(),
-        door,
+        audience,
         config: Arc::new(config),
         places,
         connections: JoinSet::new(),
@@ -297,7 +298,7 @@ async fn accept_all(
 async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     stream: S,
     shared: &Arc<Shared>,
-    door: Door,
+    audience: Audience,
     config: &Config,
 ) {
     let mut stream = TimeoutStream::new(stream);
@@ -305,7 +306,7 @@ async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     let begun = AtomicBool::new(false);
     let service = service_fn(|request| {
         begun.store(true, Ordering::Relaxed);
-        async move { Ok::<_, Infallible>(shared.answer(door, request).await) }
+        async move { Ok::<_, Infallible>(shared.answer(audience, request).await) }
     });
     let serving = http1::Builder::new()
         .timer(TokioTimer::new())

@@ -40,8 +40,8 @@ pub(crate) enum Phase {
 
 /// Whom a listener is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Door {
-    /// Guests, and what is asked of the server unless that has a door of its own.
+pub(crate) enum Audience {
+    /// Guests, and what is asked of the server unless that has a listener of its own.
     Requests { operations: bool },
     /// Only what is asked of the server.
     Operations,
@@ -152,7 +152,7 @@ impl Shared {
     }
 
     /// Answers a request.
-    pub(crate) async fn answer<B>(&self, door: Door, request: Request<B>) -> Response
+    pub(crate) async fn answer<B>(&self, audience: Audience, request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
@@ -165,7 +165,7 @@ impl Shared {
             path = request.uri().path(),
         );
         let mut response = async {
-            let response = self.find_and_answer(door, request).await;
+            let response = self.find_and_answer(audience, request).await;
             tracing::debug!(status = response.status().as_u16(), "answered");
             response
         }
@@ -179,28 +179,28 @@ impl Shared {
         response
     }
 
-    async fn find_and_answer<B>(&self, door: Door, request: Request<B>) -> Response
+    async fn find_and_answer<B>(&self, audience: Audience, request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
-        if door != (Door::Requests { operations: false })
+        if audience != (Audience::Requests { operations: false })
             && let Some(response) = self.operate(request.method(), request.uri()).await
         {
             return response;
         }
-        if door == Door::Operations {
+        if audience == Audience::Operations {
             return Refusal::no_route().into_response();
         }
         if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
             let limits = BodyLimits { bytes: sandboxes.most(), time: self.body_time };
             // Handlers take bodies whole; one that does not say how large it is may be as large as may be.
             let size = request.body().size_hint().exact().unwrap_or(limits.bytes as u64);
-            let mut held = self.budget.hold();
+            let mut share = self.budget.share();
             if size > limits.bytes as u64 {
                 return Refusal::too_large(limits.bytes).into_response();
             }
-            if !held.add(usize::try_from(size).unwrap_or(usize::MAX)) {
+            if !share.add(usize::try_from(size).unwrap_or(usize::MAX)) {
                 return Refusal::no_memory().into_response();
             }
             let request = request.map(|b| Body::new(Limited::new(b, limits)));
@@ -268,8 +268,8 @@ impl Shared {
                 }
             }
             let size = request.body().size_hint().upper().unwrap_or(sandboxes.most() as u64);
-            let mut held = self.budget.hold();
-            if !held.add(usize::try_from(size).unwrap_or(usize::MAX)) {
+            let mut share = self.budget.share();
+            if !share.add(usize::try_from(size).unwrap_or(usize::MAX)) {
                 return Some(Refusal::no_memory().into_response());
             }
             return Some(sandboxes.answer(request).await);

@@ -123,9 +123,9 @@ impl Site {
             let request = request.map(|body| Limited::new(body, self.limits));
             return proxy.answer(request, left, pass).await.map_err(|error| self.refused(error));
         }
-        let mut held = common.budget.hold();
+        let mut share = common.budget.share();
         let (parts, body) = request.into_parts();
-        let mut input = body::read(body, self.limits, &mut held).await?;
+        let mut input = body::read(body, self.limits, &mut share).await?;
         if self.runner.listens() {
             input = wire::request(&parts, &input).into();
         }
@@ -134,7 +134,7 @@ impl Site {
         let left = self.config.timeout.saturating_sub(waiting.elapsed());
         let answer = self.runner.answer(input, left).await.map_err(|error| self.refused(error))?;
         drop(pass);
-        if !held.add(answer.len()) {
+        if !share.add(answer.len()) {
             return Err(Refusal::no_memory());
         }
         if self.runner.listens() {
@@ -144,10 +144,10 @@ impl Site {
                         "what the program answered is not HTTP, or breaks off".to_owned(),
                     ))
                 })?;
-            let body = Body::new(Counted::new(Bytes::from(body), held));
+            let body = Body::new(Counted::new(Bytes::from(body), share));
             return Ok((status, headers, body).into_response());
         }
-        let body = Counted::new(Bytes::from(answer), held);
+        let body = Counted::new(Bytes::from(answer), share);
         let mut headers = HeaderMap::with_capacity(2);
         headers.insert(CONTENT_TYPE, self.content_type.clone());
         Ok((headers, Body::new(body)).into_response())
