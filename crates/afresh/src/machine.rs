@@ -13,13 +13,7 @@ impl Returns for Sandbox {
     type Error = afresh_vm::CallError;
 
     fn go_back(&mut self) -> Result<Recycled, Self::Error> {
-        let report = self.reset()?;
-        Ok(Recycled {
-            pages: report.restored,
-            grown: report.shrunk > 0,
-            discarded: report.discarded,
-            replaced: false,
-        })
+        self.reset().map(Recycled::from)
     }
 
     fn kept_bytes(&self) -> usize {

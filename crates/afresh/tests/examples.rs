@@ -13,6 +13,8 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 
 #[path = "../examples/arena.rs"]
 mod arena;
+#[path = "common/machine.rs"]
+mod machine;
 #[path = "../examples/micro_vm.rs"]
 mod micro_vm;
 #[path = "../examples/pager.rs"]
@@ -55,15 +57,7 @@ fn a_session_searches_by_forks_and_goes_back() {
 
 #[test]
 fn a_micro_vm_starts_every_call_from_one_state() {
-    let hash = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/vm/hash");
-    if !hash.exists() {
-        println!("SKIPPED: {} is not built; `cargo xtask guests` builds it", hash.display());
-        return;
-    }
-    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
-        println!("SKIPPED: /dev/kvm: {error}");
-        return;
-    }
+    let Some(hash) = machine::find("hash") else { return };
     assert!(!micro_vm::call(&hash, b"abc").unwrap().is_empty());
 }
 

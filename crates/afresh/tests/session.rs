@@ -4,14 +4,13 @@ mod common;
 
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::path::Path;
 use std::time::Duration;
 
 use afresh::memory::Strategy;
 use afresh::snapshot::SnapshotId;
 use afresh::wasm::{GuestOptions, Imports, Mode, Val};
 use afresh::{Call, CallError, Guest, Options, Session, SessionError};
-use common::{Random, WASM_PAGE, ints, val};
+use common::{Random, WASM_PAGE, ints, machine, val, words};
 
 /// Everything that a state of a module can hold.
 const EVERYTHING: &str = r#"(module
@@ -447,16 +446,7 @@ fn a_fork_holds_what_it_wrote_and_one_that_nobody_called_holds_nothing() {
 
 #[test]
 fn a_micro_vm_has_sessions_too() {
-    let dirty = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/vm/dirty");
-    if !dirty.exists() {
-        println!("SKIPPED: {} is not built; `cargo xtask guests` builds it", dirty.display());
-        return;
-    }
-    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
-        println!("SKIPPED: /dev/kvm: {error}");
-        return;
-    }
-    let words = |words: &[u64]| -> Vec<u8> { words.iter().flat_map(|w| w.to_le_bytes()).collect() };
+    let Some(dirty) = machine::find("dirty") else { return };
     let guest = afresh::open(dirty.display().to_string(), &Options::new().memory(4 << 20)).unwrap();
     let mut session = guest.session().unwrap();
     // Writes a word into each of so many pages, and sums them up.

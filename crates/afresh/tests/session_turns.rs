@@ -9,7 +9,7 @@ use afresh::files::{Budget, Layer, Tree};
 use afresh::wasm::{GuestOptions, Mode, Val};
 use afresh::{Call, Guest, OpenError, Options, Reference, SaveOptions, Session, SessionError};
 use afresh_sys::planted::{self, Bug};
-use common::{Random, WASM_PAGE, ints, val};
+use common::{Random, WASM_PAGE, ints, machine, val, words};
 
 /// Everything that a state of a module can hold: memory that grows, globals, a table that grows, a segment that is
 /// dropped, files.
@@ -362,16 +362,7 @@ fn a_program_is_saved_turn_by_turn() {
 
 #[test]
 fn a_micro_vm_is_saved_turn_by_turn() {
-    let dirty = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/vm/dirty");
-    if !dirty.exists() {
-        println!("SKIPPED: {} is not built; `cargo xtask guests` builds it", dirty.display());
-        return;
-    }
-    if let Err(error) = std::fs::File::options().read(true).write(true).open("/dev/kvm") {
-        println!("SKIPPED: /dev/kvm: {error}");
-        return;
-    }
-    let words = |words: &[u64]| -> Vec<u8> { words.iter().flat_map(|w| w.to_le_bytes()).collect() };
+    let Some(dirty) = machine::find("dirty") else { return };
     let guest = afresh::open(dirty.display().to_string(), &Options::new().memory(4 << 20)).unwrap();
     let dir = tempfile::tempdir().unwrap();
     let to = reference(dir.path(), "m");

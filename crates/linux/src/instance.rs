@@ -246,9 +246,8 @@ impl Instance {
         Err(error)
     }
 
-    /// Lets the guest run with `request`; brings it back first where that is due.
+    /// Lets the guest, which is prepared, run with `request`; brings it back first where that is due.
     fn start(&mut self, request: &[u8], deadline: Instant) -> Result<Option<Halt>, PlatformError> {
-        self.prepare()?;
         let due = self.footing == Footing::Due;
         let orders = if due { self.restore()? } else { Orders::default() };
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };

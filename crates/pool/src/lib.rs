@@ -82,13 +82,7 @@ impl Recycle for Slot {
     }
 
     fn recycle(&mut self) -> Result<Recycled, ResetError> {
-        let report = self.reset()?;
-        Ok(Recycled {
-            pages: report.restored,
-            grown: report.shrunk > 0,
-            discarded: report.discarded,
-            replaced: false,
-        })
+        self.reset().map(Recycled::from)
     }
 
     fn reason(error: &ResetError) -> &'static str {

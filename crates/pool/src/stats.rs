@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use afresh_memory::ResetReport;
+
 /// What bringing an item back took.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Recycled {
@@ -13,6 +15,18 @@ pub struct Recycled {
     pub discarded: bool,
     /// Whether more than memory could not be brought back in place, and was made anew.
     pub replaced: bool,
+}
+
+impl From<ResetReport> for Recycled {
+    #[inline]
+    fn from(report: ResetReport) -> Self {
+        Self {
+            pages: report.restored,
+            grown: report.shrunk > 0,
+            discarded: report.discarded,
+            replaced: false,
+        }
+    }
 }
 
 /// What the resets of a pool's items took, in numbers.

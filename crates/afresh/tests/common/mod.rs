@@ -3,6 +3,8 @@
 use afresh::wasm::Val;
 use afresh::{CallError, Session, SessionError};
 
+pub(crate) mod machine;
+
 pub(crate) const WASM_PAGE: usize = 65_536;
 
 /// Calls `name`; its first result, or 0 where it has none.
@@ -26,6 +28,11 @@ pub(crate) fn val(
 
 pub(crate) fn ints<const N: usize>(values: [usize; N]) -> [Val; N] {
     values.map(|value| Val::I32(value as i32))
+}
+
+/// Words as a micro-VM takes them.
+pub(crate) fn words(words: &[u64]) -> Vec<u8> {
+    words.iter().flat_map(|word| word.to_le_bytes()).collect()
 }
 
 /// Xorshift; the seed must not be 0.
