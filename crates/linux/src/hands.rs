@@ -30,7 +30,7 @@ impl Remote for Hands<'_> {
     }
 
     fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), PlatformError> {
-        for address in self.guest.process.drain() {
+        for address in self.guest.process.drain()? {
             written.extend(self.segments.within(address..address + PAGE).map(|part| part.pages()));
         }
         Ok(())

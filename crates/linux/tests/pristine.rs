@@ -46,6 +46,20 @@ fn a_canary_of_each_kind_is_gone_after_the_call() {
 }
 
 #[test]
+fn what_a_new_process_writes_in_its_first_call_is_brought_back() {
+    // Until its first reset nothing is watched; what was written is read from the page map.
+    for request in [b"dirty\n".as_slice(), b"poke\n", b"heavy\n"] {
+        let Some(mut warm) = canary() else { return };
+        warm.call(request).unwrap();
+        warm.verify().unwrap();
+        // From then on it is.
+        warm.call(request).unwrap();
+        warm.verify().unwrap();
+        assert_eq!(warm.stats().processes, 1, "all of it was brought back within one process");
+    }
+}
+
+#[test]
 fn a_call_that_ends_the_guest_leaves_nothing_behind() {
     let Some(mut warm) = canary() else { return };
     let clean = look(&mut warm);
@@ -161,6 +175,10 @@ fn planted_bugs_are_caught() {
     planted::must_be_caught(
         &[Bug::CopyBack, Bug::Learn, Bug::Register, Bug::HostState, Bug::Mapping],
         &["a_canary_of_each_kind_is_gone_after_the_call"],
+    );
+    planted::must_be_caught(
+        &[Bug::Learn],
+        &["what_a_new_process_writes_in_its_first_call_is_brought_back"],
     );
     planted::must_be_caught(&[Bug::Rearm], &["what_a_heavy_call_wrote_is_not_copied_for_ever"]);
 }

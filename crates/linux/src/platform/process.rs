@@ -19,7 +19,7 @@ use super::orders::{Orders, Then};
 use super::segments::Segments;
 use super::show::Shown;
 use super::track::Track;
-use super::{PlatformError, boot, memory, spawn, stub};
+use super::{PlatformError, boot, memory, populated, spawn, stub};
 
 /// How long it may take to be interrupted. Only a guest that has forged a frame is not, which costs it its process.
 const PROMPTNESS: Duration = Duration::from_secs(5);
@@ -89,7 +89,7 @@ pub(crate) struct Process {
 
 impl Process {
     /// Makes a process in which nothing runs yet: with nothing mapped, or with an image in its segments, whose writable parts
-    /// are then watched.
+    /// are watched from the first [`Process::drain`] on.
     pub(crate) fn new(image: Option<(&Shown, &Segments)>) -> Result<Self, PlatformError> {
         require_bases()?;
         let program = Memfd::new(c"afresh-stub")
@@ -171,8 +171,9 @@ impl Process {
         })?;
         if let Some((_, segments)) = image {
             process.map_pieces(&rest)?;
-            for segment in segments.iter().filter(|s| s.allows(libc::PROT_WRITE)) {
-                process.watch(segment.range())?;
+            if let Some(track) = &mut process.track {
+                let writable = segments.iter().filter(|s| s.allows(libc::PROT_WRITE));
+                writable.for_each(|segment| track.begin(segment.range()));
             }
         }
         Ok(process)
@@ -412,8 +413,14 @@ impl Process {
 
     /// Addresses of pages that were written since they were protected and are not told of yet, in order; none of a process that
     /// is not tracked.
-    pub(crate) fn drain(&mut self) -> Vec<u64> {
-        self.track.as_mut().map(Track::drain).unwrap_or_default()
+    pub(crate) fn drain(&mut self) -> Result<Vec<u64>, PlatformError> {
+        let id = self.id();
+        let Some(track) = &mut self.track else { return Ok(Vec::new()) };
+        for range in track.fresh() {
+            let copied = populated::private(id, range.clone())?;
+            track.settle(range, copied)?;
+        }
+        Ok(track.drain())
     }
 
     /// Makes pages writable, and does not report them.

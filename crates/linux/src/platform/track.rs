@@ -4,6 +4,9 @@
 //! lifted the protection. Pages stay open until they are protected again, so that in the
 //! steady state nothing faults. The kernel refuses its own writes to a protected page on the sentry's behalf, so those are noted
 //! beforehand.
+//!
+//! What a process starts with needs none of that at first: a page that was written is a private copy, which the page map shows. So a
+//! process that makes one call pays for no fault but the kernel's own, and is watched from its first reset on.
 
 use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
@@ -27,6 +30,8 @@ pub(crate) struct Track {
     /// Ranges that are registered; protected but for those that are open.
     watched: Ranges,
     open: Ranges,
+    /// Ranges that show an image, have done so since they were mapped, and are not registered yet.
+    fresh: Ranges,
     /// Pages that were opened since the last drain, each once.
     written: Vec<u64>,
 }
@@ -54,12 +59,34 @@ impl Track {
             uffd: Uffd::from_fd(descriptor, UffdMode::Events),
             watched: Ranges::default(),
             open: Ranges::default(),
+            fresh: Ranges::default(),
             written: Vec::new(),
         })
     }
 
     pub(crate) fn descriptor(&self) -> BorrowedFd<'_> {
         self.uffd.as_fd()
+    }
+
+    /// Will watch `range`, which must just have been mapped, once it is asked what was written.
+    pub(crate) fn begin(&mut self, range: Range<u64>) {
+        self.fresh.insert(range);
+    }
+
+    /// What has been mapped since the start and is not watched yet.
+    pub(crate) fn fresh(&self) -> Vec<Range<u64>> {
+        self.fresh.iter().collect()
+    }
+
+    /// Watches a part of that, of which the pages in `copied` are private copies: they were written.
+    pub(crate) fn settle(
+        &mut self,
+        range: Range<u64>,
+        copied: Vec<Range<u64>>,
+    ) -> Result<(), PlatformError> {
+        self.fresh.remove(range.clone());
+        self.watch(range)?;
+        copied.into_iter().try_for_each(|pages| self.note(pages))
     }
 
     /// Watches `range`, which must just have been mapped.
@@ -86,6 +113,7 @@ impl Track {
 
     /// Forgets `range`, whose mapping went.
     pub(crate) fn forget(&mut self, range: Range<u64>) {
+        self.fresh.remove(range.clone());
         self.watched.remove(range.clone());
         self.open.remove(range);
     }
