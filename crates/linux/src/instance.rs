@@ -58,6 +58,8 @@ struct Live {
     /// What its mappings may show, which must not go before them.
     shown: Vec<Image>,
     plain: bool,
+    /// Whether nothing has run in it yet: it stands where it was made to stand.
+    unused: bool,
 }
 
 /// An error of a slot's owner, or of the slot itself.
@@ -86,7 +88,7 @@ impl Live {
         guest.base = Some(standing.clone());
         let slot =
             RemoteSlot::new(&standing.image, limits.strategy, limits.write_set).map_err(failed)?;
-        Ok(Self { guest, slot, shown: vec![standing.image.clone()], plain: true })
+        Ok(Self { guest, slot, shown: vec![standing.image.clone()], plain: true, unused: true })
     }
 
     fn hands<'a>(&'a mut self, segments: &'a Segments) -> (&'a mut RemoteSlot, Hands<'a>) {
@@ -251,6 +253,7 @@ impl Instance {
         let due = self.footing == Footing::Due;
         let orders = if due { self.restore()? } else { Orders::default() };
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
+        live.unused = false;
         live.guest.process.follow();
         live.guest.resume(&self.wait, request, orders, deadline)
     }
@@ -264,6 +267,11 @@ impl Instance {
     fn restore(&mut self) -> Result<Orders, PlatformError> {
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
         let rest = &self.standing.rest;
+        if live.unused {
+            live.set_rest(rest);
+            self.wait = rest.wait;
+            return Ok(Orders { wipe: true, ..Orders::default() });
+        }
         live.guest.end_others();
         let mut disturbed = std::mem::take(&mut live.guest.disturbed);
         if planted::is(Bug::Mapping) {
@@ -441,6 +449,7 @@ impl Instance {
 
     fn move_to(&mut self, to: &Standing) -> Result<(), PlatformError> {
         let Some(live) = &mut self.live else { return Ok(()) };
+        live.unused = false;
         if self.standing.image.same(&to.image) && Arc::ptr_eq(&self.standing.rest, &to.rest) {
             return Ok(());
         }

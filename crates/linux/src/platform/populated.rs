@@ -19,44 +19,39 @@ impl Process {
     /// The parts of `range` that hold pages. What does not is zero in anonymous memory, and in a mapping of a file as the file
     /// is.
     pub(crate) fn populated(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, PlatformError> {
-        pages(self.id(), range, |entry| entry & HELD != 0)
+        self.pages(range, |entry| entry & HELD != 0)
     }
 
     /// The parts of `range` that hold pages of this process's own: what does not is zero, or as the image is.
     pub(crate) fn private(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, PlatformError> {
-        private(self.id(), range)
+        self.pages(range, |entry| entry & HELD != 0 && entry & FILE == 0)
     }
-}
 
-/// As [`Process::private`].
-pub(super) fn private(id: u32, range: Range<u64>) -> Result<Vec<Range<u64>>, PlatformError> {
-    pages(id, range, |entry| entry & HELD != 0 && entry & FILE == 0)
-}
-
-fn pages(
-    id: u32,
-    range: Range<u64>,
-    wanted: impl Fn(u64) -> bool,
-) -> Result<Vec<Range<u64>>, PlatformError> {
-    let failed = |error| PlatformError::kernel("reading the guest's page map", error);
-    let map = File::open(format!("/proc/{id}/pagemap")).map_err(failed)?;
-    let mut found: Vec<Range<u64>> = Vec::new();
-    let mut entries = Vec::new();
-    for first in (range.start..range.end).step_by((AT_ONCE * PAGE) as usize) {
-        let count = ((range.end - first) / PAGE).min(AT_ONCE);
-        entries.resize(8 * count as usize, 0);
-        map.read_exact_at(&mut entries, first / PAGE * 8).map_err(failed)?;
-        for (page, entry) in (0..count).zip(entries.chunks_exact(8)) {
-            // All the bits are in the last byte.
-            if !wanted(u64::from(entry[7]) << 56) {
-                continue;
-            }
-            let start = first + page * PAGE;
-            match found.last_mut() {
-                Some(last) if last.end == start => last.end += PAGE,
-                _ => found.push(start..start + PAGE),
+    fn pages(
+        &self,
+        range: Range<u64>,
+        wanted: impl Fn(u64) -> bool,
+    ) -> Result<Vec<Range<u64>>, PlatformError> {
+        let failed = |error| PlatformError::kernel("reading the guest's page map", error);
+        let map = File::open(format!("/proc/{}/pagemap", self.id())).map_err(failed)?;
+        let mut found: Vec<Range<u64>> = Vec::new();
+        let mut entries = Vec::new();
+        for first in (range.start..range.end).step_by((AT_ONCE * PAGE) as usize) {
+            let count = ((range.end - first) / PAGE).min(AT_ONCE);
+            entries.resize(8 * count as usize, 0);
+            map.read_exact_at(&mut entries, first / PAGE * 8).map_err(failed)?;
+            for (page, entry) in (0..count).zip(entries.chunks_exact(8)) {
+                // All the bits are in the last byte.
+                if !wanted(u64::from(entry[7]) << 56) {
+                    continue;
+                }
+                let start = first + page * PAGE;
+                match found.last_mut() {
+                    Some(last) if last.end == start => last.end += PAGE,
+                    _ => found.push(start..start + PAGE),
+                }
             }
         }
+        Ok(found)
     }
-    Ok(found)
 }

@@ -19,10 +19,12 @@ use super::orders::{Orders, Then};
 use super::segments::Segments;
 use super::show::Shown;
 use super::track::Track;
-use super::{PlatformError, boot, memory, populated, spawn, stub};
+use super::{PlatformError, boot, memory, spawn, stub};
 
 /// How long it may take to be interrupted. Only a guest that has forged a frame is not, which costs it its process.
 const PROMPTNESS: Duration = Duration::from_secs(5);
+/// How long a process that has lost its memory may take to end.
+const MOURNING: Duration = Duration::from_millis(100);
 /// Bytes of the instruction that calls.
 const CALL_LEN: u64 = 2;
 /// How long the stub may take for its orders, and a new process to start.
@@ -72,7 +74,7 @@ pub(crate) struct Process {
     pidfd: OwnedFd,
     listener: Listener,
     control: Control,
-    track: Option<Track>,
+    pub(super) track: Option<Track>,
     /// The question that waits, if the stub asked.
     asked: Option<u64>,
     /// Whether it was told to interrupt itself and did not yet.
@@ -411,37 +413,6 @@ impl Process {
         self.listener.lend(id, file)
     }
 
-    /// Addresses of pages that were written since they were protected and are not told of yet, in order; none of a process that
-    /// is not tracked.
-    pub(crate) fn drain(&mut self) -> Result<Vec<u64>, PlatformError> {
-        let id = self.id();
-        let Some(track) = &mut self.track else { return Ok(Vec::new()) };
-        for range in track.fresh() {
-            let copied = populated::private(id, range.clone())?;
-            track.settle(range, copied)?;
-        }
-        Ok(track.drain())
-    }
-
-    /// Makes pages writable, and does not report them.
-    pub(crate) fn unprotect(&mut self, range: std::ops::Range<u64>) -> Result<(), PlatformError> {
-        self.track.as_mut().map_or(Ok(()), |track| track.unprotect(range))
-    }
-
-    pub(crate) fn watch(&mut self, range: std::ops::Range<u64>) -> Result<(), PlatformError> {
-        self.track.as_mut().map_or(Ok(()), |track| track.watch(range))
-    }
-
-    pub(crate) fn protect(&mut self, range: std::ops::Range<u64>) -> Result<(), PlatformError> {
-        self.track.as_mut().map_or(Ok(()), |track| track.protect(range))
-    }
-
-    pub(crate) fn forget(&mut self, range: std::ops::Range<u64>) {
-        if let Some(track) = &mut self.track {
-            track.forget(range);
-        }
-    }
-
     /// Keeps the guest on the processor that the caller is on: across two each call costs ten times as much.
     pub(crate) fn follow(&mut self) {
         let core = rustix::thread::sched_getcpu();
@@ -580,6 +551,15 @@ impl Process {
             |error| PlatformError::kernel("waiting for the process", error),
             PlatformError::Ended,
         ))
+    }
+
+    /// Why something failed that does not while the process lives: mostly it has ended.
+    pub(super) fn ended_or(&mut self, error: PlatformError) -> PlatformError {
+        self.pause(MOURNING);
+        match self.child.try_wait() {
+            Ok(Some(status)) => PlatformError::Ended(status),
+            _ => error,
+        }
     }
 
     /// Kills the process for what it did.

@@ -19,6 +19,7 @@ use linux_raw_sys::general::{
 use linux_raw_sys::ioctl::UFFDIO_API;
 
 use super::PlatformError;
+use super::process::Process;
 use crate::ranges::Ranges;
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -157,6 +158,42 @@ impl Track {
     fn note(&mut self, pages: Range<u64>) -> Result<(), PlatformError> {
         self.written.extend(pages.clone().step_by(PAGE_SIZE));
         self.unprotect(pages)
+    }
+}
+
+impl Process {
+    /// Addresses of pages that were written since they were protected and are not told of yet, in order; none of a process that
+    /// is not tracked.
+    pub(crate) fn drain(&mut self) -> Result<Vec<u64>, PlatformError> {
+        let Some(track) = &self.track else { return Ok(Vec::new()) };
+        for range in track.fresh() {
+            let copied = self.private(range.clone());
+            let settled = copied.and_then(|copied| match &mut self.track {
+                Some(track) => track.settle(range, copied),
+                None => Ok(()),
+            });
+            settled.map_err(|error| self.ended_or(error))?;
+        }
+        Ok(self.track.as_mut().map(Track::drain).unwrap_or_default())
+    }
+
+    /// Makes pages writable, and does not report them.
+    pub(crate) fn unprotect(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
+        self.track.as_mut().map_or(Ok(()), |track| track.unprotect(range))
+    }
+
+    pub(crate) fn watch(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
+        self.track.as_mut().map_or(Ok(()), |track| track.watch(range))
+    }
+
+    pub(crate) fn protect(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
+        self.track.as_mut().map_or(Ok(()), |track| track.protect(range))
+    }
+
+    pub(crate) fn forget(&mut self, range: Range<u64>) {
+        if let Some(track) = &mut self.track {
+            track.forget(range);
+        }
     }
 }
 
