@@ -8,6 +8,8 @@ pub mod arena;
 pub mod fault;
 #[cfg(feature = "fleet")]
 pub mod fleet;
+#[cfg(feature = "linux")]
+mod groundhog;
 pub mod grow;
 pub mod js;
 #[cfg(feature = "linux")]

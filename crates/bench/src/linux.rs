@@ -1,5 +1,6 @@
 //! `linux`: CPython as it is, answering a line of JSON or multiplying matrices, and Node as a server of HTTP: a pristine call, a clone, a thaw and a start, beside
-//! what is done without afresh: no reset at all, a server that forks for each request, and a new process for each.
+//! what is done without afresh: no reset at all, a process that is brought back from outside, a server that forks for each request, and a new process
+//! for each.
 //!
 //! All of it takes turns on one processor, for a guest and who serves its system calls do, too.
 
@@ -15,6 +16,7 @@ use afresh_pager::SnapshotOptions;
 use afresh_store::Store;
 use anyhow::{Context, bail, ensure};
 
+use crate::groundhog::Groundhog;
 use crate::row::{Contestant, Options, Sink, contest};
 
 /// Name of the table.
@@ -191,17 +193,33 @@ fn calls(
     let mut plain = Server::start(python.command(case, &case.script(false)))?;
     let mut forking = Server::start(python.command(case, &case.script(true)))?;
     let request = case.request.as_bytes();
-    let contestants = vec![
+    let mut stopped = Server::start(python.command(case, &case.script(false)))?;
+    let mut groundhog = None;
+    // Its process has one thread.
+    if case.threads == "1" {
+        (0..WARMING).try_for_each(|_| stopped.ask(case))?;
+        groundhog = Some(Groundhog::new(stopped.child.id())?);
+    }
+    let mut contestants = vec![
         Contestant::new("afresh", || check(case, &ours.call_pristine(request)?)),
         Contestant::new("afresh/discard", || check(case, &discarding.call_pristine(request)?)),
         Contestant::new("none", || plain.ask(case)),
         Contestant::new("fork-server", || forking.ask(case)),
         Contestant::new("new-process", || new_process(python, case)),
     ];
+    if let Some(groundhog) = &mut groundhog {
+        contestants.push(Contestant::new("groundhog", || {
+            groundhog.restore()?;
+            stopped.ask(case)
+        }));
+    }
     contest(TABLE, &format!("python/{}", case.name), options, contestants, sink)?;
     // Of figures of a reset that leaves anything behind nobody should hear.
     ours.verify()?;
     discarding.verify()?;
+    if let Some(groundhog) = &mut groundhog {
+        groundhog.verify()?;
+    }
     Ok(())
 }
 
