@@ -80,9 +80,10 @@ fn load(server: &Server, request: &[u8], time: Duration) -> anyhow::Result<(Vec<
             let mut times = Vec::new();
             while begun.elapsed() < time {
                 let sent = Instant::now();
-                let (status, _) = connection.exchange(request)?;
-                ensure!(status == 200, "it answers {status}");
+                let (status, answer) = connection.exchange(request)?;
                 times.push(sent.elapsed().as_secs_f64() * 1e6);
+                ensure!(status == 200, "it answers {status}");
+                crate::js::answered(&answer)?;
             }
             Ok(times)
         };

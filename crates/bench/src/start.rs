@@ -66,6 +66,7 @@ fn warmed(cache: &Path, wasm: &[u8], input: &[u8]) -> anyhow::Result<Answered> {
 /// Saves the guest twice, with the working set of one request and without.
 fn prepare(wasm: &[u8], cache: &Path, store: &Store, input: &[u8]) -> anyhow::Result<Vec<u8>> {
     let (expected, warm, _) = warmed(cache, wasm, input)?;
+    crate::js::answered(&expected)?;
     let frozen = warm.freeze()?;
     frozen.save(store, PLAIN, &SnapshotOptions::default())?;
     // Fills the cache, so that recording meets no module pages.

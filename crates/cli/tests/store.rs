@@ -278,7 +278,7 @@ fn what_is_wrong_with_a_place_or_name_is_said_with_the_way_out() {
         (1, vec!["inspect", "nowhere"], "nowhere is not an OCI image layout"),
         (1, vec!["inspect", "new.mem"], "new.mem: no tar header at byte 0: is this an archive"),
         (1, vec!["pull", "store", "copy"], "this needs a remote, which is a URL"),
-        (1, vec!["gc", &url], "this needs a local directory"),
+        (1, vec!["gc", &url, "--grace", "1"], "is too short"),
         (1, vec!["tag", "store", "bad name"], "cannot name a snapshot"),
         (1, vec!["import", "store", "other"], "not a regular file"),
         (1, vec!["import", "missing", "other"], "missing: No such file"),

@@ -17,7 +17,7 @@ use crate::turn::{JOURNALS, is_journal};
 use crate::{OpenError, SaveError, Sha256, Store};
 
 /// Largest manifest of another tool that is read. The specification advises 4 MiB.
-const MAX_FOREIGN: u64 = 16 << 20;
+pub(crate) const MAX_FOREIGN: u64 = 16 << 20;
 
 /// What a collection removed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -32,10 +32,10 @@ pub struct Collected {
 
 /// What is reached.
 #[derive(Default)]
-struct Live {
-    blobs: HashSet<Sha256>,
+pub(crate) struct Live {
+    pub(crate) blobs: HashSet<Sha256>,
     /// Files of turns.
-    journals: HashSet<String>,
+    pub(crate) journals: HashSet<String>,
 }
 
 impl Store {
@@ -136,7 +136,7 @@ impl Store {
 }
 
 /// Notes every descriptor anywhere in `json`, and which of them are manifests themselves.
-fn reach(json: &Value, live: &mut Live, manifests: &mut Vec<Sha256>) {
+pub(crate) fn reach(json: &Value, live: &mut Live, manifests: &mut Vec<Sha256>) {
     match json {
         Value::Array(values) => values.iter().for_each(|value| reach(value, live, manifests)),
         Value::Object(fields) => {

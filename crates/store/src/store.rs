@@ -304,6 +304,6 @@ pub(crate) fn new_dir(path: &Path) -> std::io::Result<()> {
 /// Serialises changes of `index.json`.
 const INDEX_LOCK: &str = ".index-lock";
 /// Held shared while blobs are being written and not yet named, exclusively by `gc`.
-const BLOB_LOCK: &str = ".blob-lock";
+pub(crate) const BLOB_LOCK: &str = ".blob-lock";
 /// Held exclusively by a `gc` that waits for [`BLOB_LOCK`], and taken for a moment by whoever else wants that.
 const GC_LOCK: &str = ".gc-lock";

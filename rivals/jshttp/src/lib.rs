@@ -6,7 +6,7 @@
 
 use std::cell::RefCell;
 
-use rquickjs::{Context, Function, Object, Persistent, Runtime};
+use rquickjs::{CatchResultExt, Context, Function, Object, Persistent, Runtime};
 use wasip2::http::types::{
     Fields, IncomingRequest, OutgoingBody, OutgoingResponse, ResponseOutparam,
 };
@@ -85,7 +85,8 @@ fn answer(request: &[u8]) -> String {
         let engine = engine.as_ref().expect("it is warm");
         engine.context.with(|ctx| {
             let handler = engine.handler.clone().restore(&ctx).expect("it is this context's");
-            handler.call((&*text,)).expect("the program answers")
+            let said: rquickjs::Result<String> = handler.call((&*text,));
+            said.catch(&ctx).unwrap_or_else(|error| panic!("the program does not answer: {error}"))
         })
     })
 }

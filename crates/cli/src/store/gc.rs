@@ -1,6 +1,8 @@
-//! `afresh gc`: removes what no name reaches.
+//! `afresh gc`: removes what no name reaches, from a directory or an object store.
 
 use std::process::ExitCode;
+#[cfg(feature = "remote")]
+use std::time::Duration;
 
 use clap::Args;
 use indicatif::BinaryBytes;
@@ -9,15 +11,83 @@ use serde_json::json;
 use crate::Settings;
 use crate::output::{Format, say};
 use afresh::Place;
+use afresh::store::Collected;
 
 #[derive(Debug, Args)]
 pub(crate) struct Arguments {
-    /// The directory.
+    /// The directory, or the object store.
     place: Place,
+    #[cfg(feature = "remote")]
+    #[command(flatten)]
+    remote: RemoteArguments,
+}
+
+/// What an object store needs besides, which others write to meanwhile.
+#[cfg(feature = "remote")]
+#[derive(Debug, Args)]
+struct RemoteArguments {
+    /// Hours for which what has no name is left in an object store; 48 at least.
+    #[arg(long, value_name = "HOURS")]
+    grace: Option<u64>,
+    /// The NATS servers where the hosts of the fleet meet whose store this is, several with commas between.
+    #[cfg(feature = "fleet")]
+    #[arg(long, value_name = "URL")]
+    nats: Option<String>,
+    /// A file with a token for NATS, or with a user and a password.
+    #[cfg(feature = "fleet")]
+    #[arg(long, value_name = "FILE", requires = "nats")]
+    nats_credentials: Option<std::path::PathBuf>,
+    /// The fleet, if several meet at the same servers.
+    #[cfg(feature = "fleet")]
+    #[arg(long, value_name = "NAME", requires = "nats")]
+    fleet: Option<String>,
+}
+
+#[cfg(feature = "remote")]
+impl RemoteArguments {
+    fn grace(&self) -> Duration {
+        self.grace.map_or(afresh::store::remote::GRACE, |hours| {
+            Duration::from_secs(hours.saturating_mul(3600))
+        })
+    }
+
+    /// Collects the store of a fleet, if it is one.
+    #[cfg(feature = "fleet")]
+    fn fleets(&self, place: &Place) -> anyhow::Result<Option<Collected>> {
+        let Some(nats) = &self.nats else { return Ok(None) };
+        let mut config = afresh_serve::fleet::FleetConfig::new(nats);
+        config.credentials.clone_from(&self.nats_credentials);
+        config.store = Some(place.to_string());
+        if let Some(fleet) = &self.fleet {
+            config.fleet.clone_from(fleet);
+        }
+        let collecting = afresh_serve::fleet::collect(&config, self.grace());
+        Ok(Some(crate::fleet::runtime()?.block_on(collecting)?))
+    }
+}
+
+#[cfg(feature = "remote")]
+fn collect(arguments: &Arguments) -> anyhow::Result<Collected> {
+    #[cfg(feature = "fleet")]
+    if let Some(collected) = arguments.remote.fleets(&arguments.place)? {
+        return Ok(collected);
+    }
+    match &arguments.place {
+        place @ Place::Remote(_) => Ok(place.remote()?.gc(None, arguments.remote.grace())?),
+        place if arguments.remote.grace.is_none() => Ok(place.store()?.gc()?),
+        _ => anyhow::bail!(
+            "--grace is for object stores; in a directory whoever saves holds a lock meanwhile"
+        ),
+    }
+}
+
+#[cfg(not(feature = "remote"))]
+fn collect(arguments: &Arguments) -> anyhow::Result<Collected> {
+    Ok(arguments.place.store()?.gc()?)
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
-    let collected = arguments.place.store()?.gc()?;
+    let collected = collect(arguments)?;
     match settings.output {
         Format::Json => say!(
             "{}",

@@ -10,6 +10,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::apart::Namespace;
 use crate::servers::{LONG, Nats, Place, Proxy, with_us};
 
 /// The lease of the tests: short, so that they need not wait for long.
@@ -119,7 +120,7 @@ pub(crate) struct Fleet {
     pub(crate) hosts: Vec<Host>,
     pub(crate) proxy: Proxy,
     pub(crate) nats: Nats,
-    place: Place,
+    pub(crate) place: Place,
     pub(crate) dir: TempDir,
 }
 
@@ -150,6 +151,31 @@ impl Fleet {
 
     /// Adds a host.
     pub(crate) fn add(&mut self, name: &str) {
+        let nats = if name == "one" { self.proxy.address } else { self.nats.address };
+        let program = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        self.add_by(name, program, "127.0.0.1:0", nats, None);
+    }
+
+    /// Adds a host within a namespace, which reaches NATS and the S3 server by way of these.
+    pub(crate) fn add_apart(
+        &mut self,
+        name: &str,
+        namespace: &Namespace,
+        nats: SocketAddr,
+        s3: Option<SocketAddr>,
+    ) {
+        let program = namespace.command(env!("CARGO_BIN_EXE_afresh"));
+        self.add_by(name, program, &format!("{}:0", namespace.theirs), nats, s3);
+    }
+
+    fn add_by(
+        &mut self,
+        name: &str,
+        mut command: Command,
+        listens: &str,
+        nats: SocketAddr,
+        s3: Option<SocketAddr>,
+    ) {
         let dir = self.dir.path();
         let own = dir.join(name);
         fs::create_dir_all(&own).unwrap();
@@ -171,17 +197,16 @@ impl Fleet {
         text += &self.more;
         let config = own.join("serve.toml");
         fs::write(&config, text).unwrap();
-        let nats = if name == "one" { self.proxy.address } else { self.nats.address };
         let log = own.join("log");
-        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
         command
-            .args(["-o", "json", "serve", "--addr", "127.0.0.1:0", "--log", "info", "--config"])
+            .args(["-o", "json", "serve", "--addr", listens, "--log", "info", "--config"])
             .arg(&config)
             .args(["--nats", &format!("nats://{nats}"), "--host-name", name, "--lease", LEASE])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(fs::File::create(&log).unwrap());
         self.place.tell(&mut command);
+        command.envs(s3.map(|s3| ("AWS_ENDPOINT", format!("http://{s3}"))));
         let mut child = with_us(&mut command).spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
@@ -200,6 +225,18 @@ impl Fleet {
         until("every host knows the others", || {
             self.hosts.iter().all(|host| knows(host).is_some_and(|known| known >= hosts))
         });
+    }
+
+    /// Collects the fleet's store, with what the ledger says or without; why not, if it is refused.
+    pub(crate) fn collect(&self, with_ledger: bool) -> Result<String, String> {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        self.place.name(command.args(["-o", "json", "gc"]));
+        if with_ledger {
+            command.args(["--nats", &format!("nats://{}", self.nats.address)]);
+        }
+        let output = command.output().unwrap();
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     }
 
     /// Runs `afresh` with arguments about this fleet.

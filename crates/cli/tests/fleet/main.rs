@@ -3,12 +3,15 @@
 //! A sandbox here counts its calls in its own memory. Whoever ran it twice, or answered for it after another host had
 //! taken it over, would give a number again that was given before.
 
+mod apart;
 mod hosts;
 mod servers;
 mod soak;
 
+use apart::Namespace;
 use hosts::{Fleet, Ran, Sandbox, others_ask, until};
 use serde_json::Value;
+use servers::Proxy;
 
 #[test]
 fn calls_land_where_the_snapshot_is_held_and_any_host_takes_them() {
@@ -55,17 +58,22 @@ fn calls_land_where_the_snapshot_is_held_and_any_host_takes_them() {
 
 /// A sandbox of the first host's, saved with so many calls done.
 fn saved(fleet: &Fleet, calls: u64) -> Sandbox {
+    saved_on(fleet, 0, calls)
+}
+
+/// A sandbox of this host's, saved with so many calls done.
+fn saved_on(fleet: &Fleet, host: usize, calls: u64) -> Sandbox {
+    let host = &fleet.hosts[host];
     let mut found = None;
-    until("a sandbox lives on the first host", || {
-        let sandbox = Sandbox::new(&fleet.hosts[0]);
+    until("a sandbox lives on that host", || {
+        let sandbox = Sandbox::new(host);
         for call in 1..=calls {
-            assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(call));
+            assert_eq!(sandbox.run_soon(host), Ran::Count(call));
         }
-        let (_, nodes) = ((), fleet.command(&["nodes"]));
-        let one = nodes.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
-        let one = one.into_iter().find(|node| node["name"] == "one");
-        let here = one.is_some_and(|one| one["sandboxes"] == 1);
-        sandbox.save(&fleet.hosts[0]);
+        let nodes = fleet.command(&["nodes"]);
+        let mut nodes = nodes.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+        let here = nodes.any(|node| node["name"] == host.name.as_str() && node["sandboxes"] == 1);
+        sandbox.save(host);
         found = Some(sandbox);
         here
     });
@@ -144,6 +152,42 @@ fn a_host_that_is_cut_off_refuses_and_joins_again() {
 }
 
 #[test]
+fn a_host_whose_packets_are_dropped_runs_nothing_that_others_took() {
+    let Some(apart) = Namespace::new() else { return };
+    let Some(mut fleet) = Fleet::start() else { return };
+    let nats = Proxy::at(&apart.ours, fleet.nats.address);
+    let s3 = fleet.place.address().map(|s3| Proxy::at(&apart.ours, s3).address);
+    fleet.add_apart("apart", &apart, nats.address, s3);
+    fleet.settle(4);
+    let sandbox = saved_on(&fleet, 3, 2);
+    assert_eq!(sandbox.run_soon(&fleet.hosts[3]), Ran::Count(3));
+    apart.cut(nats.address.port(), true);
+    let (mut last, mut taken) = (3, false);
+    until("another host has it", || {
+        match sandbox.run(&fleet.hosts[3]) {
+            Ran::Count(count) => {
+                assert!(!taken);
+                assert_eq!(count, last + 1);
+                last = count;
+            }
+            Ran::Refused(status) => assert_eq!(status, 503),
+        }
+        match sandbox.run(&fleet.hosts[1]) {
+            Ran::Count(count) => {
+                taken = true;
+                assert_eq!(count, 3);
+            }
+            Ran::Refused(status) => assert_eq!(status, 503),
+        }
+        taken
+    });
+    assert_eq!(sandbox.run(&fleet.hosts[3]), Ran::Refused(503));
+    apart.cut(nats.address.port(), false);
+    assert_eq!(sandbox.run_soon(&fleet.hosts[3]), Ran::Count(4));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(5));
+}
+
+#[test]
 fn nothing_is_lost_with_nats_and_guests_are_served_on() {
     let Some(mut fleet) = Fleet::start() else { return };
     let sandboxes: Vec<Sandbox> = (0..6).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();
@@ -165,6 +209,49 @@ fn nothing_is_lost_with_nats_and_guests_are_served_on() {
         assert!(first >= 2, "{first}");
         assert_eq!(sandbox.run_soon(&fleet.hosts[(number + 1) % 3]), Ran::Count(first + 1));
     }
+}
+
+#[test]
+fn what_killed_sandboxes_had_saved_is_removed_from_the_store_and_the_others_go_on() {
+    let Some(mut fleet) = Fleet::start() else { return };
+    let kept: Vec<Sandbox> = (0..3).map(|n| Sandbox::new(&fleet.hosts[n])).collect();
+    let dead: Vec<Sandbox> = (0..3).map(|n| Sandbox::new(&fleet.hosts[n])).collect();
+    for sandbox in kept.iter().chain(&dead) {
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(1));
+    }
+    for sandbox in &dead {
+        assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(2));
+    }
+    for sandbox in kept.iter().chain(&dead) {
+        sandbox.save(&fleet.hosts[1]);
+    }
+    for sandbox in &dead {
+        assert_eq!(sandbox.ask_soon(&fleet.hosts[2], "DELETE", ""), 204);
+    }
+    let collect = |fleet: &Fleet| -> Value {
+        serde_json::from_str(fleet.collect(true).unwrap().trim()).unwrap()
+    };
+    assert_eq!(collect(&fleet)["removed"], 0, "all of it is young");
+    fleet.place.age();
+    // Without the fleet's ledger everything would seem to have no name.
+    let why = fleet.collect(false).unwrap_err();
+    assert!(why.contains("named by `fleet-default`"), "{why}");
+    let collected = collect(&fleet);
+    assert!(collected["removed"].as_u64().unwrap() > 0, "{collected}");
+    fleet.hosts[0].kill();
+    for (n, sandbox) in kept.iter().enumerate() {
+        assert_eq!(sandbox.run_soon(&fleet.hosts[1 + n % 2]), Ran::Count(2), "{collected}");
+    }
+    for sandbox in &kept {
+        assert_eq!(sandbox.ask_soon(&fleet.hosts[1], "DELETE", ""), 204);
+    }
+    // What those had saved is nobody's now; a new one is made from the template all the same.
+    fleet.place.age();
+    assert!(collect(&fleet)["removed"].as_u64().unwrap() > 0);
+    let new = Sandbox::new(&fleet.hosts[1]);
+    assert_eq!(new.run_soon(&fleet.hosts[2]), Ran::Count(1));
+    new.save(&fleet.hosts[2]);
+    assert_eq!(new.run_soon(&fleet.hosts[1]), Ran::Count(2));
 }
 
 #[test]

@@ -145,14 +145,38 @@ impl Place {
         panic!("the S3 server does not start");
     }
 
+    /// Makes everything in it older than any grace.
+    pub(crate) fn age(&self) {
+        fn all(dir: &Path) -> Vec<std::path::PathBuf> {
+            let entries = fs::read_dir(dir).unwrap().flatten().map(|entry| entry.path());
+            entries.flat_map(|path| if path.is_dir() { all(&path) } else { vec![path] }).collect()
+        }
+        let long_ago = std::time::SystemTime::now() - Duration::from_secs(72 * 3600);
+        let place = if self.address.is_some() { "data" } else { "shared" };
+        for file in all(&self.dir.path().join(place)) {
+            let file = fs::File::options().append(true).open(file).unwrap();
+            file.set_modified(long_ago).unwrap();
+        }
+    }
+
+    /// The S3 server, if there is one.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        self.address
+    }
+
     /// Tells a host where it is.
     pub(crate) fn tell(&self, command: &mut Command) {
+        self.name(command.arg("--store"));
+    }
+
+    /// Adds what it is called, and how it is reached.
+    pub(crate) fn name(&self, command: &mut Command) {
         let Some(address) = self.address else {
-            command.arg("--store").arg(self.dir.path().join("shared"));
+            command.arg(format!("file://{}", self.dir.path().join("shared").display()));
             return;
         };
         command
-            .args(["--store", "s3://bucket/fleet"])
+            .arg("s3://bucket/fleet")
             .env("AWS_ENDPOINT", format!("http://{address}"))
             .env("AWS_ALLOW_HTTP", "true")
             .env("AWS_ACCESS_KEY_ID", "afresh-test")
@@ -169,7 +193,12 @@ pub(crate) struct Proxy {
 
 impl Proxy {
     pub(crate) fn before(server: SocketAddr) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        Self::at("127.0.0.1", server)
+    }
+
+    /// As [`Proxy::before`], at this address of the machine's.
+    pub(crate) fn at(address: &str, server: SocketAddr) -> Self {
+        let listener = TcpListener::bind((address, 0)).unwrap();
         let address = listener.local_addr().unwrap();
         let swallows = Arc::new(AtomicBool::new(false));
         let shared = swallows.clone();

@@ -22,6 +22,15 @@ struct Kept {
     state: State,
 }
 
+/// The digest that an entry of the bucket names.
+pub(super) fn digest(value: &[u8]) -> Option<String> {
+    match serde_json::from_slice::<Kept>(value) {
+        Ok(kept) => Some(kept.state.digest),
+        // A template's is its digest.
+        Err(_) => std::str::from_utf8(value).ok().map(str::to_owned),
+    }
+}
+
 fn bytes(kept: &Kept) -> Bytes {
     Bytes::from(serde_json::to_vec(kept).unwrap_or_default())
 }

@@ -234,6 +234,17 @@ async fn within<T>(work: impl Future<Output = Result<T, LinkError>>) -> Result<T
     }
 }
 
+/// Longest wait for all entries of a bucket.
+const EVERYTHING: Duration = Duration::from_secs(600);
+
+/// Every entry of a bucket, however many.
+pub(crate) async fn every(client: &Client, store: &Store) -> Result<Vec<Found>, LinkError> {
+    match tokio::time::timeout(EVERYTHING, read(client, store, ">", usize::MAX)).await {
+        Ok(done) => done,
+        Err(_) => Err(LinkError::Away(format!("not all within {} s", EVERYTHING.as_secs()))),
+    }
+}
+
 /// Every entry whose key matches, at most `most`.
 pub(crate) async fn all(
     client: &Client,
@@ -241,38 +252,45 @@ pub(crate) async fn all(
     filter: &str,
     most: usize,
 ) -> Result<Vec<Found>, LinkError> {
-    let reading = async {
-        let away = |error: &dyn std::fmt::Display| LinkError::Away(error.to_string());
-        let consumer = store
-            .stream
-            .create_consumer(OrderedConfig {
-                deliver_subject: client.new_inbox(),
-                filter_subject: format!("{}{filter}", store.prefix),
-                replay_policy: ReplayPolicy::Instant,
-                deliver_policy: DeliverPolicy::LastPerSubject,
-                ..OrderedConfig::default()
-            })
-            .await
-            .map_err(|error| away(&error))?;
-        let mut found = Vec::new();
-        if consumer.cached_info().num_pending == 0 {
-            return Ok(found);
+    within(read(client, store, filter, most)).await
+}
+
+async fn read(
+    client: &Client,
+    store: &Store,
+    filter: &str,
+    most: usize,
+) -> Result<Vec<Found>, LinkError> {
+    let away = |error: &dyn std::fmt::Display| LinkError::Away(error.to_string());
+    let consumer = store
+        .stream
+        .create_consumer(OrderedConfig {
+            deliver_subject: client.new_inbox(),
+            filter_subject: format!("{}{filter}", store.prefix),
+            replay_policy: ReplayPolicy::Instant,
+            deliver_policy: DeliverPolicy::LastPerSubject,
+            ..OrderedConfig::default()
+        })
+        .await
+        .map_err(|error| away(&error))?;
+    let mut found = Vec::new();
+    if consumer.cached_info().num_pending == 0 {
+        return Ok(found);
+    }
+    let mut messages = consumer.messages().await.map_err(|error| away(&error))?;
+    loop {
+        // A list that breaks off is no list.
+        let message = messages.next().await.ok_or_else(|| away(&"the list broke off"))?;
+        let message = message.map_err(|error| away(&error))?;
+        let info = message.info().map_err(|error| away(&error))?;
+        let (revision, left) = (info.stream_sequence, info.pending);
+        let removed = message.headers.as_ref().is_some_and(|all| all.get("KV-Operation").is_some());
+        if !removed && !message.payload.is_empty() {
+            found.push(Found { revision, value: message.payload.clone() });
         }
-        let mut messages = consumer.messages().await.map_err(|error| away(&error))?;
-        while let Some(message) = messages.next().await {
-            let message = message.map_err(|error| away(&error))?;
-            let info = message.info().map_err(|error| away(&error))?;
-            let (revision, left) = (info.stream_sequence, info.pending);
-            let removed =
-                message.headers.as_ref().is_some_and(|all| all.get("KV-Operation").is_some());
-            if !removed && !message.payload.is_empty() {
-                found.push(Found { revision, value: message.payload.clone() });
-            }
-            if left == 0 || found.len() >= most {
-                break;
-            }
+        if left == 0 || found.len() >= most {
+            break;
         }
-        Ok(found)
-    };
-    within(reading).await
+    }
+    Ok(found)
 }

@@ -7,6 +7,7 @@
 //! What may break it: see [`policy::Lease`]; and a NATS that forgets what it acknowledged.
 
 mod clock;
+mod collect;
 mod config;
 mod entry;
 mod forward;
@@ -27,6 +28,7 @@ use std::time::Duration;
 
 use tokio::task::AbortHandle;
 
+pub use collect::{CollectError, collect};
 pub use config::FleetConfig;
 pub(crate) use entry::{Anchor, State};
 pub(crate) use sessions::Taken;
@@ -121,6 +123,11 @@ fn store(place: &str) -> Result<afresh::store::remote::Remote, afresh::Cause> {
     Ok(place.remote()?)
 }
 
+/// What the store knows this fleet by.
+fn keeper(config: &FleetConfig) -> String {
+    format!("fleet-{}", config.fleet)
+}
+
 impl Fleet {
     /// Joins: connects, and takes a lease, which is renewed from then on.
     pub(crate) async fn join(config: &FleetConfig) -> Result<Arc<Self>, ServeError> {
@@ -140,10 +147,16 @@ impl Fleet {
         let links = Links::open(config, &name).await?;
         let store = match config.store.clone() {
             // It waits for threads of its own.
-            Some(place) => Some(
-                tokio::task::spawn_blocking(move || store(&place).map_err(|e| e.to_string()))
-                    .await??,
-            ),
+            Some(place) => {
+                let keeper = keeper(config);
+                let opening = move || {
+                    let store = store(&place).map_err(|e| e.to_string())?;
+                    // Whoever collects there is to ask this fleet what it names.
+                    store.claim(&keeper).map_err(|e| e.to_string())?;
+                    Ok::<_, String>(store)
+                };
+                Some(tokio::task::spawn_blocking(opening).await??)
+            }
             None => None,
         };
         let terms = Terms { time: config.lease };

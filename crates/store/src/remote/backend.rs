@@ -6,11 +6,13 @@
 
 use std::fmt;
 use std::ops::Range;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use tokio::runtime::Handle;
 
 use super::RemoteError;
+use super::collect::Stored;
 use crate::{OpenError, Sha256, Tag};
 
 /// The bytes of a blob to be sent.
@@ -61,7 +63,7 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
     /// Exactly the bytes in `range`, which is not empty.
     async fn range(&self, digest: Sha256, range: Range<u64>) -> Result<Vec<u8>, RemoteError>;
 
-    /// Whether a blob of `size` bytes is there.
+    /// Whether a blob of `size` bytes is there, and will be until it has a name.
     async fn has(&self, digest: Sha256, size: u64) -> Result<bool, RemoteError>;
 
     /// Sends a blob in one request.
@@ -100,6 +102,38 @@ pub(super) trait Backend: fmt::Display + Send + Sync {
     ) -> Result<bool, RemoteError> {
         let (_, _, journal) = (number, turn, journal.to_owned());
         Err(OpenError::NoJournal { journal }.into())
+    }
+
+    /// Every object that can be collected.
+    async fn stored(&self) -> Result<Vec<Stored>, RemoteError> {
+        Err(RemoteError::NoCollection)
+    }
+
+    /// Removes those of these objects that still are of this age, and says which.
+    async fn sweep(&self, batch: &[Stored], grace: Duration) -> Result<Vec<Stored>, RemoteError> {
+        let _ = (batch, grace);
+        Err(RemoteError::NoCollection)
+    }
+
+    /// Whether nothing was removed while objects were sent; waits until that has ended.
+    async fn settled(&self) -> Result<bool, RemoteError> {
+        Ok(true)
+    }
+
+    /// Notes that somebody names objects elsewhere.
+    async fn claim(&self, keeper: &str) -> Result<(), RemoteError> {
+        let _ = keeper.to_owned();
+        Ok(())
+    }
+
+    /// Those who do.
+    async fn keepers(&self) -> Result<Vec<String>, RemoteError> {
+        Ok(Vec::new())
+    }
+
+    /// The names, as they are written.
+    async fn index_json(&self) -> Result<Option<serde_json::Value>, RemoteError> {
+        Ok(None)
     }
 
     /// Makes `name` mean a manifest whose blobs are all there. Atomic: at every moment the name means the

@@ -95,6 +95,38 @@ pub enum RemoteError {
     /// Others kept changing the names.
     #[error("`{0}` could not be named: others change the names all the time; try again")]
     Contended(String),
+    /// Objects may only be removed when they are old enough.
+    #[error(
+        "a grace of {grace:?} is too short: whoever writes relies on younger objects; give {least:?} or more"
+    )]
+    Grace {
+        /// What was asked for.
+        grace: Duration,
+        /// The least.
+        least: Duration,
+    },
+    /// Objects are named elsewhere.
+    #[error(
+        "what is in this store is named by `{by}`, not by names in it; a fleet's store is collected with --nats and --fleet"
+    )]
+    Kept {
+        /// Who names them.
+        by: String,
+    },
+    /// Nothing has a name, so everything would be removed.
+    #[error(
+        "no name means anything in this store, so everything in it would be removed; remove it yourself if that is meant"
+    )]
+    NoNames,
+    /// The keeper's names cannot be read.
+    #[error("the names of what is in this store cannot be read")]
+    Names(#[source] super::Cause),
+    /// The remote removes by itself what nothing names.
+    #[error("this is no object store: a registry collects what it holds itself")]
+    NoCollection,
+    /// Collections went on all the time.
+    #[error("collections of the store went on all the time; try again")]
+    Collected,
     /// The snapshot is damaged or of another kind.
     #[error(transparent)]
     Open(#[from] OpenError),

@@ -17,6 +17,7 @@
 mod backend;
 mod blob;
 mod cache;
+mod collect;
 mod error;
 mod list;
 mod listen;
@@ -41,9 +42,13 @@ use backend::Backend;
 use objects::Objects;
 
 pub use cache::trim_cache;
+pub use collect::{GRACE, Keeper};
 pub use error::RemoteError;
 pub use push::Progress;
 pub use retry::RetryPolicy;
+
+/// Why somebody else's part failed.
+pub type Cause = Box<dyn std::error::Error + Send + Sync>;
 
 /// A server that holds snapshots, or a part of one. Cheap to clone.
 #[derive(Clone)]

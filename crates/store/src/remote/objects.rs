@@ -3,9 +3,13 @@
 //! Names are in `index.json`, which is replaced last and, where the store can compare versions, only if
 //! nobody else replaced it meanwhile.
 
+mod sweep;
+
+use std::collections::HashSet;
 use std::fmt;
 use std::ops::Range;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use futures_util::future::try_join;
@@ -18,6 +22,7 @@ use object_store::{
 use tokio::runtime::Handle;
 
 use super::backend::{Backend, CONNECTIONS, Meaning, Source};
+use super::collect::Stored;
 use super::{RemoteError, RetryPolicy, retry};
 use crate::descriptor::Descriptor;
 use crate::layout::{IndexJson, resolve_in, tags_of};
@@ -43,6 +48,8 @@ pub(super) struct Objects {
     uploads: Arc<dyn ObjectStore>,
     prefix: Path,
     retry: RetryPolicy,
+    /// Marks of collectors that were killed, as far as they were waited for.
+    dead_marks: Mutex<HashSet<Path>>,
 }
 
 impl fmt::Display for Objects {
@@ -58,7 +65,7 @@ impl Objects {
         prefix: Path,
         retry: RetryPolicy,
     ) -> Self {
-        Self { objects, uploads, prefix, retry }
+        Self { objects, uploads, prefix, retry, dead_marks: Mutex::default() }
     }
 
     fn path(&self, name: &str) -> Path {
@@ -235,8 +242,9 @@ impl Backend for Objects {
     async fn has(&self, digest: Sha256, size: u64) -> Result<bool, RemoteError> {
         let path = self.blob_path(digest);
         match self.attempt(&digest.to_string(), || self.objects.head(&path)).await {
-            // Objects appear whole under their digest, so one of the right size is the right one.
-            Ok(meta) => Ok(meta.size == size),
+            // Objects appear whole under their digest, so one of the right size is the right one. An old one may be
+            // collected before it has a name.
+            Ok(meta) => Ok(meta.size == size && sweep::trusted(&meta)),
             Err(error) if error.is_not_found() => Ok(false),
             Err(error) => Err(error),
         }
@@ -334,6 +342,34 @@ impl Backend for Objects {
                 // The store cannot tell whether there is one: the last writer wins.
                 self.put_object(&path, turn, PutMode::Overwrite).await.map(|()| true)
             }
+            Err(error) => Err(error),
+        }
+    }
+
+    async fn stored(&self) -> Result<Vec<Stored>, RemoteError> {
+        self.all_stored().await
+    }
+
+    async fn sweep(&self, batch: &[Stored], grace: Duration) -> Result<Vec<Stored>, RemoteError> {
+        self.sweep_marked(batch, grace).await
+    }
+
+    async fn settled(&self) -> Result<bool, RemoteError> {
+        self.wait_for_marks().await
+    }
+
+    async fn claim(&self, keeper: &str) -> Result<(), RemoteError> {
+        self.put_keeper(keeper).await
+    }
+
+    async fn keepers(&self) -> Result<Vec<String>, RemoteError> {
+        self.all_keepers().await
+    }
+
+    async fn index_json(&self) -> Result<Option<serde_json::Value>, RemoteError> {
+        match self.get("`index.json`", &self.path(INDEX_FILE), MAX_INDEX_JSON).await {
+            Ok((bytes, _)) => Ok(Some(parse("`index.json`", &bytes)?)),
+            Err(error) if error.is_not_found() => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -66,8 +66,15 @@ impl Remote {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
         self.backend.check_name(name)?;
-        let manifest = print("the manifest", &self.send(local, snapshot, encoding, progress)?)?;
-        let id = Sha256::of(&manifest);
+        let (id, manifest) = self.lasting(|| {
+            let manifest = print("the manifest", &self.send(local, snapshot, encoding, progress)?)?;
+            let id = Sha256::of(&manifest);
+            if self.keeps_turns() {
+                // It is as old as whatever had the same digest, until it is sent.
+                self.block_on(self.backend.put_manifest(id, manifest.clone()))?;
+            }
+            Ok((id, manifest))
+        })?;
         self.block_on(self.backend.publish(name, id, manifest))?;
         Ok(id)
     }
@@ -84,10 +91,12 @@ impl Remote {
         encoding: Encoding,
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Sha256, RemoteError> {
-        let manifest = print("the manifest", &self.send(local, snapshot, encoding, progress)?)?;
-        let id = Sha256::of(&manifest);
-        self.block_on(self.backend.put_manifest(id, manifest))?;
-        Ok(id)
+        self.lasting(|| {
+            let manifest = print("the manifest", &self.send(local, snapshot, encoding, progress)?)?;
+            let id = Sha256::of(&manifest);
+            self.block_on(self.backend.put_manifest(id, manifest))?;
+            Ok(id)
+        })
     }
 
     /// Copies everything but the manifest, which is returned.
@@ -136,6 +145,19 @@ impl Remote {
         let manifest = Manifest { annotations, ..Manifest::new(config, layers) };
         self.block_on(self.upload(&bytes, digest, bytes.len() as u64, &mut |_| {}))?;
         Ok(manifest)
+    }
+
+    /// Makes sure that what a snapshot consists of, which was opened from here, stays until it has a name again.
+    pub(super) fn renew(&self, snapshot: &Snapshot) -> Result<(), RemoteError> {
+        let sources = snapshot.layers().iter().chain(snapshot.working_set_layer());
+        for (layer, there) in sources.zip(&snapshot.manifest().layers) {
+            let digest = there.digest("the manifest")?;
+            let blob = PageBlob(layer.blob(), digest);
+            self.block_on(self.upload(&blob, digest, there.size, &mut |_| {}))?;
+        }
+        let digest = snapshot.manifest().config.digest("the manifest")?;
+        let bytes = snapshot.config_blob()?;
+        self.block_on(self.upload(&bytes, digest, bytes.len() as u64, &mut |_| {}))
     }
 
     async fn upload(

@@ -50,7 +50,7 @@ impl Remote {
         progress: &mut dyn FnMut(Progress),
     ) -> Result<Journal, RemoteError> {
         self.backend.check_name(name)?;
-        let manifest = self.send(local, snapshot, encoding, progress)?;
+        let manifest = self.lasting(|| self.send(local, snapshot, encoding, progress))?;
         self.follow(name, &manifest, snapshot)
     }
 
@@ -60,6 +60,7 @@ impl Remote {
     /// [`RemoteError`] by cause; `name` means then what it meant before.
     pub fn begin_turns(&self, name: &str, snapshot: &Snapshot) -> Result<Journal, RemoteError> {
         self.backend.check_name(name)?;
+        self.lasting(|| self.renew(snapshot))?;
         self.follow(name, snapshot.manifest(), snapshot)
     }
 

@@ -1,6 +1,7 @@
 //! Remotes against real servers: an S3 gateway and an OCI registry, on loopback.
 
 mod clients;
+mod collect;
 mod faults;
 mod hostile;
 mod kill;

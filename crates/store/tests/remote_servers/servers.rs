@@ -126,6 +126,11 @@ impl Server {
         }
     }
 
+    /// The folder of an S3 server's in which the objects of the remote are files.
+    pub(crate) fn folder(&self) -> std::path::PathBuf {
+        self.dir.path().join("data").join(BUCKET).join("team/guest")
+    }
+
     /// Bytes of the files that hold the server's blobs.
     pub(crate) fn stored(&self) -> u64 {
         fn size(dir: &std::path::Path) -> u64 {

@@ -1,0 +1,183 @@
+//! Collection in object stores: objects that no name reaches are removed, while others write.
+//!
+//! What it promises: what is named, or is named while a collection runs, stays whole. Nothing waits for a lock that a killed
+//! process could hold. Three rules make that so:
+//! * A writer takes an object for sent only while it is younger than [`TRUSTED`]; an older one it sends again, which makes it
+//!   young. Only what is older than the grace, twice that at least, is removed. So what a writer relied on is not removed
+//!   before it has a name, as long as that takes less than the difference, and clocks differ by less than it.
+//! * Objects are listed before the names are read. What has no name then was not relied on by anybody who names it later.
+//! * An object may become young between the last look at it and its removal. A collector therefore leaves a mark while it removes
+//!   a few; a writer looks for marks when all is sent, waits until they are gone, and looks whether all is there still.
+//!
+//! What may break it: writers of versions that know nothing of this, and clocks that are wrong by a day.
+
+use std::collections::HashSet;
+use std::time::{Duration, Instant};
+
+use futures_util::{StreamExt, TryStreamExt, stream};
+
+use super::backend::CONNECTIONS;
+use super::{Remote, RemoteError};
+use crate::collect::{Collected, Live, MAX_FOREIGN, reach};
+use crate::{OpenError, Sha256};
+
+/// How long an object that is there counts as sent.
+pub(super) const TRUSTED: Duration = Duration::from_secs(24 * 3600);
+/// The least age at which an object without a name is removed.
+pub const GRACE: Duration = Duration::from_secs(48 * 3600);
+/// What takes longer from the first look at an object to its name is looked at again.
+const NAMED_WITHIN: Duration = Duration::from_secs(12 * 3600);
+/// Objects that are removed under one mark.
+const BATCH: usize = 256;
+/// How often a writer looks again because a collection went on beside it.
+const ROUNDS: usize = 5;
+
+/// Who names objects of a store by digest, and has those names elsewhere.
+pub struct Keeper<'a> {
+    /// As it was told to [`Remote::claim`].
+    pub name: &'a str,
+    /// Reads all its names.
+    pub names: &'a mut dyn FnMut() -> Result<Vec<Sha256>, crate::remote::Cause>,
+}
+
+/// An object that can be collected.
+#[derive(Clone, Debug)]
+pub(super) struct Stored {
+    /// Its name below the remote's prefix.
+    pub(super) name: String,
+    pub(super) size: u64,
+    pub(super) age: Duration,
+}
+
+impl Stored {
+    fn is_live(&self, live: &Live) -> bool {
+        let mut parts = self.name.rsplit('/');
+        match (parts.next(), parts.next()) {
+            (Some(digest), Some("sha256")) => {
+                let digest = format!("sha256:{digest}").parse::<Sha256>();
+                // What is no blob is nobody's to remove.
+                digest.map_or(true, |digest| live.blobs.contains(&digest))
+            }
+            (Some(_), Some(journal)) => live.journals.contains(journal),
+            _ => true,
+        }
+    }
+
+    /// The journal that it is a turn of.
+    fn journal(&self) -> Option<&str> {
+        let (above, _) = self.name.rsplit_once('/')?;
+        (!above.ends_with("sha256")).then_some(above)
+    }
+}
+
+impl Remote {
+    /// Says that objects of this remote are named elsewhere, so that whoever collects without those names is refused.
+    ///
+    /// # Errors
+    /// [`RemoteError`] by cause.
+    pub fn claim(&self, keeper: &str) -> Result<(), RemoteError> {
+        self.block_on(self.backend.claim(keeper))
+    }
+
+    /// Removes what is older than `grace` and reached neither by a name of this remote nor by one of its keeper's. Others may
+    /// go on writing and reading; what an opened snapshot has not read yet is gone for it, if its name went long ago.
+    ///
+    /// # Errors
+    /// [`RemoteError`] by cause: above all when objects are named by somebody else, or by nobody at all. What was removed until
+    /// then was reached by nothing.
+    pub fn gc(
+        &self,
+        keeper: Option<Keeper<'_>>,
+        grace: Duration,
+    ) -> Result<Collected, RemoteError> {
+        if grace < GRACE {
+            return Err(RemoteError::Grace { grace, least: GRACE });
+        }
+        let stored = self.block_on(self.backend.stored())?;
+        let own = keeper.as_ref().map(|keeper| keeper.name);
+        let keepers = self.block_on(self.backend.keepers())?;
+        if let Some(other) = keepers.into_iter().find(|name| Some(name.as_str()) != own) {
+            return Err(RemoteError::Kept { by: other });
+        }
+        let mut names = Vec::new();
+        if let Some(keeper) = keeper {
+            names = (keeper.names)().map_err(RemoteError::Names)?;
+        }
+        let index = self.block_on(self.backend.index_json())?;
+        if index.is_none() && names.is_empty() {
+            return Err(RemoteError::NoNames);
+        }
+        let live = self.block_on(self.live(names, index))?;
+        // A journal is one thing: as young as its last turn.
+        let young: HashSet<&str> =
+            stored.iter().filter(|object| object.age < grace).filter_map(Stored::journal).collect();
+        let dead = |object: &&Stored| {
+            let young = object.journal().is_some_and(|journal| young.contains(journal));
+            object.age >= grace && !young && !object.is_live(&live)
+        };
+        let dead: Vec<Stored> = stored.iter().filter(dead).cloned().collect();
+        let mut collected = Collected::default();
+        for batch in dead.chunks(BATCH) {
+            for object in self.block_on(self.backend.sweep(batch, grace))? {
+                collected.files += 1;
+                collected.bytes += object.size;
+            }
+        }
+        let blobs = stored.iter().filter(|object| object.journal().is_none()).count();
+        let gone = dead.iter().filter(|object| object.journal().is_none()).count();
+        collected.kept = blobs - gone;
+        Ok(collected)
+    }
+
+    /// Everything that these names reach, and those in `index.json`.
+    async fn live(
+        &self,
+        names: Vec<Sha256>,
+        index: Option<serde_json::Value>,
+    ) -> Result<Live, RemoteError> {
+        let (mut live, mut next) = (Live::default(), names);
+        live.blobs.extend(&next);
+        if let Some(index) = index {
+            reach(&index, &mut live, &mut next);
+            let all = index["manifests"].as_array().into_iter().flatten();
+            next.extend(all.filter_map(|one| one["digest"].as_str()?.parse::<Sha256>().ok()));
+        }
+        let mut seen = HashSet::new();
+        while !next.is_empty() {
+            next.retain(|id| seen.insert(*id));
+            let fetched = next.drain(..).map(|id| async move {
+                match self.backend.blob("a manifest", id, MAX_FOREIGN).await {
+                    Ok(bytes) if Sha256::of(&bytes) == id => Ok(Some(bytes)),
+                    Ok(_) => Err(OpenError::Digest { what: "a manifest", expected: id }.into()),
+                    // What is not there needs nothing.
+                    Err(error) if error.is_not_found() => Ok(None),
+                    Err(error) => Err(error),
+                }
+            });
+            let fetched: Vec<Option<Vec<u8>>> =
+                stream::iter(fetched).buffer_unordered(CONNECTIONS).try_collect().await?;
+            for bytes in fetched.into_iter().flatten() {
+                // What is no JSON names nothing.
+                if let Ok(manifest) = serde_json::from_slice(&bytes) {
+                    reach(&manifest, &mut live, &mut next);
+                }
+            }
+        }
+        Ok(live)
+    }
+
+    /// Has `work` send objects, again if need be, until all of them are there and no collection removes any before it is named.
+    pub(super) fn lasting<T>(
+        &self,
+        mut work: impl FnMut() -> Result<T, RemoteError>,
+    ) -> Result<T, RemoteError> {
+        for _ in 0..ROUNDS {
+            let begun = Instant::now();
+            let done = work()?;
+            if self.block_on(self.backend.settled())? && begun.elapsed() < NAMED_WITHIN {
+                return Ok(done);
+            }
+        }
+        Err(RemoteError::Collected)
+    }
+}
