@@ -107,6 +107,8 @@ fn hostile_guest() {
     let _ = attempt(&mut warm, "14\n");
     assert_eq!(attempt(&mut warm, "15\n").unwrap(), "0\n");
     assert!(ended(&attempt(&mut warm, "16\n")));
+    // The stub copies forwards, however it was entered.
+    assert_eq!(attempt(&mut warm, "19\n").unwrap(), "0\n");
 }
 
 #[test]

@@ -72,6 +72,8 @@ std::arch::global_asm!(
     "    mov eax, {ask}",
     "    syscall",
     "afresh_linux_stub_asked:",
+    // Whoever jumped here may have had the copies go backwards.
+    "    cld",
     "    xor r14d, r14d",
     "3:  movabs rbx, {control}",
     "    mov r12, [rbx + {calls}]",

@@ -130,6 +130,16 @@ int main(void) {
         case 16: raw(SYS_mprotect, (long)in & -4096, 1 << 30, 0, 0, 0, 0), raw(SYS_munmap, 0x10000, STUB - 0x10000, 0, 0, 0, 0); break;
         case 17: raw(335, 0, 0, 0, 0, 0, 0), raw(336, 0, 0, 0, 0, 0, 0); break; /* The kernel lets these by every filter. */
         case 18: *(volatile char *)0x700000100000UL = 1; break; /* What the vDSO reads. */
+        case 19: { /* A question by a jump, backwards: with the direction flag set, in the frame of an earlier call. */
+            raw(SYS_sched_yield, 0, 0, 0, 0, 0, 0);
+            write(1, "0\n", 2);
+            for (long *at = (void *)(CONTROL + 0x8000); at < (long *)(CONTROL + 0xc000 - 512); at++)
+                if (at[0] == 7 && at[1] == 0 && at[2] == CONTROL + 0x8000 && at[4] == 0x4000) {
+                    at[5 + 13] = SYS_read, at[5 + 8] = 0, at[5 + 9] = (long)in, at[5 + 12] = 64;
+                    __asm__ volatile("mov %0, %%rsp\n std\n jmp *%1" ::"r"(at - 1), "r"(STUB) : "memory");
+                }
+            break;
+        }
         default: made = -1;
         }
         n = sprintf(out, "%ld\n", made);
