@@ -11,6 +11,8 @@ import importlib
 import json
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -31,6 +33,27 @@ def measure(work: Callable[[], object], rounds: int) -> list[float]:
         work()
         taken.append((time.perf_counter() - started) * 1e6)
     return taken
+
+
+# Microseconds that a new process takes from a snapshot to a guest, and to the first answer.
+ELSEWHERE = """
+import sys, time, afresh
+started = time.perf_counter()
+warm = afresh.load(sys.argv[1])
+loaded = time.perf_counter()
+warm.eval(sys.argv[2])
+print((loaded - started) * 1e6, (time.perf_counter() - started) * 1e6)
+"""
+
+
+def elsewhere(snapshot: str, code: str) -> tuple[list[float], list[float]]:
+    """What opening a snapshot takes in processes that have nothing of it yet, and what its first answer does."""
+    taken = []
+    for _ in range(5):
+        run = [sys.executable, "-c", ELSEWHERE, snapshot, code]
+        taken.append(subprocess.run(run, check=True, capture_output=True, text=True).stdout.split())
+    loads, answers = zip(*taken, strict=True)
+    return [float(one) for one in loads], [float(one) for one in answers]
 
 
 def own(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
@@ -78,6 +101,7 @@ def own_saving(name: str, heap: afresh.Warm, rounds: int) -> Iterator[tuple[str,
             afresh.load(agent).sandbox().eval("heap.length")
 
         yield f"{name}/load and first answer", "afresh", measure(reopen, max(20, rounds // 50))
+        yield f"{name}/load and first answer", "afresh, a new process", elsewhere(agent, "heap.length")[1]
 
 
 # What a sandbox with data at hand does, and what has to be there for it.
@@ -114,6 +138,9 @@ def own_python(rounds: int) -> Iterator[tuple[str, str, list[float]]]:
     with tempfile.TemporaryDirectory() as folder:
         there = os.path.join(folder, "python.afresh")
         python.save(there)
+        loads, answers = elsewhere(there, "1+1")
+        yield "python/load", "afresh, a new process", loads
+        yield "python/load and answer", "afresh, a new process", answers
         yield "python/load", "afresh", measure(lambda: afresh.load(there), 20)
         yield "python/load and answer", "afresh", measure(lambda: afresh.load(there).run_code("1+1"), 10)
         held = afresh.load(there)

@@ -136,7 +136,8 @@ impl Options {
 #[cfg(feature = "wasm")]
 impl Options {
     /// The engine to run in. Guests that share one share its thread for timeouts and its configuration,
-    /// which must then allow what these options ask for. A new one is made if not set.
+    /// which must then allow what these options ask for. If not set, it is the one that the process's guests with the same
+    /// needs share ([`afresh_wasm::Engine::shared`]).
     pub fn engine(mut self, engine: afresh_wasm::Engine) -> Self {
         self.engine = Some(engine);
         self
@@ -190,7 +191,7 @@ impl Options {
             stack: self.stack.or(had).unwrap_or(usual.stack),
             ..usual
         };
-        afresh_wasm::Engine::new(match (self.stack, wasm) {
+        afresh_wasm::Engine::shared(match (self.stack, wasm) {
             (None, Some(wasm)) => config.stack_for(wasm),
             _ => config,
         })

@@ -1,18 +1,19 @@
 //! The wasmtime engine that all guests share, set up so that their memories are slots.
 
 use std::hash::{Hash, Hasher};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 use afresh_frames::{ProcessStage, ThrottledStock};
 use afresh_memory::ZeroStock;
 use afresh_rewrite::linear_stack;
-use afresh_sys::{Inherited, fork, host};
+use afresh_sys::{Inherited, PerProcess, fork, host};
 
 use crate::LoadError;
 use crate::cache::Cache;
 use crate::linear::{SlotMemories, record_memories};
+use crate::loaded::Loaded;
 use crate::stacks::Stacks;
 
 /// Where memories that grow by whole 2 MiB get them from: what is ready there is touched without faults.
@@ -142,6 +143,21 @@ impl EngineConfig {
         self
     }
 
+    /// Whether engines of both are the same, however they are used.
+    fn is_same(&self, other: &Self) -> bool {
+        let Self { timeouts, fuel, memory64_capacity, cache, zero_memory, epochs, stack } = self;
+        let zero = match (zero_memory, &other.zero_memory) {
+            (ZeroMemory::Kernel, ZeroMemory::Kernel)
+            | (ZeroMemory::Process, ZeroMemory::Process) => true,
+            (ZeroMemory::Stock(one), ZeroMemory::Stock(two)) => Arc::ptr_eq(one, two),
+            _ => false,
+        };
+        let plain = (*timeouts, *fuel, *memory64_capacity, *epochs, *stack);
+        let others =
+            (other.timeouts, other.fuel, other.memory64_capacity, other.epochs, other.stack);
+        zero && plain == others && *cache == other.cache
+    }
+
     /// What an engine of the embedder's lacks, by the setting that it takes.
     fn missing(&self, wasm: &wasmtime::Engine) -> Vec<String> {
         let space = Space::of_process();
@@ -192,7 +208,12 @@ pub(crate) struct Inner {
     ticking: AtomicU32,
     /// Of the process it was made in.
     generation: u32,
+    /// What its guests use.
+    pub(crate) loaded: Loaded,
 }
+
+/// Engines that guests of this process share, as long as one uses them.
+static SHARED: PerProcess<Mutex<Vec<Weak<Inner>>>> = PerProcess::new(Mutex::default);
 
 /// Compiles and runs guests; cheap to clone.
 #[derive(Clone)]
@@ -270,6 +291,23 @@ impl Engine {
         Ok(Self::with(wasmtime::Engine::new(&wasm).map_err(LoadError::Engine)?, config))
     }
 
+    /// The engine of this configuration that others of the process use, or a new one that others will: guests of
+    /// one engine share their compiled code and its thread.
+    ///
+    /// # Errors
+    /// As [`Engine::new`].
+    pub fn shared(config: EngineConfig) -> Result<Self, LoadError> {
+        let Ok(mut engines) = SHARED.get().lock() else { return Self::new(config) };
+        engines.retain(|engine| engine.strong_count() > 0);
+        let same = |inner: &Arc<Inner>| inner.config.is_same(&config);
+        if let Some(inner) = engines.iter().filter_map(Weak::upgrade).find(same) {
+            return Ok(Self { inner });
+        }
+        let engine = Self::new(config)?;
+        engines.push(Arc::downgrade(&engine.inner));
+        Ok(engine)
+    }
+
     /// An engine of the embedder's own, made with a configuration that [`EngineConfig::apply`] was given. The
     /// embedder may go on to use it for guests of its own.
     ///
@@ -285,8 +323,8 @@ impl Engine {
     }
 
     fn with(wasmtime: wasmtime::Engine, config: EngineConfig) -> Self {
-        let inner =
-            Inner { wasmtime, config, ticking: AtomicU32::new(0), generation: fork::generation() };
+        let (ticking, generation) = (AtomicU32::new(0), fork::generation());
+        let inner = Inner { wasmtime, config, ticking, generation, loaded: Loaded::default() };
         Self { inner: Arc::new(inner) }
     }
 
@@ -324,16 +362,28 @@ impl Engine {
     }
 
     /// Compiles a core module, or takes it from the cache.
-    pub(crate) fn compile(&self, wasm: &[u8]) -> Result<wasmtime::Module, LoadError> {
+    pub(crate) fn compile(&self, wasm: &[u8]) -> Result<Arc<wasmtime::Module>, LoadError> {
         let compile = || self.compile_anew(|engine| wasmtime::Module::new(engine, wasm));
-        let Some(cache) = self.cache() else { return compile() };
+        let Some(cache) = self.cache() else { return compile().map(Arc::new) };
         let key = self.cache_key(&[wasm]);
-        if let Some(module) = cache.module(self.wasmtime(), &key) {
+        if let Some(module) = self.kept_module(&key) {
             return Ok(module);
         }
-        let module = compile()?;
+        let module = Arc::new(compile()?);
         cache.keep_module(&key, &module);
+        self.inner.loaded.enter(&key, &module);
         Ok(module)
+    }
+
+    /// The module under this key, from a guest that uses it or from the cache.
+    pub(crate) fn kept_module(&self, key: &blake3::Hash) -> Option<Arc<wasmtime::Module>> {
+        let cache = self.cache()?;
+        if let Some(module) = self.inner.loaded.find(key) {
+            return Some(module);
+        }
+        let module = Arc::new(cache.module(self.wasmtime(), key)?);
+        self.inner.loaded.enter(key, &module);
+        Some(module)
     }
 
     /// Fails in a child of the process that made the engine: the threads that it compiles with are not there, and

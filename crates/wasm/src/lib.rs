@@ -58,6 +58,7 @@ mod lease_async;
 mod leasing;
 mod linear;
 mod live;
+mod loaded;
 mod loan;
 mod nested;
 mod plan;

@@ -1,6 +1,8 @@
 //! What analysis and preparation found out about a guest: all it takes to make instances, beside the
 //! compiled module and the warm state. Small, so that it is kept beside the compiled module.
 
+use std::sync::Arc;
+
 use afresh_rewrite::{
     PrepareError, PrepareOptions, Prepared, Roots, Visible, WarmState, bake, prepare,
 };
@@ -79,13 +81,13 @@ impl Plan {
         state: &WarmState,
         state_bytes: &[u8],
         wasm: impl FnOnce() -> Result<Vec<u8>, WarmError>,
-    ) -> Result<(Self, Module), WarmError> {
+    ) -> Result<(Self, Arc<Module>), WarmError> {
         let plan_key = Self::key(engine, digest, options, None);
         let module_key = |plan: &Plan| Self::module_key(engine, digest, options, plan, state_bytes);
         if let Some(cache) = engine.cache()
             && let Some(plan) = cache.bytes(&plan_key, KIND)
             && let Ok(plan) = postcard::from_bytes::<Plan>(&plan)
-            && let Some(module) = cache.module(engine.wasmtime(), &module_key(&plan))
+            && let Some(module) = engine.kept_module(&module_key(&plan))
         {
             return Ok((plan, module));
         }
@@ -98,8 +100,11 @@ impl Plan {
             }
             Mode::Auto | Mode::Reset => compile(&prepared.module)?,
         };
+        let module = Arc::new(module);
         if let Some(cache) = engine.cache() {
-            cache.keep_module(&module_key(&plan), &module);
+            let key = module_key(&plan);
+            cache.keep_module(&key, &module);
+            engine.inner.loaded.enter(&key, &module);
             if let Ok(bytes) = postcard::to_allocvec(&plan) {
                 cache.keep(&plan_key, KIND, &bytes);
             }
@@ -136,7 +141,7 @@ impl Plan {
     }
 
     /// Keeps plan and compiled module of a guest that was warmed here where [`Plan::of_warm`] looks, so that what is
-    /// saved of it is opened again without analysis or compiler. `compiled` is what was compiled.
+    /// saved of it is opened again without analysis or compiler. `compiled` is what was compiled, to `module`.
     pub(crate) fn keep_warm(
         &self,
         engine: &Engine,
@@ -144,6 +149,7 @@ impl Plan {
         options: &GuestOptions,
         state: &WarmState,
         compiled: &[u8],
+        module: &Arc<Module>,
     ) {
         let Some(cache) = engine.cache() else { return };
         let (Ok(plan), Ok(state)) = (postcard::to_allocvec(self), postcard::to_allocvec(state))
@@ -152,6 +158,7 @@ impl Plan {
         };
         let module_key = Self::module_key(engine, digest, options, self, &state);
         cache.also_as(&engine.cache_key(&[compiled]), &module_key);
+        engine.inner.loaded.enter(&module_key, module);
         cache.keep(&Self::key(engine, digest, options, None), KIND, &plan);
     }
 }

@@ -50,6 +50,8 @@ pub(crate) struct Present {
 /// What every instance of a guest is made from.
 pub(crate) struct Blueprint {
     pub(crate) pre: InstancePre<Host>,
+    /// What `pre` instantiates; as long as it is kept, others that open the guest find it.
+    pub(crate) module: Arc<Module>,
     pub(crate) stores: Stores,
     pub(crate) policy: MemoryPolicy,
     pub(crate) visible: Visible,
@@ -84,7 +86,7 @@ impl Blueprint {
     pub(crate) fn new(
         engine: &Engine,
         options: &GuestOptions,
-        module: &Module,
+        module: &Arc<Module>,
         plan: &Plan,
         clock: &Clock,
     ) -> Result<Self, LoadError> {
@@ -100,6 +102,7 @@ impl Blueprint {
             .map_err(|error| unsatisfied::of_module(&linker, module, &stores, error))?;
         Ok(Self {
             pre,
+            module: module.clone(),
             stores,
             policy: options.policy(engine),
             visible: plan.visible.clone().unwrap_or_default(),

@@ -324,7 +324,8 @@ impl Warm {
                 (Pools::Fresh { state, pool }, true)
             }
             Some(warmed) if plan.mode == Mode::Reset => {
-                plan.keep_warm(engine, &program.digest, options, &warmed.state, &prepared.module);
+                let (digest, module) = (&program.digest, &blueprint.module);
+                plan.keep_warm(engine, digest, options, &warmed.state, &prepared.module, module);
                 let state =
                     Arc::new(ResetState { blueprint, memories: warmed.warm, state: warmed.state });
                 for (memory, warm) in warmed.memories.iter().zip(&state.memories) {
@@ -346,7 +347,8 @@ impl Warm {
                 let files = blueprint.stores.files.clone();
                 blueprint = warmer.blueprint(&baked, &plan)?;
                 blueprint.stores.files = files;
-                plan.keep_warm(engine, &program.digest, options, &warmed.state, &baked);
+                let (digest, module) = (&program.digest, &blueprint.module);
+                plan.keep_warm(engine, digest, options, &warmed.state, &baked, module);
                 let state = Box::new(FreshState {
                     blueprint,
                     memories: warmed.warm,

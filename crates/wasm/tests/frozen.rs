@@ -191,6 +191,33 @@ fn with_a_cache_only_the_pages_that_calls_touch_are_fetched() {
     assert_eq!(frozen.memory().faults(), 0);
 }
 
+#[test]
+fn whoever_opens_what_another_guest_uses_gets_its_compiled_code() {
+    let dir = tempfile::tempdir().unwrap();
+    let config = EngineConfig { cache: Some(dir.path().into()), ..EngineConfig::default() };
+    let shared = || Engine::shared(config.clone()).unwrap();
+    let same =
+        |a: &Engine, b: &Engine| afresh_wasm::wasmtime::Engine::same(a.wasmtime(), b.wasmtime());
+    let engine = shared();
+    assert!(same(&engine, &shared()));
+    let other = Engine::shared(EngineConfig { fuel: true, ..config.clone() }).unwrap();
+    assert!(!same(&engine, &other));
+    let first = warm(&engine, Mode::Reset);
+    let (frozen, wanted) = (first.freeze().unwrap(), answers(&first));
+    let compiled = || {
+        let files = std::fs::read_dir(dir.path()).unwrap().map(|file| file.unwrap().path());
+        files.filter(|file| file.extension() == Some("cwasm".as_ref())).collect::<Vec<_>>()
+    };
+    assert!(!compiled().is_empty());
+    compiled().iter().for_each(|file| std::fs::remove_file(file).unwrap());
+    let second = thaw(&shared(), Mode::Reset, &frozen).unwrap();
+    assert_eq!(answers(&second), wanted);
+    assert!(compiled().is_empty(), "nothing was compiled again");
+    drop((first, second));
+    assert_eq!(answers(&thaw(&shared(), Mode::Reset, &frozen).unwrap()), wanted);
+    assert_eq!(compiled().len(), 1, "it went with the last guest that used it");
+}
+
 /// Flips a bit in the middle of the page layer.
 fn damage(dir: &Path) {
     let blobs = std::fs::read_dir(dir.join("blobs/sha256")).unwrap();

@@ -8,7 +8,8 @@ import importlib.metadata
 import importlib.util
 import os
 import sys
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -116,15 +117,48 @@ def _artifacts() -> Path | None:
     return None if found is None or found.origin is None else Path(found.origin).resolve().parent / "artifacts"
 
 
+# What was found, by what ``$AFRESH_PYTHON`` said, with the files that it was read from as they were: their paths, and
+# what the system tells them apart by. Finding it reads the distributions that are installed, for milliseconds.
+_Seen: TypeAlias = tuple[tuple[Path, tuple[int, ...]], ...]
+_found: dict[str | None, tuple[_Seen, tuple[Below, ...]]] = {}
+
+# Seconds after which a file's times tell a change of it from the last: clocks of file systems are coarse.
+_SETTLES = 2.0
+
+
+def _seen(files: Iterable[Path]) -> _Seen:
+    """What tells files from others that take their places; none that are missing."""
+    seen = []
+    for file in files:
+        with contextlib.suppress(OSError):
+            about = file.stat()
+            numbers = (about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+            seen.append((file, numbers))
+    return tuple(seen)
+
+
 def python_below() -> tuple[Below, ...]:
-    """CPython's library, if it is there: one zip, which the guest reads as it imports."""
+    """CPython's library, if it is there: one zip, which the guest reads as it imports.
+
+    Where it is and what it is known as is looked up once, and again when its files are not those of then.
+    """
+    given = os.environ.get("AFRESH_PYTHON")
+    seen, below = _found.get(given, ((), ()))
+    if seen and _seen(file for file, _ in seen) == seen:
+        return below
     artifacts = _artifacts()
     if artifacts is None:
         return ()
     library = artifacts / "python-stdlib.zip"
     if not library.is_file():
         return ()
-    return (("/usr/local/lib", "python315.zip", str(library), _identity(artifacts, library)),)
+    # Looked at first: who changes them meanwhile is noticed the next time.
+    seen = _seen((library, artifacts / "SHA256SUMS"))
+    below = (("/usr/local/lib", "python315.zip", str(library), _identity(artifacts, library)),)
+    settled = time.time_ns() - int(_SETTLES * 1e9)
+    if all(changed <= settled for _, (*_, changed) in seen):
+        _found[given] = (seen, below)
+    return below
 
 
 def _identity(artifacts: Path, file: Path) -> str:

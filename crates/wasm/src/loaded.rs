@@ -1,0 +1,51 @@
+//! Compiled modules that guests of an engine use: whoever opens one that another has open gets the same.
+//!
+//! What it promises: a module is found under the key of what it was made of alone, and goes with the last guest that
+//! uses it. What may break it: nothing outside. Nobody waits here for long, and a child of a fork for nobody: where
+//! another thread is looking, the module is read or made once more.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, Weak};
+
+use wasmtime::Module;
+
+/// The modules of an engine, by their keys in the cache.
+#[derive(Default)]
+pub(crate) struct Loaded {
+    modules: Mutex<HashMap<blake3::Hash, Weak<Module>>>,
+}
+
+impl Loaded {
+    /// The module of this key, if a guest uses it.
+    pub(crate) fn find(&self, key: &blake3::Hash) -> Option<Arc<Module>> {
+        self.modules.try_lock().ok()?.get(key)?.upgrade()
+    }
+
+    /// Lets others find it.
+    pub(crate) fn enter(&self, key: &blake3::Hash, module: &Arc<Module>) {
+        if let Ok(mut modules) = self.modules.try_lock() {
+            modules.retain(|_, module| module.strong_count() > 0);
+            modules.insert(*key, Arc::downgrade(module));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_module_is_found_as_long_as_somebody_uses_it() {
+        let engine = wasmtime::Engine::default();
+        let module = Arc::new(Module::new(&engine, "(module)").unwrap());
+        let (one, other) = (blake3::hash(b"one"), blake3::hash(b"other"));
+        let loaded = Loaded::default();
+        loaded.enter(&one, &module);
+        assert!(Arc::ptr_eq(&loaded.find(&one).unwrap(), &module));
+        assert!(loaded.find(&other).is_none());
+        drop(module);
+        assert!(loaded.find(&one).is_none());
+        loaded.enter(&other, &Arc::new(Module::new(&engine, "(module)").unwrap()));
+        assert_eq!(loaded.modules.lock().unwrap().len(), 1, "what nobody uses is forgotten");
+    }
+}
