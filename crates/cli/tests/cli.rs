@@ -15,9 +15,14 @@ fn err(output: &Output) -> String {
     String::from_utf8_lossy(&output.stderr).into_owned()
 }
 
-/// Writes a module and returns its path; the name keeps tests apart.
+/// Where tests leave files; the name keeps them apart.
+fn scratch(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join(format!("cli-{name}"))
+}
+
+/// Writes a module and returns its path.
 fn module(name: &str, wat: &str) -> String {
-    let path = std::env::temp_dir().join(format!("afresh-cli-{}-{name}.wasm", std::process::id()));
+    let path = scratch(&format!("{name}.wasm"));
     std::fs::write(&path, wat::parse_str(wat).unwrap()).unwrap();
     path.display().to_string()
 }
@@ -87,7 +92,7 @@ fn what_goes_wrong_is_named_and_has_an_exit_code() {
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {}", err(&output));
         assert!(err(&output).contains(message), "{arguments:?}: {}", err(&output));
     }
-    let text = std::env::temp_dir().join(format!("afresh-cli-{}.txt", std::process::id()));
+    let text = scratch("text.txt");
     std::fs::write(&text, "(module)").unwrap();
     let output = afresh(&["run", &text.display().to_string()]);
     assert!(
@@ -166,7 +171,7 @@ fn completions_and_manual_pages_know_every_command() {
         let text = out(&afresh(&["completions", shell]));
         assert!(text.contains("stub-imports") && text.contains("snapshot"), "{shell}");
     }
-    let dir = std::env::temp_dir().join(format!("afresh-cli-man-{}", std::process::id()));
+    let dir = scratch("man");
     let output = afresh(&["man", &dir.display().to_string()]);
     assert_eq!(output.status.code(), Some(0), "{}", err(&output));
     let page = std::fs::read_to_string(dir.join("afresh-run.1")).unwrap();
