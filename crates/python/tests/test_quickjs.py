@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Iterator
 
 import afresh.quickjs as quickjs_rs
 import pytest
+from afresh._source import constants_as_variables
 
 
 @pytest.fixture
@@ -100,3 +102,70 @@ async def test_asynchronous_functions(ctx: quickjs_rs.Context) -> None:
     with pytest.raises(quickjs_rs.TimeoutError):
         await ctx.eval_async("for (;;);", timeout=0.05)
     assert await ctx.eval_async("a") == 20
+
+
+@pytest.mark.parametrize(
+    ("code", "becomes"),
+    [
+        ("const a = 1; { const b = 2 }", "var a = 1; { const b = 2 }"),
+        ("for (const x of y) {}\nconst [p] = q", "for (const x of y) {}\nvar [p] = q"),
+        ("a.const = 1; const\n{d} = e", "a.const = 1; var\n{d} = e"),
+        ("const r = /[/'] const '/.test(s); const t = 1", "var r = /[/'] const '/.test(s); var t = 1"),
+        ("x = (1) / 2; const y = 3 / 1 // const z", "x = (1) / 2; var y = 3 / 1 // const z"),
+        (
+            "const u = `a${`${(() => { const i = 1 })()}`} const `; u",
+            "var u = `a${`${(() => { const i = 1 })()}`} const `; u",
+        ),
+        ("const s = 'it\\'s const'; const t = \"\\\"\"", "var s = 'it\\'s const'; var t = \"\\\"\""),
+        ("const f = () => { const g = 1 }; f", "var f = () => { const g = 1 }; f"),
+        ("const left = '",) * 2,
+        ("const left = {",) * 2,
+        ("} const left = 1",) * 2,
+        ("constant = 1; $const = 2",) * 2,
+    ],
+)
+def test_outermost_constants_become_variables(code: str, becomes: str) -> None:
+    assert constants_as_variables(code) == becomes
+
+
+async def test_a_handle_of_an_awaiting_script_holds_what_it_became() -> None:
+    async def double(n: int) -> int:
+        await asyncio.sleep(0)
+        return 2 * n
+
+    with quickjs_rs.Runtime(transform_flags=quickjs_rs.SourceTransform.TOP_LEVEL_CONST_TO_VAR) as runtime:
+        context = runtime.new_context()
+        context.register("double", double)
+        for n in range(2):
+            handle = await context.eval_handle_async(f"const x = await double({n + 20}); let y{n} = x; x")
+            assert not handle.is_promise()
+            assert handle.to_python() == 2 * (n + 20)
+        assert (await context.eval_handle_async("[x, y0, y1]")).to_python() == [42, 40, 42]
+        function = await context.eval_handle_async("(a, b) => a + b + x")
+        assert (function.type_of, function.call(1, 2).to_python()) == ("function", 45)
+        promise = context.eval_handle("(async () => 5)()")
+        assert promise.is_promise()
+        assert (await promise.await_promise()).to_python() == 5
+        with pytest.raises(quickjs_rs.QuickJSError, match="no promise"):
+            await function.await_promise()
+        with pytest.raises(quickjs_rs.JSError, match="gone"):
+            await context.eval_handle_async("await double(1); throw new Error('gone')")
+        with pytest.raises(quickjs_rs.DeadlockError):
+            await context.eval_handle_async("new Promise(() => {})")
+        assert context.eval("Symbol.for('afresh.value') in globalThis") is False
+
+
+def test_a_worker_is_a_thread_with_a_loop() -> None:
+    async def where() -> str:
+        return threading.current_thread().name
+
+    worker = quickjs_rs.ThreadWorker(name="of-its-own")
+    assert worker.run_sync(where()) == "of-its-own"
+
+    async def elsewhere() -> str:
+        return await worker.run_async(where())
+
+    assert asyncio.run(elsewhere()) == "of-its-own"
+    worker.close()
+    worker.close()
+    assert "of-its-own" not in [thread.name for thread in threading.enumerate()]

@@ -10,6 +10,7 @@
 //! | 2 | an expression that is a function, to be called with `arguments` |
 //! | 3 | a script whose promise is not waited for |
 //! | 4 | a script as 0, after which the guest traps unless it came to its end: for warm-ups |
+//! | 5 | a script as 0, whose value stays: it becomes `globalThis[Symbol.for("afresh.value")]`, and the answer is `undefined` |
 //!
 //! `tools` are the names of the functions that the host offers: each is a global function for the program. `name` is
 //! what stack traces call the source. The answer is `[0, value, text]` or `[1, name, message, stack, host]`: what was
@@ -248,7 +249,7 @@ fn run<'js>(
             options.promise = what != 3 && source.contains("await");
             let awaits = options.promise;
             let value: Value<'_> = ctx.eval_with_options(source, options).map_err(threw)?;
-            match value.as_promise() {
+            let value = match value.as_promise() {
                 Some(promise) if awaits => {
                     let ended = settle(ctx, promise)?;
                     let value: Value<'_> = match ended.as_object() {
@@ -256,15 +257,27 @@ fn run<'js>(
                         None => ended,
                     };
                     match value.as_promise() {
-                        Some(promise) => settle(ctx, promise),
-                        None => Ok(value),
+                        Some(promise) => settle(ctx, promise)?,
+                        None => value,
                     }
                 }
-                Some(promise) if what != 3 => settle(ctx, promise),
-                _ => Ok(value),
+                Some(promise) if what != 3 => settle(ctx, promise)?,
+                _ => value,
+            };
+            if what != 5 {
+                return Ok(value);
             }
+            ctx.globals().set(place(ctx).map_err(threw)?, value).map_err(threw)?;
+            Ok(Value::new_undefined(ctx.clone()))
         }
     }
+}
+
+/// Where a value that stays is found.
+fn place<'js>(ctx: &Ctx<'js>) -> rquickjs::Result<Value<'js>> {
+    let symbol: Object<'js> = ctx.globals().get("Symbol")?;
+    let of: Function<'js> = symbol.get("for")?;
+    of.call(("afresh.value",))
 }
 
 /// What a promise becomes, once nothing is left to be done.

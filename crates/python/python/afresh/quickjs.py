@@ -4,8 +4,8 @@ A context is a sandbox of its own, forked from one warm guest. A snapshot holds 
 promises included, and restores in another process, too. An evaluation that is cut short by a time limit or a trap
 leaves no trace: the context is as it was before.
 
-Not there: a dictionary of globals, loaders of modules, transforms of sources (TypeScript), and `ThreadWorker`, which
-nobody needs here, for contexts may be used from any thread.
+Not there: a dictionary of globals, loaders of modules, and TypeScript. Contexts may be used from any thread;
+`ThreadWorker` is there for those who bring them one.
 
 >>> with Runtime() as runtime, runtime.new_context() as ctx:
 ...     ctx.eval("const numbers = [1, 2, 3]; numbers.map(n => n * n)")
@@ -21,6 +21,7 @@ import os
 import struct
 import tempfile
 from collections.abc import Callable
+from enum import IntFlag
 from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
@@ -29,9 +30,11 @@ from typing import Any
 from . import _languages, _native
 from ._result import Result, result
 from ._sandbox import AsyncSandbox
+from ._source import constants_as_variables
 from ._tools import Dispatcher
 from ._values import UNDEFINED, Opaque, Undefined
 from ._warm import Warm, load, warm
+from ._worker import ThreadWorker
 from .errors import AfreshError, GuestError, ProgramError, StoppedError, TimeLimitError
 
 __all__ = [
@@ -50,6 +53,8 @@ __all__ = [
     "QuickJSError",
     "Runtime",
     "Snapshot",
+    "SourceTransform",
+    "ThreadWorker",
     "TimeoutError",
     "Undefined",
 ]
@@ -58,7 +63,8 @@ _MAGIC = b"AFQS"
 _VERSION = 1
 _HEADER = struct.Struct("<4sI32sQ")
 _FAILED = "Host function failed"
-_SCRIPT, _MODULE, _APPLY = 0, 1, 2
+# As the guest counts them.
+_SCRIPT, _MODULE, _APPLY, _PLAIN, _KEPT = 0, 1, 2, 3, 5
 
 
 class QuickJSError(Exception):
@@ -109,6 +115,13 @@ class ConcurrentEvalError(QuickJSError):
 
 class DeadlockError(QuickJSError):
     """The program waits for a promise that nothing settles."""
+
+
+class SourceTransform(IntFlag):
+    """What is done to scripts before they are evaluated."""
+
+    NONE = 0
+    TOP_LEVEL_CONST_TO_VAR = 8
 
 
 @lru_cache(maxsize=1)
@@ -166,10 +179,17 @@ def _checked(snapshot: Snapshot) -> bytes:
 class Runtime:
     """What contexts have in common: their limits."""
 
-    def __init__(self, *, memory_limit: int | None = 64 << 20, stack_limit: int | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        memory_limit: int | None = 64 << 20,
+        stack_limit: int | None = None,
+        transform_flags: SourceTransform = SourceTransform.NONE,
+    ) -> None:
         # The engine has a stack of its own, whose end is a trap.
         del stack_limit
         self._memory_limit = memory_limit
+        self._transform_flags = SourceTransform(transform_flags)
         self._contexts: list[Context] = []
         self._closed = False
 
@@ -298,6 +318,8 @@ class Context:
         return Dispatcher(functions, self._loop)
 
     def _evaluate(self, what: int, code: str, name: str, stopper: _native.Stopper | None) -> Result:
+        if what != _MODULE and SourceTransform.TOP_LEVEL_CONST_TO_VAR in self._runtime._transform_flags:
+            code = constants_as_variables(code)
         before = self._session.at()
         kept = self._session.checkpoint("")
         if kept != before and self._session.tree()[0][0] != before:
@@ -333,20 +355,22 @@ class Context:
         if self._in_flight:
             raise ConcurrentEvalError("eval_async is in flight on this context")
         self._modules |= module
-        return self._value(self._evaluate(_MODULE if module else 3, code, filename, None))
+        return self._value(self._evaluate(_MODULE if module else _PLAIN, code, filename, None))
 
     async def eval_async(
         self, code: str, *, module: bool = False, timeout: float | None = None, filename: str = "<eval>"
     ) -> Any:
         """The value that a script gives which may await, and call asynchronous functions of the host's."""
+        return await self._awaited(_MODULE if module else _SCRIPT, code, filename, timeout)
+
+    async def _awaited(self, what: int, code: str, filename: str, timeout: float | None) -> Any:
         self._open()
         if self._in_flight:
             raise ConcurrentEvalError("another eval_async is already in flight on this context")
-        self._modules |= module
+        self._modules |= what == _MODULE
         self._in_flight = True
         self._loop = asyncio.get_running_loop()
         away = AsyncSandbox(self._session, None, None)
-        what = _MODULE if module else _SCRIPT
         try:
             evaluation = away._away(lambda stopper: self._evaluate(what, code, filename, stopper))
             return self._value(await asyncio.wait_for(evaluation, timeout))
@@ -355,6 +379,17 @@ class Context:
         finally:
             self._in_flight = False
             self._loop = None
+
+    async def eval_handle_async(
+        self, code: str, *, module: bool = False, timeout: float | None = None, filename: str = "<eval>"
+    ) -> Handle:
+        """A handle to the value that a script gives. What it declares stays; a promise has become its value."""
+        if module:
+            await self._awaited(_MODULE, code, filename, timeout)
+            return Handle(self, self._kept("() => undefined"))
+        await self._awaited(_KEPT, code, filename, timeout)
+        take = "() => { const { [at]: value } = globalThis; delete globalThis[at]; return value; }"
+        return Handle(self, self._kept(take.replace("[at]", f"[{_PLACE}]")))
 
     def eval_handle(self, code: str, *, module: bool = False, filename: str = "<eval>") -> Handle:
         """A handle to the value that code gives. Its own `let` and `const` end with it, as in an indirect `eval`."""
@@ -420,6 +455,8 @@ class Context:
         before.close()
 
 
+# Where the guest leaves the value of a script that stays, and finds that of a promise.
+_PLACE = 'Symbol.for("afresh.value")'
 # Where a context keeps what handles hold, beside everything else of its state.
 _TABLE = """
     const { table, keep } = (globalThis[Symbol.for("afresh.handles")] ??= (() => {
@@ -478,6 +515,18 @@ class Handle:
         kind = "v === null ? 'null' : Array.isArray(v) ? 'array' : typeof v"
         text: str = self._context._apply(f"const v = plain[0]; return {kind};", self)
         return text
+
+    def is_promise(self) -> bool:
+        """Whether it is a promise."""
+        self._live()
+        return bool(self._context._apply("return plain[0] instanceof Promise;", self))
+
+    async def await_promise(self, *, timeout: float | None = None) -> Handle:
+        """A handle to what the promise becomes."""
+        if not self.is_promise():
+            raise QuickJSError("the handle holds no promise")
+        self._context._apply(f"globalThis[{_PLACE}] = plain[0];", self)
+        return await self._context.eval_handle_async(f"globalThis[{_PLACE}]", timeout=timeout)
 
     def get(self, key: str) -> Handle:
         """A property."""
