@@ -364,15 +364,24 @@ impl Engine {
     /// Compiles a core module, or takes it from the cache.
     pub(crate) fn compile(&self, wasm: &[u8]) -> Result<Arc<wasmtime::Module>, LoadError> {
         let compile = || self.compile_anew(|engine| wasmtime::Module::new(engine, wasm));
-        let Some(cache) = self.cache() else { return compile().map(Arc::new) };
+        if self.cache().is_none() {
+            return compile().map(Arc::new);
+        }
         let key = self.cache_key(&[wasm]);
         if let Some(module) = self.kept_module(&key) {
             return Ok(module);
         }
         let module = Arc::new(compile()?);
-        cache.keep_module(&key, &module);
-        self.inner.loaded.enter(&key, &module);
+        self.keep_module(&key, &module);
         Ok(module)
+    }
+
+    /// Keeps a compiled module under this key, for other processes and for other guests of this engine.
+    pub(crate) fn keep_module(&self, key: &blake3::Hash, module: &Arc<wasmtime::Module>) {
+        if let Some(cache) = self.cache() {
+            cache.keep_module(key, module);
+            self.inner.loaded.enter(key, module);
+        }
     }
 
     /// The module under this key, from a guest that uses it or from the cache.

@@ -102,9 +102,7 @@ impl Plan {
         };
         let module = Arc::new(module);
         if let Some(cache) = engine.cache() {
-            let key = module_key(&plan);
-            cache.keep_module(&key, &module);
-            engine.inner.loaded.enter(&key, &module);
+            engine.keep_module(&module_key(&plan), &module);
             if let Ok(bytes) = postcard::to_allocvec(&plan) {
                 cache.keep(&plan_key, KIND, &bytes);
             }

@@ -9,7 +9,7 @@ mod servers;
 mod soak;
 
 use apart::Namespace;
-use hosts::{Fleet, Ran, Sandbox, others_ask, until};
+use hosts::{Fleet, Host, Ran, Sandbox, others_ask, until};
 use serde_json::Value;
 use servers::Proxy;
 
@@ -124,11 +124,18 @@ fn a_host_that_is_cut_off_refuses_and_joins_again() {
     let sandbox = saved(&fleet, 2);
     assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(3));
     fleet.proxy.swallow(true);
-    // The first host is asked all the time; as soon as another answers, it must not any more.
-    let mut taken = false;
-    let mut last = 3;
+    another_takes_it(&fleet, &fleet.hosts[0], &sandbox);
+    fleet.proxy.swallow(false);
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(4));
+    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(5));
+}
+
+/// Waits until the second host has a sandbox that was saved with two calls done, while `before`, who had it and had done a third,
+/// is asked all the time: as soon as another answers, it must not any more.
+fn another_takes_it(fleet: &Fleet, before: &Host, sandbox: &Sandbox) {
+    let (mut last, mut taken) = (3, false);
     until("another host has it", || {
-        match sandbox.run(&fleet.hosts[0]) {
+        match sandbox.run(before) {
             Ran::Count(count) => {
                 assert!(!taken);
                 assert_eq!(count, last + 1);
@@ -145,10 +152,7 @@ fn a_host_that_is_cut_off_refuses_and_joins_again() {
         }
         taken
     });
-    assert_eq!(sandbox.run(&fleet.hosts[0]), Ran::Refused(503));
-    fleet.proxy.swallow(false);
-    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(4));
-    assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(5));
+    assert_eq!(sandbox.run(before), Ran::Refused(503));
 }
 
 #[test]
@@ -162,26 +166,7 @@ fn a_host_whose_packets_are_dropped_runs_nothing_that_others_took() {
     let sandbox = saved_on(&fleet, 3, 2);
     assert_eq!(sandbox.run_soon(&fleet.hosts[3]), Ran::Count(3));
     apart.cut(nats.address.port(), true);
-    let (mut last, mut taken) = (3, false);
-    until("another host has it", || {
-        match sandbox.run(&fleet.hosts[3]) {
-            Ran::Count(count) => {
-                assert!(!taken);
-                assert_eq!(count, last + 1);
-                last = count;
-            }
-            Ran::Refused(status) => assert_eq!(status, 503),
-        }
-        match sandbox.run(&fleet.hosts[1]) {
-            Ran::Count(count) => {
-                taken = true;
-                assert_eq!(count, 3);
-            }
-            Ran::Refused(status) => assert_eq!(status, 503),
-        }
-        taken
-    });
-    assert_eq!(sandbox.run(&fleet.hosts[3]), Ran::Refused(503));
+    another_takes_it(&fleet, &fleet.hosts[3], &sandbox);
     apart.cut(nats.address.port(), false);
     assert_eq!(sandbox.run_soon(&fleet.hosts[3]), Ran::Count(4));
     assert_eq!(sandbox.run_soon(&fleet.hosts[2]), Ran::Count(5));

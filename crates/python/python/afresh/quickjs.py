@@ -388,8 +388,8 @@ class Context:
             await self._awaited(_MODULE, code, filename, timeout)
             return Handle(self, self._kept("() => undefined"))
         await self._awaited(_KEPT, code, filename, timeout)
-        take = "() => { const { [at]: value } = globalThis; delete globalThis[at]; return value; }"
-        return Handle(self, self._kept(take.replace("[at]", f"[{_PLACE}]")))
+        take = f"() => {{ const at = {_PLACE}, value = globalThis[at]; delete globalThis[at]; return value; }}"
+        return Handle(self, self._kept(take))
 
     def eval_handle(self, code: str, *, module: bool = False, filename: str = "<eval>") -> Handle:
         """A handle to the value that code gives. Its own `let` and `const` end with it, as in an indirect `eval`."""

@@ -191,7 +191,7 @@ pub(crate) async fn create(store: &Store, key: &str, value: Bytes) -> Result<u64
             _ => LinkError::Away(error.to_string()),
         })
     };
-    within(made).await
+    within(ANSWER, made).await
 }
 
 /// Changes an entry that nobody has changed since `revision`.
@@ -207,7 +207,7 @@ pub(crate) async fn update(
             _ => LinkError::Away(error.to_string()),
         })
     };
-    within(updated).await
+    within(ANSWER, updated).await
 }
 
 /// Sets an entry, whatever it was.
@@ -224,13 +224,16 @@ pub(crate) async fn remove(store: &Store, key: &str, revision: u64) -> Result<()
             _ => LinkError::Away(error.to_string()),
         })
     };
-    within(removed).await
+    within(ANSWER, removed).await
 }
 
-async fn within<T>(work: impl Future<Output = Result<T, LinkError>>) -> Result<T, LinkError> {
-    match tokio::time::timeout(ANSWER, work).await {
+async fn within<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, LinkError>>,
+) -> Result<T, LinkError> {
+    match tokio::time::timeout(limit, work).await {
         Ok(done) => done,
-        Err(_) => Err(LinkError::Away(format!("nothing within {} s", ANSWER.as_secs()))),
+        Err(_) => Err(LinkError::Away(format!("nothing within {} s", limit.as_secs()))),
     }
 }
 
@@ -239,10 +242,7 @@ const EVERYTHING: Duration = Duration::from_secs(600);
 
 /// Every entry of a bucket, however many.
 pub(crate) async fn every(client: &Client, store: &Store) -> Result<Vec<Found>, LinkError> {
-    match tokio::time::timeout(EVERYTHING, read(client, store, ">", usize::MAX)).await {
-        Ok(done) => done,
-        Err(_) => Err(LinkError::Away(format!("not all within {} s", EVERYTHING.as_secs()))),
-    }
+    within(EVERYTHING, read(client, store, ">", usize::MAX)).await
 }
 
 /// Every entry whose key matches, at most `most`.
@@ -252,7 +252,7 @@ pub(crate) async fn all(
     filter: &str,
     most: usize,
 ) -> Result<Vec<Found>, LinkError> {
-    within(read(client, store, filter, most)).await
+    within(ANSWER, read(client, store, filter, most)).await
 }
 
 async fn read(
