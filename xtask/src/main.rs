@@ -37,6 +37,7 @@ Commands:
   guests [--only NAME]   Build the guests (installing compilers and targets that are missing)
                          into target/guests; those whose inputs did not change are skipped.
                          NAME: component, js, quickjs, sieve or vm; may be repeated.
+  lint                   Compile every test, and hold clippy and rustdoc against what was compiled.
   miri                   Run the engine's bookkeeping in Miri, over a pretend kernel; installs the nightly
                          toolchain where it is missing.
   soak [--seconds N] [--first SEED] [--seed SEED]
@@ -79,6 +80,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("fuzz", rest)) => fuzz::main(rest),
         Some(("guests", rest)) => guests::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("lint", rest)) => test::lint(rest),
         Some(("miri", rest)) => miri::main(rest),
         Some(("soak", rest)) => soak::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("release", rest)) => release::main(rest).map(|()| ExitCode::SUCCESS),

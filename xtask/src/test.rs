@@ -19,6 +19,8 @@ use crate::command::{cargo, find, run, run_watched};
 use crate::units::{self, Units};
 use crate::{e2b, fuzz, guests, host, miri, packages, python, tools};
 
+/// What cargo is asked for the tests.
+const ALL: [&str; 4] = ["test", "--workspace", "--all-features", "--locked"];
 /// The step whose failures are counted by the tests themselves.
 const TESTS: &str = "tests";
 const PYTHON: &str = "python";
@@ -40,28 +42,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         host::rust_component("rustfmt", "fmt")?;
         run(cargo().current_dir(host::repository()).args(["fmt", "--all", "--check"]))
     });
-    let all = ["test", "--workspace", "--all-features", "--locked"];
-    let mut units = None;
-    steps.run("build", || {
-        host::c_compiler()?;
-        units = Some(units::build(&all)?);
-        Ok(())
-    });
-    let of = |units: &Option<Units>, look: fn(&Units) -> Result<()>| match units {
-        Some(units) => look(units),
-        None => bail!("nothing was built that it could work over"),
-    };
-    steps.run("clippy", || {
-        host::rust_component("clippy", "clippy")?;
-        of(&units, Units::clippy)
-    });
-    steps.run("documentation", || of(&units, Units::document));
-    steps.run("parts", || of(&units, parts));
+    compile_and_lint(&mut steps);
     steps.run("guests", guests::all);
     steps.run(TESTS, || {
         let mut test = cargo();
         test.current_dir(host::repository())
-            .args(all)
+            .args(ALL)
             .arg("--no-fail-fast")
             // What passing tests print is asked for too: it may be that they skipped something.
             .args(["--", "--show-output"]);
@@ -111,8 +97,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     for name in &tally.failures {
         println!("failed test: {name}");
     }
-    let first = steps.done.iter().find_map(|(name, _, error)| Some((name, error.as_ref()?)));
-    if let Some((name, error)) = first {
+    if let Some((name, error)) = steps.first_failure() {
         println!("the first failure is in step {name}: {error}");
     }
     println!("{}", tally.line());
@@ -120,12 +105,43 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
+/// `cargo xtask lint`
+pub(crate) fn lint(arguments: &[String]) -> Result<ExitCode> {
+    if let Some(argument) = arguments.first() {
+        bail!("unknown argument {argument:?}; usage: cargo xtask lint");
+    }
+    let mut steps = Steps::default();
+    compile_and_lint(&mut steps);
+    Ok(if steps.first_failure().is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Compiles all tests, and holds lints and documentation against what was compiled.
+fn compile_and_lint(steps: &mut Steps) {
+    let mut units = None;
+    steps.run("build", || {
+        host::c_compiler()?;
+        units = Some(units::build(&ALL)?);
+        Ok(())
+    });
+    let of = |look: fn(&Units) -> Result<()>| match &units {
+        Some(units) => look(units),
+        None => bail!("nothing was built that it could work over"),
+    };
+    steps.run("clippy", || {
+        host::rust_component("clippy", "clippy")?;
+        of(Units::clippy)
+    });
+    steps.run("parts", || of(parts));
+    steps.run("documentation", || of(Units::document));
+}
+
 /// What users who want only a part of the front door compile.
 const PARTS: [&str; 4] = ["arena", "linux", "snapshots", "vm"];
 
-/// The same with all of Wasm's dependencies, which are not compiled a second time; the last is what the demonstration
-/// builds.
-const WASM: [(&str, &str); 2] = [("afresh", "wasm"), ("afresh-cli", "wasm")];
+/// Wasm's part and the command with it alone, over the dependencies of the tests, which are not compiled a second time
+/// with fewer features: those of `snapshots` are there in full.
+const WASM: [(&str, &str); 2] =
+    [("afresh", "wasm,remote,seal"), ("afresh-cli", "wasm,remote,seal")];
 
 /// Checks that each part compiles alone, without warnings.
 fn parts(units: &Units) -> Result<()> {
@@ -175,6 +191,10 @@ struct Steps {
 }
 
 impl Steps {
+    fn first_failure(&self) -> Option<(&str, &str)> {
+        self.done.iter().find_map(|(name, _, error)| Some((*name, error.as_deref()?)))
+    }
+
     fn run(&mut self, name: &'static str, step: impl FnOnce() -> Result<()>) {
         println!("\n== {name}");
         let start = Instant::now();

@@ -133,7 +133,9 @@ impl Unit {
     /// Another program that is asked the same.
     fn command(&self, program: &Path, without: &[&str]) -> Command {
         let mut command = Command::new(program);
-        command.current_dir(&self.folder).envs(&self.variables).env_remove("RUSTC_WRAPPER");
+        command.current_dir(&self.folder).envs(&self.variables);
+        // Who asked then shares its processors no more.
+        command.env_remove("CARGO_MAKEFLAGS").env_remove("MAKEFLAGS");
         let mut arguments = self.arguments.iter();
         while let Some(word) = arguments.next() {
             let own = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
