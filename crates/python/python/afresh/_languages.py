@@ -120,7 +120,7 @@ def _artifacts() -> Path | None:
 
 def _is_installed() -> bool:
     """Whether the distribution is there, in the version that is known, however it was installed."""
-    import importlib.metadata
+    import importlib.metadata  # noqa: PLC0415
 
     try:
         return importlib.metadata.version(_PYTHON) == _PYTHON_VERSION
