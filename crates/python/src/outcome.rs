@@ -108,6 +108,13 @@ impl Setup {
         Request { bytes: request, form }
     }
 
+    /// The request for what does as little as any evaluation does, in a clone of its own.
+    pub(crate) fn least(&self, form: Form) -> Vec<u8> {
+        let mut request = self.request(0, "1+1", "<sandbox>", None, form);
+        request.address_to(1);
+        request.bytes
+    }
+
     fn state(&self, sink: Option<Py<PyAny>>, stops: [Stop; 2]) -> CallState {
         let tools =
             self.dispatch.as_ref().map(|dispatch| Python::attach(|py| dispatch.clone_ref(py)));
@@ -123,7 +130,8 @@ pub(crate) struct Outcome {
     us: f64,
 }
 
-/// Makes one call of a guest with everything that belongs to it. The error is for the session to know of.
+/// Makes one call of a guest with everything that belongs to it. The error is for the session to know of. `counts` says
+/// whether the pages that differ afterwards are counted, which takes a comparison of all that calls write.
 pub(crate) fn evaluate(
     lease: &mut Lease<'_>,
     handler: &Function,
@@ -131,6 +139,7 @@ pub(crate) fn evaluate(
     sink: Option<Py<PyAny>>,
     stops: [Stop; 2],
     mut request: Request,
+    counts: bool,
 ) -> (Outcome, bool) {
     let state = setup.state(sink, stops);
     if let Some(module) = lease.as_module() {
@@ -144,7 +153,7 @@ pub(crate) fn evaluate(
     let (mut state, mut dirty) = (CallState::default(), None);
     if let Some(module) = lease.as_module() {
         state = std::mem::take(module.host_mut().state::<CallState>());
-        dirty = module.dirty_pages().ok();
+        dirty = counts.then(|| module.dirty_pages().ok()).flatten();
     }
     let whole = answer.is_ok();
     if let (Ok(answer), Some(given)) = (&mut answer, state.given.take()) {

@@ -139,7 +139,7 @@ impl Session {
             };
             let mut outcome = None;
             let done = session.with(|lease| {
-                let (found, whole) = evaluate(lease, handler, &setup, sink, stops, request);
+                let (found, whole) = evaluate(lease, handler, &setup, sink, stops, request, true);
                 let failed = found.failure().map(failure_of);
                 outcome = Some(found);
                 match (whole, failed) {

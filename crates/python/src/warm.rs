@@ -148,7 +148,16 @@ impl Warm {
             let mut lease =
                 self.guest.lease().map_err(|error| error::raise::<GuestError>(&error))?;
             Ok::<_, PyErr>(
-                evaluate(&mut lease, &handler, &self.setup, None, Default::default(), request).0,
+                evaluate(
+                    &mut lease,
+                    &handler,
+                    &self.setup,
+                    None,
+                    Default::default(),
+                    request,
+                    false,
+                )
+                .0,
             )
         })?;
         Ok(PyBytes::new(py, &outcome.into_bytes()?))
@@ -163,7 +172,9 @@ impl Warm {
             let mut lease =
                 self.guest.lease().map_err(|error| error::raise::<GuestError>(&error))?;
             let stops: [Stop; 2] = Default::default();
-            Ok::<_, PyErr>(evaluate(&mut lease, handler, &self.setup, None, stops, request).0)
+            Ok::<_, PyErr>(
+                evaluate(&mut lease, handler, &self.setup, None, stops, request, false).0,
+            )
         })?;
         outcome.into_python(py, false)
     }
@@ -188,7 +199,21 @@ impl Warm {
     /// Saves the warm state; returns its id.
     fn save(&self, py: Python<'_>, to: &str) -> PyResult<String> {
         let to = reference(to)?;
-        let saved = py.detach(|| self.guest.save(&to, &SaveOptions::new()));
+        let interpreter = self.interpreter.as_ref();
+        let handler = interpreter.and_then(|i| HANDLERS.iter().find(|(_, form)| *form == i.form));
+        let least =
+            handler.map(|(name, form)| Call::bytes((*name).to_owned(), self.setup.least(*form)));
+        let saved = py.detach(|| {
+            // What every evaluation touches is read first when the snapshot is opened, and not page by page.
+            let recorded = least.map(|call| self.guest.save(&to, &SaveOptions::new().record(call)));
+            match recorded {
+                // A guest that answers nothing now is saved as well.
+                None | Some(Err(afresh::SaveError::Record { .. })) => {
+                    self.guest.save(&to, &SaveOptions::new())
+                }
+                Some(saved) => saved,
+            }
+        });
         Ok(saved.map_err(|error| error::raise::<SaveError>(&error))?.id.to_string())
     }
 }

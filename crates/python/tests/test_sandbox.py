@@ -320,6 +320,6 @@ def test_a_signal_whose_handler_returns_ends_nothing(js: afresh.Warm) -> None:
 
 def test_a_language_that_is_not_there_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AFRESH_PYTHON", raising=False)
-    monkeypatch.setattr("importlib.metadata.version", lambda _: "0.0.0")
+    monkeypatch.setattr("afresh._languages._PYTHON_VERSION", "0.0.0")
     with pytest.raises(afresh.OpenError, match=r"pip install 'afresh\[python\]'"):
         afresh.warm("python")

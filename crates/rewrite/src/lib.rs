@@ -16,6 +16,7 @@
 //! let prepared = prepare(guest, &PrepareOptions::default())?;
 //! assert_eq!(prepared.segments[0].offset, 8);
 //! assert_eq!(prepared.segments[0].bytes, b"hi");
+//! assert_eq!(guest[prepared.segments[0].place..][..2], *b"hi");
 //! assert_eq!(names::memory(0), "afresh:memory:0");
 //! # Ok::<(), afresh_rewrite::PrepareError>(())
 //! ```
@@ -38,6 +39,9 @@ mod refusal;
 mod reveal;
 mod seal;
 mod stack;
+
+/// Tells one build of this crate from another: what one prepared need not be what the other would.
+pub const BUILD: &str = env!("AFRESH_REWRITE_BUILD");
 
 pub use analysis::{
     Analysis, AnalyzeError, Global, Import, Memory, Roots, Segment, Table, analyze,

@@ -85,6 +85,8 @@ pub struct DataSegment {
     pub offset: u64,
     /// The bytes.
     pub bytes: Vec<u8>,
+    /// Where the bytes are in the module that was prepared: byte offset in it.
+    pub place: usize,
 }
 
 /// What [`names::RESTORE`] brings back.
@@ -212,7 +214,8 @@ pub(crate) fn move_data(
         match model.placement(data) {
             Some((memory, offset)) if moving => {
                 section.passive([]);
-                moved.push(DataSegment { memory, offset, bytes: data.data.to_vec() });
+                let place = data.range.end - data.data.len();
+                moved.push(DataSegment { memory, offset, bytes: data.data.to_vec(), place });
             }
             _ => {
                 moving &= !active;

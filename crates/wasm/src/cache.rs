@@ -9,6 +9,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use tempfile::Builder;
 use wasmtime::component::Component;
 use wasmtime::{Engine, Module};
@@ -57,14 +59,25 @@ impl<'a> Cache<'a> {
         }
     }
 
-    /// The bytes kept under `key` and `kind`.
-    pub(crate) fn bytes(&self, key: &blake3::Hash, kind: &str) -> Option<Vec<u8>> {
-        std::fs::read(self.path(key, kind)).ok()
+    /// What [`Cache::keep_value`] kept under `key` and `kind`; `None` where nothing is, or it is damaged.
+    pub(crate) fn value<T: DeserializeOwned>(&self, key: &blake3::Hash, kind: &str) -> Option<T> {
+        let file = std::fs::read(self.path(key, kind)).ok()?;
+        let (digest, bytes) = file.split_first_chunk::<{ blake3::OUT_LEN }>()?;
+        (blake3::hash(bytes) == *digest).then(|| postcard::from_bytes(bytes).ok())?
+    }
+
+    /// Keeps a value with its digest, so that one which a disk has damaged is made anew. Whoever may write to the
+    /// directory may keep what they like in it: see above.
+    pub(crate) fn keep_value(&self, key: &blake3::Hash, kind: &str, value: &impl Serialize) {
+        if let Ok(bytes) = postcard::to_allocvec(value) {
+            let digest = blake3::hash(&bytes);
+            self.keep(key, kind, &[digest.as_bytes(), bytes.as_slice()].concat());
+        }
     }
 
     /// Keeps `bytes`. A file appears whole and durable under a name that no other writer has, and is never
     /// written again: others may have it mapped.
-    pub(crate) fn keep(&self, key: &blake3::Hash, kind: &str, bytes: &[u8]) {
+    fn keep(&self, key: &blake3::Hash, kind: &str, bytes: &[u8]) {
         let path = self.path(key, kind);
         let kept = || -> io::Result<()> {
             DirBuilder::new().recursive(true).mode(0o700).create(self.directory)?;
@@ -83,6 +96,30 @@ impl<'a> Cache<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_that_is_damaged_or_cut_is_none() {
+        let dir = tempfile::tempdir().unwrap();
+        let cache = Cache::new(dir.path());
+        let key = blake3::hash(b"a guest");
+        let value = vec![7_u32, 8, 9];
+        cache.keep_value(&key, "plan", &value);
+        assert_eq!(cache.value(&key, "plan"), Some(value.clone()));
+        assert_eq!(cache.value::<Vec<u32>>(&key, "other"), None);
+        let whole = std::fs::read(cache.path(&key, "plan")).unwrap();
+        for cut in 0..whole.len() {
+            std::fs::write(cache.path(&key, "plan"), &whole[..cut]).unwrap();
+            assert_eq!(cache.value::<Vec<u32>>(&key, "plan"), None, "cut to {cut} bytes");
+        }
+        for at in 0..whole.len() {
+            let mut damaged = whole.clone();
+            damaged[at] ^= 1;
+            std::fs::write(cache.path(&key, "plan"), &damaged).unwrap();
+            assert_eq!(cache.value::<Vec<u32>>(&key, "plan"), None, "byte {at} damaged");
+        }
+        cache.keep_value(&key, "plan", &value);
+        assert_eq!(cache.value(&key, "plan"), Some(value));
+    }
 
     #[test]
     fn writers_of_one_entry_never_change_what_others_have_open() {

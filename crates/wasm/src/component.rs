@@ -261,7 +261,7 @@ impl WarmComponent {
             .linker
             .instantiate_pre(&component)
             .map_err(|e| WarmError::from(LoadError::Link(e)))?;
-        let guest = Guest { engine: engine.clone(), wasm, options: options.clone() };
+        let guest = Guest { engine: engine.clone(), wasm: wasm.into(), options: options.clone() };
         let (stores, program) = (outline.stores, frozen.program.clone());
         let memories = frozen.memories.clone();
         let state = Some(state.clone());

@@ -212,6 +212,13 @@ pub(crate) struct Inner {
     pub(crate) loaded: Loaded,
 }
 
+/// A compiled module.
+pub(crate) struct Compiled {
+    pub(crate) module: Arc<wasmtime::Module>,
+    /// What it is kept under, where there is a cache.
+    pub(crate) key: Option<blake3::Hash>,
+}
+
 /// Engines that guests of this process share, as long as one uses them.
 static SHARED: PerProcess<Mutex<Vec<Weak<Inner>>>> = PerProcess::new(Mutex::default);
 
@@ -362,18 +369,18 @@ impl Engine {
     }
 
     /// Compiles a core module, or takes it from the cache.
-    pub(crate) fn compile(&self, wasm: &[u8]) -> Result<Arc<wasmtime::Module>, LoadError> {
+    pub(crate) fn compile(&self, wasm: &[u8]) -> Result<Compiled, LoadError> {
         let compile = || self.compile_anew(|engine| wasmtime::Module::new(engine, wasm));
         if self.cache().is_none() {
-            return compile().map(Arc::new);
+            return Ok(Compiled { module: Arc::new(compile()?), key: None });
         }
         let key = self.cache_key(&[wasm]);
         if let Some(module) = self.kept_module(&key) {
-            return Ok(module);
+            return Ok(Compiled { module, key: Some(key) });
         }
         let module = Arc::new(compile()?);
         self.keep_module(&key, &module);
-        Ok(module)
+        Ok(Compiled { module, key: Some(key) })
     }
 
     /// Keeps a compiled module under this key, for other processes and for other guests of this engine.

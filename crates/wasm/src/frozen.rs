@@ -63,11 +63,11 @@ enum Source {
 }
 
 impl Program {
-    pub(crate) fn new(engine: &Engine, wasm: Vec<u8>) -> Self {
+    pub(crate) fn new(engine: &Engine, wasm: Arc<[u8]>) -> Self {
         Self {
             digest: *blake3::hash(&wasm).as_bytes(),
             bytes: wasm.len(),
-            source: Source::Bytes(wasm.into()),
+            source: Source::Bytes(wasm),
             stack: engine.deep().then_some(engine.inner.config.stack as u64),
             pages: Arc::default(),
         }

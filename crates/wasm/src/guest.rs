@@ -300,7 +300,7 @@ impl WarmUp {
 #[derive(Debug)]
 pub struct Guest {
     pub(crate) engine: Engine,
-    pub(crate) wasm: Vec<u8>,
+    pub(crate) wasm: Arc<[u8]>,
     pub(crate) options: GuestOptions,
 }
 
@@ -325,7 +325,7 @@ impl Guest {
         if !wasm.starts_with(b"\0asm") {
             return Err(LoadError::NotWasm { start: wasm.iter().take(8).copied().collect() });
         }
-        Ok(Self { engine: engine.clone(), wasm: wasm.to_vec(), options })
+        Ok(Self { engine: engine.clone(), wasm: wasm.into(), options })
     }
 
     /// Whether it is a component. The layer field follows the version in the binary's header.

@@ -63,6 +63,7 @@ mod loan;
 mod nested;
 mod plan;
 mod planted;
+mod preparation;
 mod preview1;
 mod preview2;
 mod reset;

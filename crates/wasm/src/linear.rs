@@ -59,6 +59,11 @@ impl Shape {
         }
     }
 
+    /// Whether an address space has room for its least size.
+    pub(crate) fn is_addressable(self) -> bool {
+        self.minimum < UNBOUNDED
+    }
+
     /// As wasmtime names it.
     fn asked(ty: &MemoryType) -> Self {
         let log2 = u32::from(ty.page_size_log2());

@@ -4,7 +4,8 @@
 use std::sync::Arc;
 
 use afresh_rewrite::{
-    PrepareError, PrepareOptions, Prepared, Roots, Visible, WarmState, bake, prepare,
+    self as rewrite, PrepareError, PrepareOptions, Prepared, Roots, Visible, WarmState, bake,
+    prepare,
 };
 use serde::{Deserialize, Serialize};
 use wasmtime::Module;
@@ -85,8 +86,7 @@ impl Plan {
         let plan_key = Self::key(engine, digest, options, None);
         let module_key = |plan: &Plan| Self::module_key(engine, digest, options, plan, state_bytes);
         if let Some(cache) = engine.cache()
-            && let Some(plan) = cache.bytes(&plan_key, KIND)
-            && let Ok(plan) = postcard::from_bytes::<Plan>(&plan)
+            && let Some(plan) = cache.value::<Plan>(&plan_key, KIND)
             && let Some(module) = engine.kept_module(&module_key(&plan))
         {
             return Ok((plan, module));
@@ -103,9 +103,7 @@ impl Plan {
         let module = Arc::new(module);
         if let Some(cache) = engine.cache() {
             engine.keep_module(&module_key(&plan), &module);
-            if let Ok(bytes) = postcard::to_allocvec(&plan) {
-                cache.keep(&plan_key, KIND, &bytes);
-            }
+            cache.keep_value(&plan_key, KIND, &plan);
         }
         Ok((plan, module))
     }
@@ -113,13 +111,14 @@ impl Plan {
 
 impl Plan {
     /// The name in the cache of the plan of a guest, or of its module with a state in it.
-    fn key(
+    pub(crate) fn key(
         engine: &Engine,
         digest: &[u8; 32],
         options: &GuestOptions,
         state_bytes: Option<&[u8]>,
     ) -> blake3::Hash {
-        let how = format!("{} {:?} {:?}", env!("CARGO_PKG_VERSION"), options.mode, options.roots);
+        let build = concat!(env!("CARGO_PKG_VERSION"), " form 2");
+        let how = format!("{build} {} {:?} {:?}", rewrite::BUILD, options.mode, options.roots);
         match state_bytes {
             None => engine.cache_key(&[digest, how.as_bytes()]),
             Some(state) => engine.cache_key(&[digest, how.as_bytes(), state]),
@@ -139,25 +138,22 @@ impl Plan {
     }
 
     /// Keeps plan and compiled module of a guest that was warmed here where [`Plan::of_warm`] looks, so that what is
-    /// saved of it is opened again without analysis or compiler. `compiled` is what was compiled, to `module`.
+    /// saved of it is opened again without analysis or compiler. `module` is kept under `compiled` already.
     pub(crate) fn keep_warm(
         &self,
         engine: &Engine,
         digest: &[u8; 32],
         options: &GuestOptions,
         state: &WarmState,
-        compiled: &[u8],
+        compiled: Option<&blake3::Hash>,
         module: &Arc<Module>,
     ) {
-        let Some(cache) = engine.cache() else { return };
-        let (Ok(plan), Ok(state)) = (postcard::to_allocvec(self), postcard::to_allocvec(state))
-        else {
-            return;
-        };
+        let (Some(cache), Some(compiled)) = (engine.cache(), compiled) else { return };
+        let Ok(state) = postcard::to_allocvec(state) else { return };
         let module_key = Self::module_key(engine, digest, options, self, &state);
-        cache.also_as(&engine.cache_key(&[compiled]), &module_key);
+        cache.also_as(compiled, &module_key);
         engine.inner.loaded.enter(&module_key, module);
-        cache.keep(&Self::key(engine, digest, options, None), KIND, &plan);
+        cache.keep_value(&Self::key(engine, digest, options, None), KIND, self);
     }
 }
 

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh_memory::{ImageBuilder, PAGE_SIZE, Strategy, page_align_up};
+use afresh_memory::{PAGE_SIZE, Strategy};
 use afresh_pool::{Limits, Pool, PoolStats};
-use afresh_rewrite::{AnalyzeError, Prepared, Roots, WarmState, bake, names};
+use afresh_rewrite::{AnalyzeError, Roots, WarmState, bake, names};
 use afresh_sys::host::random_word;
 use afresh_sys::{PerProcess, fork};
 use wasmtime::{
@@ -20,20 +20,19 @@ use crate::clock::Clock;
 use crate::compare::Comparison;
 use crate::component_lease::listed;
 use crate::dynamic::call_dynamic;
+use crate::engine::Compiled;
 use crate::fresh::{FreshMemories, FreshState};
 use crate::frozen::Program;
 use crate::guest::{Arguments, Guest, GuestOptions, Mode, WarmUp};
 use crate::host::Host;
 use crate::lease::Entry;
-use crate::linear::{GuestMemory, Shape, size_in_bytes};
+use crate::linear::GuestMemory;
 use crate::plan::Plan;
+use crate::preparation::{INITIALIZE, Preparation};
 use crate::reset::{Blueprint, KEPT_HEAP, ResetInstance, ResetState, WarmMemory};
 use crate::stores::CallLimits;
 use crate::way::{Held, Way};
 use crate::{CallError, LoadError, WarmError, descriptors, parse_arguments, state};
-
-/// The WASI reactor initialiser, which is run before the warm-up.
-const INITIALIZE: &str = "_initialize";
 
 /// How a guest was warmed.
 #[derive(Clone, Debug)]
@@ -154,22 +153,6 @@ pub(crate) fn next_generation() -> u64 {
     next + 1
 }
 
-/// The memories that segments alone make: what the module starts with.
-fn cold_memories(prepared: &Prepared) -> Result<Vec<WarmMemory>, WarmError> {
-    let mut memories = Vec::new();
-    let declared = (0u32..).zip(&prepared.analysis.memories);
-    for (index, memory) in declared.filter(|(_, memory)| memory.import.is_none()) {
-        let bytes = size_in_bytes(memory.minimum, memory.page_size_log2)
-            .ok_or_else(|| WarmError::State("a memory is larger than the address space".into()))?;
-        let mut image = ImageBuilder::new(page_align_up(bytes) / PAGE_SIZE);
-        for segment in prepared.segments.iter().filter(|s| s.memory == index) {
-            image.segment(segment.offset as usize, &segment.bytes)?;
-        }
-        memories.push(WarmMemory { shape: Shape::of(memory), image: image.build()?, bytes });
-    }
-    Ok(memories)
-}
-
 struct Warmer<'a> {
     guest: &'a Guest,
     clock: Clock,
@@ -177,12 +160,17 @@ struct Warmer<'a> {
 }
 
 impl Warmer<'_> {
-    fn blueprint(&mut self, wasm: &[u8], plan: &Plan) -> Result<Blueprint, WarmError> {
-        let started = Instant::now();
-        let module = self.guest.engine.compile(wasm)?;
-        self.compile += started.elapsed();
+    fn blueprint(&self, compiled: &Compiled, plan: &Plan) -> Result<Blueprint, WarmError> {
         let Guest { engine, options, .. } = self.guest;
-        Ok(Blueprint::new(engine, options, &module, plan, &self.clock)?)
+        Ok(Blueprint::new(engine, options, &compiled.module, plan, &self.clock)?)
+    }
+
+    /// The module compiled, with the time that it took counted.
+    fn compile(&mut self, wasm: &[u8]) -> Result<Compiled, WarmError> {
+        let started = Instant::now();
+        let compiled = self.guest.engine.compile(wasm)?;
+        self.compile += started.elapsed();
+        Ok(compiled)
     }
 
     /// Runs what brings a new instance to its warm state.
@@ -190,7 +178,7 @@ impl Warmer<'_> {
         &self,
         store: &mut impl Held,
         instance: Instance,
-        prepared: &Prepared,
+        preparation: &Preparation,
         warm_up: &WarmUp,
     ) -> Result<(), WarmError> {
         let failed = |name: &str| {
@@ -198,10 +186,7 @@ impl Warmer<'_> {
             move |error| WarmError::Call { name, error }
         };
         let way = self.guest.way();
-        let exported = &prepared.analysis.exported_functions;
-        let automatic = prepared.analysis.has_start.then_some(names::START);
-        let reactor = exported.iter().any(|n| n == INITIALIZE).then_some(INITIALIZE);
-        for name in automatic.into_iter().chain(reactor) {
+        for name in &preparation.first {
             call_dynamic(way, store, instance, name, &[], CallLimits::default())
                 .await
                 .map_err(failed(name))?;
@@ -245,10 +230,11 @@ impl Warmer<'_> {
     async fn warm(
         &mut self,
         blueprint: &Blueprint,
-        prepared: &Prepared,
+        preparation: &Preparation,
         warm_up: &WarmUp,
     ) -> Result<Warmed, WarmError> {
-        let memories = cold_memories(prepared)?
+        let memories = preparation
+            .cold_memories(&self.guest.wasm)?
             .iter()
             .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &blueprint.policy))
             .collect::<Result<Vec<_>, _>>()?;
@@ -258,17 +244,18 @@ impl Warmer<'_> {
         // What the warm-up's calls give, and what is read below, must not stay rooted.
         let mut scope = RootScope::new(&mut store);
         blueprint.stores.limits.of_warm_up().apply(&mut scope);
-        self.run(&mut scope, instance, prepared, warm_up).await?;
+        self.run(&mut scope, instance, preparation, warm_up).await?;
         blueprint.stores.unlimit(&mut scope);
         descriptors::check(&blueprint.stores, scope.as_context_mut().data_mut())?;
         blueprint.stores.keep_files(scope.as_context_mut().data_mut());
         let mut warm = Vec::new();
         let mut sizes = Vec::new();
-        for (memory, declared) in memories.iter().zip(&prepared.analysis.memories) {
+        let Plan { shapes, page_log2, .. } = &preparation.plan;
+        for ((memory, &shape), log2) in memories.iter().zip(shapes).zip(page_log2) {
             let image = memory.slot().freeze_apart()?;
             let bytes = memory.bytes();
-            sizes.push((bytes >> declared.page_size_log2) as u64);
-            warm.push(WarmMemory { shape: Shape::of(declared), image, bytes });
+            sizes.push((bytes >> log2) as u64);
+            warm.push(WarmMemory { shape, image, bytes });
         }
         let state = state::read(&mut scope, instance, &blueprint.visible, sizes)?;
         drop(scope);
@@ -291,20 +278,36 @@ impl Warm {
         let engine = &guest.engine;
         engine.keep_limits(options.timeout, options.fuel, options.watch.is_some())?;
         let started = Instant::now();
-        let (mut plan, mut prepared) = Plan::make(&guest.wasm, options, !warm_up.calls.is_empty())?;
-        let mut warmer = Warmer { guest, clock: Clock::from(0), compile: started.elapsed() };
-        let mut blueprint = warmer.blueprint(&prepared.module, &plan)?;
         let program = Program::new(engine, guest.wasm.clone());
+        let mut warmer = Warmer { guest, clock: Clock::from(0), compile: Duration::ZERO };
+        let kept = Preparation::kept(engine, &guest.wasm, &program.digest, options);
+        let (mut preparation, mut prepared, mut compiled) = match kept {
+            Some((preparation, compiled)) => (preparation, None, compiled),
+            None => {
+                let warms = !warm_up.calls.is_empty();
+                let (preparation, prepared) = Preparation::make(&guest.wasm, options, warms)?;
+                let compiled = engine.compile(&prepared.module)?;
+                preparation.keep(engine, &program.digest, options, &compiled);
+                // What is baked is made of the module once more.
+                let prepared = (preparation.plan.mode == Mode::Fresh).then_some(prepared);
+                (preparation, prepared, compiled)
+            }
+        };
+        warmer.compile = started.elapsed();
+        let mut blueprint = warmer.blueprint(&compiled, &preparation.plan)?;
         let started = Instant::now();
-        let warmed = match plan.visible {
+        let warmed = match preparation.plan.visible {
             None => None,
             Some(_) => {
-                let warmed = warmer.warm(&blueprint, &prepared, warm_up).await?;
+                let warmed = warmer.warm(&blueprint, &preparation, warm_up).await?;
                 match warmed.state.opaque() {
                     // Without a warm-up nothing is lost when each instance starts from the module.
                     Some(why) if warm_up.calls.is_empty() && options.mode != Mode::Reset => {
-                        (plan, prepared) = Plan::cold(&guest.wasm, options, why.to_string())?;
-                        blueprint = warmer.blueprint(&prepared.module, &plan)?;
+                        let (cold, prepared) =
+                            Preparation::cold(&guest.wasm, options, why.to_string())?;
+                        preparation = cold;
+                        compiled = warmer.compile(&prepared.module)?;
+                        blueprint = warmer.blueprint(&compiled, &preparation.plan)?;
                         None
                     }
                     Some(why) => return Err(WarmError::State(why.to_string())),
@@ -312,9 +315,10 @@ impl Warm {
                 }
             }
         };
+        let plan = &preparation.plan;
         let (pools, cold) = match warmed {
             None => {
-                let memories = cold_memories(&prepared)?;
+                let memories = preparation.cold_memories(&guest.wasm)?;
                 let state = Box::new(FreshState { blueprint, memories, state: None });
                 let pool = Pool::new(options.limits);
                 // What no lease could get past is found now.
@@ -324,8 +328,8 @@ impl Warm {
                 (Pools::Fresh { state, pool }, true)
             }
             Some(warmed) if plan.mode == Mode::Reset => {
-                let (digest, module) = (&program.digest, &blueprint.module);
-                plan.keep_warm(engine, digest, options, &warmed.state, &prepared.module, module);
+                let (digest, key) = (&program.digest, compiled.key.as_ref());
+                plan.keep_warm(engine, digest, options, &warmed.state, key, &blueprint.module);
                 let state =
                     Arc::new(ResetState { blueprint, memories: warmed.warm, state: warmed.state });
                 for (memory, warm) in warmed.memories.iter().zip(&state.memories) {
@@ -341,14 +345,19 @@ impl Warm {
                 (Pools::reset(state, first, options.limits)?, false)
             }
             Some(warmed) => {
+                let prepared = match prepared.take() {
+                    Some(prepared) => prepared,
+                    None => Preparation::make(&guest.wasm, options, true)?.1,
+                };
                 let baked =
                     bake(&prepared, &warmed.state).map_err(|e| WarmError::State(e.to_string()))?;
                 drop(warmed.store);
                 let files = blueprint.stores.files.clone();
-                blueprint = warmer.blueprint(&baked, &plan)?;
+                let compiled = warmer.compile(&baked)?;
+                blueprint = warmer.blueprint(&compiled, plan)?;
                 blueprint.stores.files = files;
-                let (digest, module) = (&program.digest, &blueprint.module);
-                plan.keep_warm(engine, digest, options, &warmed.state, &baked, module);
+                let (digest, key) = (&program.digest, compiled.key.as_ref());
+                plan.keep_warm(engine, digest, options, &warmed.state, key, &blueprint.module);
                 let state = Box::new(FreshState {
                     blueprint,
                     memories: warmed.warm,
@@ -358,7 +367,7 @@ impl Warm {
             }
         };
         let times = Times { compile: warmer.compile, warm_up: started.elapsed() };
-        Self::finish(options, pools, cold, plan, times, program, warmer.clock.latest())
+        Self::finish(options, pools, cold, preparation.plan, times, program, warmer.clock.latest())
     }
 
     /// Puts a warm guest together.

