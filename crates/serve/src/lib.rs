@@ -35,6 +35,8 @@ pub mod fleet;
 mod gate;
 mod manifest;
 mod metrics;
+#[cfg(feature = "otel")]
+pub mod otel;
 mod pool_metrics;
 mod proxy;
 mod refusal;
@@ -44,6 +46,7 @@ mod server;
 mod service;
 mod shelf;
 mod site;
+mod span;
 mod status;
 mod table;
 #[cfg(feature = "tls")]

@@ -22,10 +22,15 @@ use crate::fleet::{Fleet, Way};
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::sandbox::{Routes, Sandboxes};
+use crate::span;
 use crate::table::Table;
 
 /// The header that a request's number comes and goes in.
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Paths by which a server itself is asked for something.
+const OPERATIONS: [&str; 6] =
+    ["/healthz", "/readyz", "/status", "/status.json", "/status/pages.json", "/metrics"];
 
 /// How far a server is on its way to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
@@ -93,7 +98,10 @@ impl Ids {
 impl Shared {
     pub(crate) async fn open(config: &Config) -> Result<Self, ServeError> {
         let budget = Budget::new(config.max_buffered_bytes);
-        #[cfg_attr(not(feature = "fleet"), allow(unused_mut, reason = "a fleet counts more"))]
+        #[cfg_attr(
+            not(any(feature = "fleet", feature = "otel")),
+            allow(unused_mut, reason = "fleets and traces count more")
+        )]
         let mut metrics = Metrics::new();
         let table = Table::open(config, &budget, &metrics).await?;
         #[cfg(feature = "fleet")]
@@ -115,6 +123,10 @@ impl Shared {
         #[cfg(feature = "fleet")]
         if let Some(fleet) = &fleet {
             metrics.count_fleet(&fleet.counts);
+        }
+        #[cfg(feature = "otel")]
+        if let Some(traces) = &config.traces {
+            metrics.count_traces(&traces.0);
         }
         Ok(Self {
             sandboxes,
@@ -152,21 +164,22 @@ impl Shared {
     }
 
     /// Answers a request.
-    pub(crate) async fn answer<B>(&self, audience: Audience, request: Request<B>) -> Response
+    pub(crate) async fn answer<B>(&self, audience: Audience, mut request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
         let id = self.ids.of(&request);
-        let span = tracing::debug_span!(
-            "request",
-            id = id.to_str().unwrap_or_default(),
-            method = %request.method(),
-            path = request.uri().path(),
-        );
+        // Guests and other hosts speak of it by the same number.
+        request.headers_mut().insert(REQUEST_ID, id.clone());
+        let own = audience != (Audience::Requests { operations: false });
+        let span = match own && OPERATIONS.contains(&request.uri().path()) {
+            true => span::operation(&request),
+            false => span::request(&mut request),
+        };
         let mut response = async {
             let response = self.find_and_answer(audience, request).await;
-            tracing::debug!(status = response.status().as_u16(), "answered");
+            span::answered(response.status());
             response
         }
         .instrument(span)
@@ -193,6 +206,7 @@ impl Shared {
             return Refusal::no_route().into_response();
         }
         if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
+            span::route(request.method(), || Routes::pattern(request.uri().path()));
             let limits = BodyLimits { bytes: sandboxes.most(), time: self.body_time };
             // Handlers take bodies whole; one that does not say how large it is may be as large as may be.
             let size = request.body().size_hint().exact().unwrap_or(limits.bytes as u64);
@@ -246,11 +260,26 @@ impl Shared {
     #[cfg(feature = "fleet")]
     pub(crate) async fn answer_other(
         &self,
-        request: Request<Body>,
+        mut request: Request<Body>,
         take: bool,
     ) -> Option<Response> {
+        let span = span::request(&mut request);
+        async {
+            let response = self.find_here(request, take).await;
+            if let Some(response) = &response {
+                span::answered(response.status());
+            }
+            response
+        }
+        .instrument(span)
+        .await
+    }
+
+    #[cfg(feature = "fleet")]
+    async fn find_here(&self, request: Request<Body>, take: bool) -> Option<Response> {
         let fleet = self.fleet.as_ref()?;
         if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
+            span::route(request.method(), || Routes::pattern(request.uri().path()));
             if let crate::fleet::About::Sandbox { id, .. } = Routes::about(&request) {
                 let all = &sandboxes.sandboxes;
                 if !all.has(&id) {
