@@ -193,6 +193,15 @@ fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
         println!("SKIPPED: {}", said.trim());
         return;
     }
+    // One that is asked nothing answers nothing, and that is said.
+    for (input, said) in [(None, true), (Some("GET / HTTP/1.0\r\n\r\n"), false)] {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        run.args(["run", "--timeout", "60000"])
+            .args(input.map(|input| ["--input", input]).iter().flatten());
+        let output = run.args(guest).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(error.contains("listens on a port, and is sent nothing"), said, "{error}");
+    }
     let serving = Serving::begin(&guest);
     for path in ["/one", "/two?x=y", "/three"] {
         let answer = serving.ask(path);

@@ -33,6 +33,7 @@ mod failure;
 #[cfg(feature = "fleet")]
 pub mod fleet;
 mod gate;
+mod handler;
 mod manifest;
 mod metrics;
 #[cfg(feature = "otel")]
@@ -55,6 +56,7 @@ mod wire;
 
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
+pub use handler::{Handler, HandlerError, Reply};
 pub use sandbox::{
     Keys, Language, Outcome, SandboxConfig, Shown, Stream, Template, Thrown, language,
 };
