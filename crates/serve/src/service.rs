@@ -8,12 +8,13 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body::Body as HttpBody;
+use http_body_util::BodyExt;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::{Method, Request, StatusCode, Uri};
 use tokio::sync::watch;
 use tracing::Instrument;
 
-use crate::body::{BodyLimits, Limited};
+use crate::body::{BodyLimits, Limited, held};
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::ServeError;
@@ -229,7 +230,7 @@ impl Shared {
                 }
                 None => request,
             };
-            return sandboxes.answer(request).await;
+            return self.hold(sandboxes.answer(request).await).await;
         }
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
@@ -301,13 +302,30 @@ impl Shared {
             if !share.add(usize::try_from(size).unwrap_or(usize::MAX)) {
                 return Some(Refusal::no_memory().into_response());
             }
-            return Some(sandboxes.answer(request).await);
+            return Some(self.hold(sandboxes.answer(request).await).await);
         }
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
         let table = self.table();
         let site = table.find(host, request.uri().path())?;
         Some(site.answer(request, &table.common).await)
+    }
+
+    /// Counts what is kept of an answer about sandboxes, all of which is there already.
+    async fn hold(&self, response: Response) -> Response {
+        let (parts, body) = response.into_parts();
+        let bytes = match body.collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) => {
+                tracing::error!(%error, "an answer about a sandbox broke off");
+                return Refusal::host().into_response();
+            }
+        };
+        let mut share = self.budget.share();
+        if !share.add(bytes.len()) {
+            return Refusal::no_memory().into_response();
+        }
+        Response::from_parts(parts, Body::from(held(bytes, share)))
     }
 
     /// Has the server end, once it has answered what has reached it.

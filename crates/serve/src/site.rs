@@ -15,7 +15,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{HeaderMap, Request};
 use tracing::Instrument;
 
-use crate::body::{self, BodyLimits, Counted, Limited};
+use crate::body::{self, BodyLimits, Limited};
 use crate::budget::Budget;
 use crate::config::GuestConfig;
 use crate::failure::Failure;
@@ -144,13 +144,13 @@ impl Site {
                         "what the program answered is not HTTP, or breaks off".to_owned(),
                     ))
                 })?;
-            let body = Body::new(Counted::new(Bytes::from(body), share));
+            let body = Body::from(body::held(Bytes::from(body), share));
             return Ok((status, headers, body).into_response());
         }
-        let body = Counted::new(Bytes::from(answer), share);
+        let body = body::held(Bytes::from(answer), share);
         let mut headers = HeaderMap::with_capacity(2);
         headers.insert(CONTENT_TYPE, self.content_type.clone());
-        Ok((headers, Body::new(body)).into_response())
+        Ok((headers, Body::from(body)).into_response())
     }
 
     /// Waits for a place, and says how much time is left then.

@@ -2,6 +2,7 @@
 
 mod common;
 mod handlers;
+mod hostile;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};

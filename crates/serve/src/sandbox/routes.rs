@@ -159,6 +159,19 @@ pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
 /// Labels that a client gave to a sandbox.
 pub(super) type Metadata = BTreeMap<String, String>;
 
+/// Most bytes of what a client calls something, all labels of a sandbox together.
+const NAMES: usize = 16 << 10;
+
+/// Refuses names that are too long: they are kept for as long as what they name.
+pub(super) fn short<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(), Refusal> {
+    let bytes: usize = names.into_iter().map(String::len).sum();
+    if bytes > NAMES {
+        let message = format!("names and labels have {bytes} bytes; they may have {NAMES}");
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+    }
+    Ok(())
+}
+
 async fn unknown() -> Refusal {
     Refusal::new(StatusCode::NOT_FOUND, "no such operation; /openapi.json lists what there is")
 }
