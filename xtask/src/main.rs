@@ -16,6 +16,7 @@ mod host;
 mod miri;
 mod packages;
 mod python;
+mod registry;
 mod release;
 mod soak;
 mod stamp;
@@ -47,6 +48,8 @@ Commands:
   soak --server [--seconds N]
                          Keep three servers under load, 60 s unless said otherwise, while guests trap, run over
                          their time and grow, and hosts are drained and killed.
+  registry-guests        Build the handlers of HTTP that componentize-js and componentize-py make of
+                         guests/registry: downloads 100 MB and more, and takes some minutes.
   release [TARGET]       Build the archive of the command that a release has, into
                          target/release-archives.
   test                   Check format, lints and documentation, build the guests and the programs that
@@ -83,6 +86,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("lint", rest)) => test::lint(rest),
         Some(("miri", rest)) => miri::main(rest),
         Some(("soak", rest)) => soak::main(rest).map(|()| ExitCode::SUCCESS),
+        Some(("registry-guests", rest)) => registry::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("release", rest)) => release::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("test", rest)) => test::main(rest),
         Some(("wheel", rest)) => python::wheel(rest).map(|()| ExitCode::SUCCESS),

@@ -392,7 +392,12 @@ fn throughput(hosts: usize) -> f64 {
 /// # Errors
 /// When what the policy promises is not what comes out.
 pub fn all(scale: Scale, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
-    if options.wants("throughput", "simulated") {
+    let sink: &mut Sink<'_> = &mut |row: &Row| {
+        if options.wants(&row.case, &row.strategy) {
+            sink(row);
+        }
+    };
+    if options.wants_any(&["throughput/1", "throughput/3"], &["simulated"]) {
         let one = throughput(1);
         for hosts in [1, 3] {
             let figure = if hosts == 1 { one } else { throughput(hosts) };
@@ -401,7 +406,7 @@ pub fn all(scale: Scale, options: &Options, sink: &mut Sink<'_>) -> anyhow::Resu
             sink(&row);
         }
     }
-    if !["placement", "adverts", "storm"].iter().any(|case| options.wants(case, "simulated")) {
+    if !options.wants_any(&["placement/hits", "adverts/heard", "storm/wait"], &["simulated"]) {
         return Ok(());
     }
     let mut world = World::new(scale);

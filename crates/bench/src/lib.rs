@@ -4,6 +4,8 @@
 //! and what is reported is the median over rounds, with the smallest and the 99th percentile.
 
 pub mod arena;
+#[cfg(feature = "http")]
+pub mod component;
 #[cfg(feature = "arena")]
 pub mod fault;
 #[cfg(feature = "fleet")]

@@ -48,7 +48,7 @@ impl Rival {
         }
     }
 
-    fn engine(self) -> wasmtime::Result<Engine> {
+    pub(crate) fn engine(self) -> wasmtime::Result<Engine> {
         let mut config = Config::new();
         config.wasm_multi_memory(true).memory_init_cow(true);
         if self != Rival::OnDemand {

@@ -78,6 +78,13 @@ impl Options {
             .as_ref()
             .is_none_or(|f| case.contains(f.as_str()) || strategy.contains(f.as_str()))
     }
+
+    /// Whether anybody takes part in any of these cases, so that what they share has to be made.
+    #[must_use]
+    pub fn wants_any(&self, cases: &[&str], strategies: &[&str]) -> bool {
+        let mut all = cases.iter().flat_map(|case| strategies.iter().map(move |by| (case, by)));
+        all.any(|(case, strategy)| self.wants(case, strategy))
+    }
 }
 
 /// Something to time: runs the given number of iterations.
@@ -199,6 +206,23 @@ mod tests {
     fn the_spread_of_a_hundred_and_one_values_is_exact() {
         assert_eq!(spread((0..=100).rev().map(f64::from).collect()), [50.0, 0.0, 99.0]);
         assert!(spread(Vec::new())[0].is_nan());
+    }
+
+    #[test]
+    fn a_filter_chooses_a_case_by_any_part_of_its_whole_name() {
+        let cases = ["sandbox/create", "sandbox/fork100"];
+        for (filter, wanted) in [
+            (None, true),
+            (Some("sandbox"), true),
+            (Some("sandbox/fork100"), true),
+            (Some("fork100"), true),
+            (Some("afresh"), true),
+            (Some("sandbox/fork1000"), false),
+            (Some("hello"), false),
+        ] {
+            let options = Options { filter: filter.map(str::to_owned), ..Options::quick() };
+            assert_eq!(options.wants_any(&cases, &["afresh"]), wanted, "{filter:?}");
+        }
     }
 
     #[test]

@@ -174,14 +174,14 @@ fn idle(program: &Path, http: &str, sink: &mut Sink<'_>) -> anyhow::Result<()> {
 pub fn all(files: &Files, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
     let ours = |arguments: &[&str]| Server::ours(&files.program, arguments);
     let http = files.http.display().to_string();
-    if options.wants("hello", "") {
+    if options.wants_any(&["hello"], &["afresh", "wasmtime"]) {
         let mut field = vec![("afresh", ours(&[&http])?)];
         if let Some(program) = &files.wasmtime {
             field.push(("wasmtime", Server::theirs(program, &files.http)?));
         }
         requests("hello", field, &request("GET", "/hello", "", b""), options, sink)?;
     }
-    if options.wants("js", "") {
+    if options.wants_any(&["js"], &["afresh reset", "afresh fresh"]) {
         let js = files.js.display().to_string();
         let field = vec![
             ("afresh reset", ours(&[&js, "--warm", "warm", "--mode", "reset"])?),
@@ -190,13 +190,14 @@ pub fn all(files: &Files, options: &Options, sink: &mut Sink<'_>) -> anyhow::Res
         let query = request("POST", "/", "", crate::js::REQUEST);
         requests("js", field, &query, options, sink)?;
     }
-    if options.wants("js/component", "") && files.jshttp.is_file() {
+    let strategies = ["afresh", "wasmtime (wizer)"];
+    if options.wants_any(&["js/component"], &strategies) && files.jshttp.is_file() {
         javascript(files, options, sink)?;
     }
     if options.wants("idle", "afresh") {
         idle(&files.program, &http, sink)?;
     }
-    if options.wants("sandbox", "") {
+    if options.wants_any(&sandboxes::CASES, &["afresh"]) {
         sandboxes::sandboxes(files, options, sink)?;
     }
     if let Some((nats, s3)) = &files.far

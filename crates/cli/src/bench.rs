@@ -268,6 +268,18 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                     js_guest.display()
                 ),
             }
+            #[cfg(feature = "serve")]
+            for name in ["js-http", "py-http"] {
+                let (case, path) =
+                    (format!("component/{name}"), js_guest.with_file_name(format!("{name}.wasm")));
+                match path.is_file() {
+                    true => afresh_bench::component::handler(&path, &case, &options, &mut print)?,
+                    false => eprintln!(
+                        "{case} left out: no {}; `cargo xtask registry-guests` builds it",
+                        path.display()
+                    ),
+                }
+            }
             steady_state(format)?;
         }
         Table::Arena { common } => arena::all(&common.options(), &mut print)?,

@@ -80,6 +80,18 @@ impl GuestArguments {
         self.how.options(&self.guest, settings, command)
     }
 
+    /// The options of a Wasm guest among them.
+    #[cfg(feature = "serve")]
+    pub(crate) fn wasm(&self, command: Command<'_>) -> anyhow::Result<afresh::wasm::GuestOptions> {
+        self.how.wasm.options(&self.guest, command, &self.how.env()?, &self.how.dir)
+    }
+
+    /// Most time for one call, if there is any.
+    #[cfg(feature = "serve")]
+    pub(crate) fn timeout(&self) -> Option<Duration> {
+        self.how.timeout.map(Duration::from_millis)
+    }
+
     /// Opens what is named, and warms it if it is a guest.
     pub(crate) fn open(&self, options: &Options) -> anyhow::Result<Guest> {
         self.how.open(&self.guest, options)

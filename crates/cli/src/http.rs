@@ -12,6 +12,12 @@ use afresh_serve::{Config, GuestConfig, Server};
 use clap::Args;
 use serde_json::json;
 use tokio::signal::unix::{SignalKind, signal};
+use tracing_subscriber::Layer;
+use tracing_subscriber::filter::LevelFilter;
+#[cfg(feature = "otel")]
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::Settings;
 use crate::output::{Format, say};
@@ -144,16 +150,45 @@ impl Arguments {
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
-    tracing_subscriber::fmt()
-        .with_max_level(arguments.http.log)
-        .with_writer(std::io::stderr)
-        .init();
+    let log = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let log = log.with_filter(LevelFilter::from_level(arguments.http.log));
+    let subscriber = tracing_subscriber::registry().with(log);
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
-    runtime.block_on(serve(arguments, settings))
+    #[cfg(not(feature = "otel"))]
+    {
+        subscriber.init();
+        runtime.block_on(serve(arguments, settings))
+    }
+    #[cfg(feature = "otel")]
+    {
+        let traces = afresh_serve::otel::Settings::from_env()?;
+        let traces = traces.map(afresh_serve::otel::Traces::new);
+        // The spans of the server itself, whatever is logged.
+        let own = Targets::new().with_target("afresh", LevelFilter::DEBUG);
+        subscriber.with(traces.as_ref().map(|traces| traces.layer().with_filter(own))).init();
+        runtime.block_on(async {
+            let counted = traces.as_ref().map(afresh_serve::otel::Traces::counted);
+            let sending = traces.map(afresh_serve::otel::Traces::begin).transpose()?;
+            let ended = serve(arguments, settings, counted).await;
+            if let Some(sending) = sending {
+                sending.end().await;
+            }
+            ended
+        })
+    }
 }
 
-async fn serve(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
-    let config = arguments.config(settings)?;
+async fn serve(
+    arguments: &Arguments,
+    settings: &Settings,
+    #[cfg(feature = "otel")] traces: Option<afresh_serve::otel::Counted>,
+) -> anyhow::Result<ExitCode> {
+    #[cfg_attr(not(feature = "otel"), allow(unused_mut, reason = "traces are counted"))]
+    let mut config = arguments.config(settings)?;
+    #[cfg(feature = "otel")]
+    {
+        config.traces = traces;
+    }
     let (mut end, mut interrupt) =
         (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let mut renew = signal(SignalKind::hangup())?;

@@ -17,6 +17,8 @@ mod doctor;
 mod fleet;
 mod guest;
 #[cfg(feature = "serve")]
+mod handler;
+#[cfg(feature = "serve")]
 mod http;
 #[cfg(feature = "seal")]
 mod keys;

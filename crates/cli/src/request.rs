@@ -2,7 +2,7 @@
 
 use std::io::{Read, Write};
 
-use afresh::{Answer, Call, Kind};
+use afresh::{Answer, Call, Guest, Kind};
 use anyhow::Context;
 use clap::Args;
 use serde_json::Value;
@@ -19,11 +19,11 @@ pub(crate) struct CallArguments {
     /// those given here.
     #[arg(long, value_name = "F", default_value = START)]
     call: String,
-    /// Bytes for a guest that handles bytes, or the standard input of a command or program: text, `@FILE`, or `-` for
+    /// Bytes for a guest that handles bytes, the standard input of a command or program, or the body of a request of HTTP: text, `@FILE`, or `-` for
     /// standard input.
     #[arg(long, value_name = "TEXT|@FILE|-")]
     input: Option<String>,
-    /// Arguments of the function, command or program; after `--` those that begin with a dash.
+    /// Arguments of the function, command or program, or the path for a guest that answers HTTP; after `--` those that begin with a dash.
     #[arg(allow_negative_numbers = true)]
     arguments: Vec<String>,
 }
@@ -48,6 +48,17 @@ impl Request<'_> {
         self.arguments.call == START
     }
 
+    /// The path and body for a guest that answers HTTP, where no function is named: the argument, and the input.
+    #[cfg(feature = "serve")]
+    pub(crate) fn of_http(&self) -> Option<(String, Option<Vec<u8>>)> {
+        let path = match &self.arguments.arguments[..] {
+            [] => "/".to_owned(),
+            [path] if path.starts_with('/') => path.clone(),
+            _ => return None,
+        };
+        self.is_command().then(|| (path, self.input.clone()))
+    }
+
     /// What a WASI command gets: the arguments, and the input.
     pub(crate) fn command(&self, interactive: bool, shown: bool) -> Command<'_> {
         let mut command = Command { shown, ..Command::default() };
@@ -59,10 +70,16 @@ impl Request<'_> {
         command
     }
 
-    /// The call, for a guest of this kind.
-    pub(crate) fn call(&self, kind: Kind) -> Call {
+    /// The call, as `guest` takes it. One to a server that sends it nothing is said to standard error: it asks nothing.
+    pub(crate) fn call(&self, guest: &Guest) -> Call {
         let CallArguments { call, arguments, .. } = self.arguments;
-        match (kind, &self.input) {
+        if guest.listens() && self.input.as_ref().is_none_or(Vec::is_empty) {
+            eprintln!(
+                "The program listens on a port, and is sent nothing; a request comes by --input, as in \
+                 --input $'GET / HTTP/1.0\\r\\n\\r\\n'"
+            );
+        }
+        match (guest.kind(), &self.input) {
             (Kind::Machine, None) => Call::bytes(call, arguments.join(" ")),
             (Kind::Program, input) => Call::bytes(call, line(input.clone().unwrap_or_default())),
             (Kind::Module | Kind::Component, _) if self.is_command() => {

@@ -30,13 +30,17 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let request = arguments.call.read()?;
+    #[cfg(feature = "serve")]
+    if let Some(asked) = crate::handler::Asked::open(&arguments.guest, &request, settings)? {
+        return asked.run(arguments.repeat, arguments.report, settings.output);
+    }
     // Only one call can have this process's own input.
     let command = request.command(arguments.repeat == 1, true);
     let guest = arguments.guest.open(&arguments.guest.options(settings, command)?)?;
     if arguments.report {
         report_warming(&guest);
     }
-    let call = request.call(guest.kind());
+    let call = request.call(&guest);
     let mut times = Vec::new();
     // Not locked: a command writes to it, too.
     let mut out = std::io::stdout();

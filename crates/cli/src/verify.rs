@@ -4,6 +4,7 @@
 
 use std::process::ExitCode;
 
+use afresh::Verification;
 use clap::Args;
 use serde_json::json;
 
@@ -28,18 +29,30 @@ pub(crate) struct Arguments {
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let request = arguments.call.read()?;
+    #[cfg(feature = "serve")]
+    if let Some(asked) = crate::handler::Asked::open(&arguments.guest, &request, settings)? {
+        let bar = steps("verifying", arguments.calls);
+        let found = asked.verify(arguments.calls, &mut |done| bar.set_position(done))?;
+        bar.finish_and_clear();
+        return show(&found, settings.output);
+    }
     let options = arguments.guest.options(settings, request.command(false, false))?;
     let guest = arguments.guest.open(&options)?;
-    let call = request.call(guest.kind());
+    let call = request.call(&guest);
     let bar = steps("verifying", arguments.calls);
     let found = guest.verify(&call, arguments.calls, &mut |done| bar.set_position(done))?;
     bar.finish_and_clear();
+    show(&found, settings.output)
+}
+
+/// Says what was found; the exit code says whether all was pristine.
+fn show(found: &Verification, format: Format) -> anyhow::Result<ExitCode> {
     let clean = found.is_pristine();
     let nothing = found.proves_nothing();
     // Neither true nor false where nothing was proved.
     let pristine = (!clean || nothing.is_none()).then_some(clean);
     let clones = found.clones.map(|clones| clones.to_string());
-    match settings.output {
+    match format {
         Format::Json => say!(
             "{}",
             json!({

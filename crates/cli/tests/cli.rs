@@ -293,6 +293,27 @@ fn a_spinning_script_is_stopped_and_the_engine_stays_usable() {
 }
 
 #[test]
+#[cfg(feature = "serve")]
+fn a_component_that_answers_http_is_asked_and_verified_as_it_is() {
+    let Some(handler) = real_guest("http.wasm") else { return };
+    let output = afresh(&["run", &handler, "-n", "2", "/visit?canary"]);
+    let expected = "served 1 traces []\n".repeat(2);
+    assert_eq!((out(&output), output.status.code()), (expected, Some(0)), "{}", err(&output));
+    let output = afresh(&["-o", "json", "run", &handler, "/echo", "--input", "a body"]);
+    assert!(out(&output).starts_with(r#"{"status":200,"result":"a body","#), "{}", out(&output));
+    let output = afresh(&["verify", &handler, "-n", "5", "/visit?canary"]);
+    assert!(out(&output).contains("0 bytes differ"), "{}{}", out(&output), err(&output));
+    assert_eq!(output.status.code(), Some(0));
+    for (path, said) in [("/nothing", "it answers 404"), ("/trap", "trap"), ("/a b", "/a b")] {
+        let error = err(&afresh(&["run", &handler, path]));
+        assert!(error.contains(said), "{path}: {error}");
+    }
+    // A verification of nothing but traps has proved nothing.
+    let output = afresh(&["verify", &handler, "-n", "2", "/trap"]);
+    assert_eq!(output.status.code(), Some(3), "{}", out(&output));
+}
+
+#[test]
 fn a_component_runs_fresh_each_time() {
     let Some(component) = real_guest("component.wasm") else { return };
     let output = afresh(&["run", &component, "--call", "digest", "-n", "3"]);

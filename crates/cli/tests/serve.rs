@@ -43,13 +43,18 @@ impl Drop for Serving {
 
 impl Serving {
     fn begin(arguments: &[&str]) -> Self {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        Self::begin_as(arguments, |_| {})
+    }
+
+    fn begin_as(arguments: &[&str], change: impl FnOnce(&mut Command)) -> Self {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        command
             .args(["-o", "json", "serve", "--addr", "127.0.0.1:0"])
             .args(arguments)
             .stdout(Stdio::piped())
-            .stderr(Stdio::inherit())
-            .spawn()
-            .unwrap();
+            .stderr(Stdio::inherit());
+        change(&mut command);
+        let mut child = command.spawn().unwrap();
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let said: serde_json::Value = serde_json::from_str(&line).expect("it says where it serves");
@@ -57,9 +62,15 @@ impl Serving {
     }
 
     fn ask(&self, path: &str) -> String {
+        self.ask_with(path, "")
+    }
+
+    /// Asks with further lines in the head.
+    fn ask_with(&self, path: &str, lines: &str) -> String {
         let mut stream = TcpStream::connect(&self.addr).unwrap();
         stream.set_read_timeout(Some(LONG)).unwrap();
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n\r\n").unwrap();
+        let head = format!("GET {path} HTTP/1.1\r\nHost: h\r\nConnection: close\r\n{lines}\r\n");
+        stream.write_all(head.as_bytes()).unwrap();
         let mut answer = String::new();
         stream.read_to_string(&mut answer).unwrap();
         answer
@@ -182,6 +193,15 @@ fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
         println!("SKIPPED: {}", said.trim());
         return;
     }
+    // One that is asked nothing answers nothing, and that is said.
+    for (input, said) in [(None, true), (Some("GET / HTTP/1.0\r\n\r\n"), false)] {
+        let mut run = Command::new(env!("CARGO_BIN_EXE_afresh"));
+        run.args(["run", "--timeout", "60000"])
+            .args(input.map(|input| ["--input", input]).iter().flatten());
+        let output = run.args(guest).output().unwrap();
+        let error = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(error.contains("listens on a port, and is sent nothing"), said, "{error}");
+    }
     let serving = Serving::begin(&guest);
     for path in ["/one", "/two?x=y", "/three"] {
         let answer = serving.ask(path);
@@ -189,4 +209,191 @@ fn a_linux_server_is_asked_through_its_port_and_forgets_each_time() {
         assert!(answer.to_ascii_lowercase().contains("\r\nx-asked: 1\r\n"), "{answer}");
         assert!(answer.ends_with(&format!("\r\n\r\n{path}")), "{answer}");
     }
+}
+
+/// A collector of traces: what it is sent, head and body.
+#[cfg(feature = "otel")]
+fn collector() -> (String, std::sync::mpsc::Receiver<(String, serde_json::Value)>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    let (sender, receiver) = std::sync::mpsc::channel();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let mut stream = BufReader::new(stream.unwrap());
+            let (mut head, mut length) = (String::new(), 0);
+            loop {
+                let from = head.len();
+                if stream.read_line(&mut head).unwrap() == 0 || head.ends_with("\r\n\r\n") {
+                    break;
+                }
+                let line = head[from..].to_ascii_lowercase();
+                if let Some(said) = line.strip_prefix("content-length:") {
+                    length = said.trim().parse().unwrap();
+                }
+            }
+            let mut body = vec![0; length];
+            stream.read_exact(&mut body).unwrap();
+            let said = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\nConnection: close\r\n\r\n{}";
+            stream.get_mut().write_all(said).unwrap();
+            let body = serde_json::from_slice(&body).expect("the body is JSON");
+            if sender.send((head.to_ascii_lowercase(), body)).is_err() {
+                return;
+            }
+        }
+    });
+    (url, receiver)
+}
+
+/// A field that has to be text, of this many characters that are hex or of any number that are decimal.
+#[cfg(feature = "otel")]
+fn digits(json: &serde_json::Value, field: &str, hex: Option<usize>) -> String {
+    let text = json[field].as_str().unwrap_or_else(|| panic!("{field} of {json} is not text"));
+    let fits = match hex {
+        Some(length) => {
+            let hex = |b: u8| b.is_ascii_digit() || (b'a'..=b'f').contains(&b);
+            text.len() == length && text.bytes().all(hex)
+        }
+        None => text.bytes().all(|b| b.is_ascii_digit()),
+    };
+    assert!(fits, "{field} of {json}");
+    text.to_owned()
+}
+
+/// What an attribute says, as text, whose type has to be this.
+#[cfg(feature = "otel")]
+fn attribute(json: &serde_json::Value, name: &str, kind: &str) -> Option<String> {
+    let all = json["attributes"].as_array().unwrap();
+    let found = all.iter().find(|attribute| attribute["key"] == name)?;
+    Some(found["value"][kind].as_str().unwrap_or_else(|| panic!("{found}")).to_owned())
+}
+
+#[test]
+#[cfg(feature = "otel")]
+fn traces_go_to_a_collector_as_the_specification_has_them() {
+    let dir = tempfile::tempdir().unwrap();
+    parrot(dir.path(), "one.wasm", "one");
+    let guest = format!("/a={}", dir.path().join("one.wasm").display());
+    let (url, collected) = collector();
+    let mut serving = Serving::begin_as(&[&guest], |command| {
+        command
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", url)
+            .env("OTEL_EXPORTER_OTLP_HEADERS", "x-key=open%20sesame")
+            .env("OTEL_SERVICE_NAME", "shop")
+            .env("OTEL_RESOURCE_ATTRIBUTES", "deployment.environment.name=test");
+    });
+    let trace = "4bf92f3577b34da6a3ce929d0e0e4736";
+    let lines = format!(
+        "traceparent: 00-{trace}-00f067aa0ba902b7-01\r\ntracestate: a=b\r\nx-request-id: mine-1\r\n"
+    );
+    assert!(serving.ask_with("/a/b?key=sesame", &lines).ends_with("one"));
+    assert!(serving.ask("/b").starts_with("HTTP/1.1 404"));
+    assert!(serving.ask("/metrics").contains("afresh_spans_dropped_total{reason=\"full\"} 0"));
+    serving.signal(Signal::TERM);
+    assert!(serving.child.wait().unwrap().success());
+
+    let mut spans = Vec::new();
+    while let Ok((head, body)) = collected.recv_timeout(Duration::from_millis(100)) {
+        assert!(head.starts_with("post /v1/traces http/1.1"), "{head}");
+        assert!(head.contains("content-type: application/json"), "{head}");
+        assert!(head.contains("x-key: open sesame"), "{head}");
+        assert!(!body.to_string().contains("sesame"), "{body}");
+        let [of] = &body["resourceSpans"].as_array().unwrap()[..] else { panic!("{body}") };
+        let resource = &of["resource"];
+        assert_eq!(attribute(resource, "service.name", "stringValue").unwrap(), "shop");
+        let place = "deployment.environment.name";
+        assert_eq!(attribute(resource, place, "stringValue").unwrap(), "test");
+        let [scope] = &of["scopeSpans"].as_array().unwrap()[..] else { panic!("{body}") };
+        spans.extend(scope["spans"].as_array().unwrap().iter().cloned());
+    }
+    let known = [
+        "traceId",
+        "spanId",
+        "parentSpanId",
+        "traceState",
+        "flags",
+        "name",
+        "kind",
+        "startTimeUnixNano",
+        "endTimeUnixNano",
+        "attributes",
+        "events",
+        "status",
+    ];
+    for span in &spans {
+        for field in span.as_object().unwrap().keys() {
+            assert!(known.contains(&field.as_str()), "{field}");
+        }
+        digits(span, "traceId", Some(32));
+        digits(span, "spanId", Some(16));
+        let nanoseconds = |field| digits(span, field, None).parse::<u64>().unwrap();
+        let (start, end) = (nanoseconds("startTimeUnixNano"), nanoseconds("endTimeUnixNano"));
+        assert!(start <= end && start > 1_700_000_000_000_000_000, "{span}");
+        assert!(span["flags"].is_u64() && span["status"]["code"].is_u64(), "{span}");
+    }
+    let named = |name: &str| {
+        let found = spans.iter().find(|span| span["name"] == name);
+        found.unwrap_or_else(|| panic!("no span {name}: {spans:?}"))
+    };
+    let asked = named("GET /a");
+    assert_eq!((asked["traceId"].as_str(), asked["kind"].as_u64()), (Some(trace), Some(2)));
+    assert_eq!(asked["parentSpanId"], "00f067aa0ba902b7");
+    assert_eq!((&asked["traceState"], asked["flags"].as_u64()), (&"a=b".into(), Some(0x301)));
+    for (name, kind, value) in [
+        ("request.id", "stringValue", "mine-1"),
+        ("http.request.method", "stringValue", "GET"),
+        ("http.route", "stringValue", "/a"),
+        ("url.path", "stringValue", "/a/b"),
+        ("http.response.status_code", "intValue", "200"),
+    ] {
+        assert_eq!(attribute(asked, name, kind).as_deref(), Some(value), "{name}");
+    }
+    assert_eq!(attribute(asked, "traceparent", "stringValue"), None);
+    let call = named("call");
+    assert_eq!((call["traceId"].as_str(), call["kind"].as_u64()), (Some(trace), Some(1)));
+    assert_eq!(call["parentSpanId"], asked["spanId"]);
+    // A request that came with no trace begins one.
+    let lost = spans.iter().find(|span| {
+        let status = attribute(span, "http.response.status_code", "intValue");
+        status.as_deref() == Some("404")
+    });
+    let lost = lost.expect("every request has a span");
+    assert!(lost["traceId"] != trace && lost.get("parentSpanId").is_none(), "{lost}");
+}
+
+#[test]
+#[cfg(feature = "otel")]
+fn a_collector_that_is_away_is_said_once_and_a_wrong_setting_is_named() {
+    let dir = tempfile::tempdir().unwrap();
+    parrot(dir.path(), "one.wasm", "one");
+    let guest = dir.path().join("one.wasm");
+    let errors = dir.path().join("errors");
+    let mut serving = Serving::begin_as(&[guest.to_str().unwrap()], |command| {
+        command
+            .env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://me:sesame@127.0.0.1:1")
+            .env("OTEL_BSP_SCHEDULE_DELAY", "1")
+            .env("OTEL_BSP_MAX_QUEUE_SIZE", "4")
+            .stderr(std::fs::File::create(&errors).unwrap());
+    });
+    let begun = Instant::now();
+    let full = |text: &str| {
+        let line = text.lines().find(|line| line.contains("dropped_total{reason=\"full\"}"));
+        line.is_some_and(|line| !line.ends_with(" 0"))
+    };
+    while !full(&serving.ask("/metrics")) {
+        assert!(serving.ask("/").ends_with("one"));
+        assert!(begun.elapsed() < LONG, "nothing was ever dropped");
+    }
+    serving.signal(Signal::TERM);
+    assert!(serving.child.wait().unwrap().success());
+    let said = std::fs::read_to_string(&errors).unwrap();
+    assert_eq!(said.matches("traces are not taken").count(), 1, "{said}");
+    assert!(!said.contains("sesame"), "{said}");
+
+    let output = Command::new(env!("CARGO_BIN_EXE_afresh"))
+        .args(["serve", "--addr", "127.0.0.1:0", guest.to_str().unwrap()])
+        .env("OTEL_EXPORTER_OTLP_ENDPOINT", "sesame")
+        .output()
+        .unwrap();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error.contains("OTEL_EXPORTER_OTLP_ENDPOINT") && !error.contains("sesame"), "{error}");
 }

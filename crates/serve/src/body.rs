@@ -3,7 +3,6 @@
 //! What it promises: nothing is kept of a body that is too large before it is refused, however it says its
 //! length; a client that sends a byte now and then is refused after the time for a body.
 
-use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
@@ -152,42 +151,31 @@ impl<B: Body<Data = Bytes> + Unpin> Body for Limited<B> {
     }
 }
 
-/// An answer that is whole, and counted for as long as it is there.
-pub(crate) struct Counted {
+/// An answer that is whole, and its share of what may be kept.
+struct Held {
     bytes: Bytes,
     _share: Share,
 }
 
-impl Counted {
-    pub(crate) fn new(bytes: Bytes, share: Share) -> Self {
-        Self { bytes, _share: share }
+impl AsRef<[u8]> for Held {
+    fn as_ref(&self) -> &[u8] {
+        &self.bytes
     }
 }
 
-impl Body for Counted {
-    type Data = Bytes;
-    type Error = Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        _: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        let bytes = std::mem::take(&mut self.bytes);
-        Poll::Ready((!bytes.is_empty()).then(|| Ok(Frame::data(bytes))))
+/// The bytes of an answer, which are counted for as long as anybody has them: a connection takes all of a body at once, and keeps
+/// it until its client has.
+pub(crate) fn held(bytes: Bytes, share: Share) -> Bytes {
+    if bytes.is_empty() {
+        return bytes;
     }
-
-    fn is_end_stream(&self) -> bool {
-        self.bytes.is_empty()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        SizeHint::with_exact(self.bytes.len() as u64)
-    }
+    Bytes::from_owner(Held { bytes, _share: share })
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::VecDeque;
+    use std::convert::Infallible;
 
     use super::*;
     use crate::budget::Budget;
@@ -227,6 +215,19 @@ mod tests {
         assert_eq!(all(11, &budget).await.unwrap(), "onetwothree");
         assert_eq!(all(10, &budget).await, Err(StatusCode::PAYLOAD_TOO_LARGE));
         assert_eq!(all(11, &Budget::new(10)).await, Err(StatusCode::SERVICE_UNAVAILABLE));
+        assert_eq!(budget.used(), 0);
+    }
+
+    #[test]
+    fn an_answer_is_counted_until_its_last_part_is_gone() {
+        let budget = Budget::new(10);
+        let mut share = budget.share();
+        assert!(share.add(10));
+        let mut bytes = held(Bytes::from_static(b"0123456789"), share);
+        let rest = bytes.split_off(4);
+        drop(bytes);
+        assert_eq!((&rest[..], budget.used()), (&b"456789"[..], 10));
+        drop(rest);
         assert_eq!(budget.used(), 0);
     }
 

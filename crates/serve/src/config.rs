@@ -41,6 +41,9 @@ pub struct Config {
     /// The certificate and key to serve HTTPS with, in place of HTTP.
     #[cfg(feature = "tls")]
     pub tls: Option<crate::tls::TlsConfig>,
+    /// What is counted of traces, to be shown in `/metrics`.
+    #[cfg(feature = "otel")]
+    pub traces: Option<crate::otel::Counted>,
 }
 
 impl Default for Config {
@@ -61,6 +64,8 @@ impl Default for Config {
             fleet: None,
             #[cfg(feature = "tls")]
             tls: None,
+            #[cfg(feature = "otel")]
+            traces: None,
         }
     }
 }

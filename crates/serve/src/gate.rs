@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use tokio::sync::oneshot;
+use tracing::Instrument;
 
 /// What one guest may have at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -129,7 +130,8 @@ impl Gate {
             own.waiting.push_back(sender);
             receiver
         };
-        match tokio::time::timeout(patience, receiver).await {
+        let waiting = tokio::time::timeout(patience, receiver);
+        match waiting.instrument(tracing::debug_span!("wait for a place")).await {
             Ok(Ok(pass)) => Ok(pass),
             _ => Err(Turned::TooLate),
         }

@@ -33,8 +33,11 @@ mod failure;
 #[cfg(feature = "fleet")]
 pub mod fleet;
 mod gate;
+mod handler;
 mod manifest;
 mod metrics;
+#[cfg(feature = "otel")]
+pub mod otel;
 mod pool_metrics;
 mod proxy;
 mod refusal;
@@ -44,6 +47,7 @@ mod server;
 mod service;
 mod shelf;
 mod site;
+mod span;
 mod status;
 mod table;
 #[cfg(feature = "tls")]
@@ -52,6 +56,7 @@ mod wire;
 
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
+pub use handler::{Handler, HandlerError, Reply};
 pub use sandbox::{
     Keys, Language, Outcome, SandboxConfig, Shown, Stream, Template, Thrown, language,
 };

@@ -189,6 +189,14 @@ impl Metrics {
         }
     }
 
+    /// Shows what becomes of traces.
+    #[cfg(feature = "otel")]
+    pub(crate) fn count_traces(&mut self, counts: &crate::otel::Counts) {
+        let spans = self.registry.sub_registry_with_prefix("spans");
+        spans.register("exported", "Spans that a collector took", counts.exported.clone());
+        spans.register("dropped", "Spans that no collector has", counts.dropped.clone());
+    }
+
     /// What is counted for the guest of this name.
     pub(crate) fn guest(&self, name: &str) -> GuestMetrics {
         let requests = |code| self.requests.get_or_create_owned(&two(name, "code", code));

@@ -125,6 +125,10 @@ impl Proxy {
         Ok(indices.ok().map(|indices| Self { warm, indices, shelf }))
     }
 
+    pub(crate) fn indices(&self) -> &ProxyIndices {
+        &self.indices
+    }
+
     pub(crate) fn sweep(&self) {
         self.shelf.sweep();
     }
@@ -171,7 +175,8 @@ type Answered = Result<
     http::types::ErrorCode,
 >;
 
-async fn handle<B>(
+/// Has an instance handle a request. What it answers is sent before it is done, perhaps.
+pub(crate) async fn handle<B>(
     mut used: Used<OwnedComponentLease>,
     indices: &ProxyIndices,
     request: Request<B>,

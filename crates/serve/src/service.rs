@@ -8,12 +8,13 @@ use axum::body::Body;
 use axum::response::{IntoResponse, Response};
 use bytes::Bytes;
 use http_body::Body as HttpBody;
+use http_body_util::BodyExt;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HOST, HeaderName, HeaderValue};
 use hyper::{Method, Request, StatusCode, Uri};
 use tokio::sync::watch;
 use tracing::Instrument;
 
-use crate::body::{BodyLimits, Limited};
+use crate::body::{BodyLimits, Limited, held};
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::ServeError;
@@ -22,10 +23,15 @@ use crate::fleet::{Fleet, Way};
 use crate::metrics::Metrics;
 use crate::refusal::Refusal;
 use crate::sandbox::{Routes, Sandboxes};
+use crate::span;
 use crate::table::Table;
 
 /// The header that a request's number comes and goes in.
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// Paths by which a server itself is asked for something.
+const OPERATIONS: [&str; 6] =
+    ["/healthz", "/readyz", "/status", "/status.json", "/status/pages.json", "/metrics"];
 
 /// How far a server is on its way to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd)]
@@ -93,7 +99,10 @@ impl Ids {
 impl Shared {
     pub(crate) async fn open(config: &Config) -> Result<Self, ServeError> {
         let budget = Budget::new(config.max_buffered_bytes);
-        #[cfg_attr(not(feature = "fleet"), allow(unused_mut, reason = "a fleet counts more"))]
+        #[cfg_attr(
+            not(any(feature = "fleet", feature = "otel")),
+            allow(unused_mut, reason = "fleets and traces count more")
+        )]
         let mut metrics = Metrics::new();
         let table = Table::open(config, &budget, &metrics).await?;
         #[cfg(feature = "fleet")]
@@ -115,6 +124,10 @@ impl Shared {
         #[cfg(feature = "fleet")]
         if let Some(fleet) = &fleet {
             metrics.count_fleet(&fleet.counts);
+        }
+        #[cfg(feature = "otel")]
+        if let Some(traces) = &config.traces {
+            metrics.count_traces(&traces.0);
         }
         Ok(Self {
             sandboxes,
@@ -152,21 +165,22 @@ impl Shared {
     }
 
     /// Answers a request.
-    pub(crate) async fn answer<B>(&self, audience: Audience, request: Request<B>) -> Response
+    pub(crate) async fn answer<B>(&self, audience: Audience, mut request: Request<B>) -> Response
     where
         B: HttpBody<Data = Bytes> + Send + Unpin + 'static,
         B::Error: std::fmt::Debug + std::fmt::Display + Send + Sync + 'static,
     {
         let id = self.ids.of(&request);
-        let span = tracing::debug_span!(
-            "request",
-            id = id.to_str().unwrap_or_default(),
-            method = %request.method(),
-            path = request.uri().path(),
-        );
+        // Guests and other hosts speak of it by the same number.
+        request.headers_mut().insert(REQUEST_ID, id.clone());
+        let own = audience != (Audience::Requests { operations: false });
+        let span = match own && OPERATIONS.contains(&request.uri().path()) {
+            true => span::operation(&request),
+            false => span::request(&mut request),
+        };
         let mut response = async {
             let response = self.find_and_answer(audience, request).await;
-            tracing::debug!(status = response.status().as_u16(), "answered");
+            span::answered(response.status());
             response
         }
         .instrument(span)
@@ -193,6 +207,7 @@ impl Shared {
             return Refusal::no_route().into_response();
         }
         if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
+            span::route(request.method(), || Routes::pattern(request.uri().path()));
             let limits = BodyLimits { bytes: sandboxes.most(), time: self.body_time };
             // Handlers take bodies whole; one that does not say how large it is may be as large as may be.
             let size = request.body().size_hint().exact().unwrap_or(limits.bytes as u64);
@@ -215,7 +230,7 @@ impl Shared {
                 }
                 None => request,
             };
-            return sandboxes.answer(request).await;
+            return self.hold(sandboxes.answer(request).await).await;
         }
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
@@ -246,11 +261,26 @@ impl Shared {
     #[cfg(feature = "fleet")]
     pub(crate) async fn answer_other(
         &self,
-        request: Request<Body>,
+        mut request: Request<Body>,
         take: bool,
     ) -> Option<Response> {
+        let span = span::request(&mut request);
+        async {
+            let response = self.find_here(request, take).await;
+            if let Some(response) = &response {
+                span::answered(response.status());
+            }
+            response
+        }
+        .instrument(span)
+        .await
+    }
+
+    #[cfg(feature = "fleet")]
+    async fn find_here(&self, request: Request<Body>, take: bool) -> Option<Response> {
         let fleet = self.fleet.as_ref()?;
         if let Some(sandboxes) = self.sandboxes.as_ref().filter(|routes| routes.own(&request)) {
+            span::route(request.method(), || Routes::pattern(request.uri().path()));
             if let crate::fleet::About::Sandbox { id, .. } = Routes::about(&request) {
                 let all = &sandboxes.sandboxes;
                 if !all.has(&id) {
@@ -272,13 +302,30 @@ impl Shared {
             if !share.add(usize::try_from(size).unwrap_or(usize::MAX)) {
                 return Some(Refusal::no_memory().into_response());
             }
-            return Some(sandboxes.answer(request).await);
+            return Some(self.hold(sandboxes.answer(request).await).await);
         }
         let host = request.headers().get(HOST).and_then(|host| host.to_str().ok());
         let host = request.uri().host().or(host);
         let table = self.table();
         let site = table.find(host, request.uri().path())?;
         Some(site.answer(request, &table.common).await)
+    }
+
+    /// Counts what is kept of an answer about sandboxes, all of which is there already.
+    async fn hold(&self, response: Response) -> Response {
+        let (parts, body) = response.into_parts();
+        let bytes = match body.collect().await {
+            Ok(body) => body.to_bytes(),
+            Err(error) => {
+                tracing::error!(%error, "an answer about a sandbox broke off");
+                return Refusal::host().into_response();
+            }
+        };
+        let mut share = self.budget.share();
+        if !share.add(bytes.len()) {
+            return Refusal::no_memory().into_response();
+        }
+        Response::from_parts(parts, Body::from(held(bytes, share)))
     }
 
     /// Has the server end, once it has answered what has reached it.

@@ -4,7 +4,7 @@
 //! limit is refused and counted; what a guest fails with is logged, and not told to clients.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use afresh::Guest;
 use axum::body::Body;
@@ -13,17 +13,18 @@ use bytes::Bytes;
 use http_body::Body as HttpBody;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{HeaderMap, Request};
+use tracing::Instrument;
 
-use crate::body::{self, BodyLimits, Counted, Limited};
+use crate::body::{self, BodyLimits, Limited};
 use crate::budget::Budget;
 use crate::config::GuestConfig;
 use crate::failure::Failure;
-use crate::gate::{Gate, Share};
+use crate::gate::{Gate, Pass, Share};
 use crate::metrics::{GuestMetrics, Metrics};
 use crate::pool_metrics::PoolMetrics;
 use crate::refusal::Refusal;
 use crate::runner::Runner;
-use crate::wire;
+use crate::{span, wire};
 
 /// A guest under its route.
 pub(crate) struct Site {
@@ -102,6 +103,7 @@ impl Site {
         B::Error: std::fmt::Display,
     {
         let started = Instant::now();
+        span::route(request.method(), || self.config.route.clone());
         let answer = self.try_answer(request, common).await;
         let response = answer.unwrap_or_else(IntoResponse::into_response);
         self.metrics.ended(response.status().as_u16(), started.elapsed().as_secs_f64());
@@ -117,11 +119,10 @@ impl Site {
             if request.body().size_hint().lower() > self.limits.bytes as u64 {
                 return Err(Refusal::too_large(self.limits.bytes));
             }
-            let waiting = Instant::now();
-            let pass = common.gate.enter(self.line, self.config.timeout).await?;
-            let left = self.config.timeout.saturating_sub(waiting.elapsed());
+            let (pass, left) = self.enter(common).await?;
             let request = request.map(|body| Limited::new(body, self.limits));
-            return proxy.answer(request, left, pass).await.map_err(|error| self.refused(error));
+            let answering = proxy.answer(request, left, pass).instrument(self.call());
+            return answering.await.map_err(|error| self.refused(error));
         }
         let mut share = common.budget.share();
         let (parts, body) = request.into_parts();
@@ -129,10 +130,9 @@ impl Site {
         if self.runner.listens() {
             input = wire::request(&parts, &input).into();
         }
-        let waiting = Instant::now();
-        let pass = common.gate.enter(self.line, self.config.timeout).await?;
-        let left = self.config.timeout.saturating_sub(waiting.elapsed());
-        let answer = self.runner.answer(input, left).await.map_err(|error| self.refused(error))?;
+        let (pass, left) = self.enter(common).await?;
+        let answering = self.runner.answer(input, left).instrument(self.call());
+        let answer = answering.await.map_err(|error| self.refused(error))?;
         drop(pass);
         if !share.add(answer.len()) {
             return Err(Refusal::no_memory());
@@ -144,13 +144,26 @@ impl Site {
                         "what the program answered is not HTTP, or breaks off".to_owned(),
                     ))
                 })?;
-            let body = Body::new(Counted::new(Bytes::from(body), share));
+            let body = Body::from(body::held(Bytes::from(body), share));
             return Ok((status, headers, body).into_response());
         }
-        let body = Counted::new(Bytes::from(answer), share);
+        let body = body::held(Bytes::from(answer), share);
         let mut headers = HeaderMap::with_capacity(2);
         headers.insert(CONTENT_TYPE, self.content_type.clone());
-        Ok((headers, Body::new(body)).into_response())
+        Ok((headers, Body::from(body)).into_response())
+    }
+
+    /// Waits for a place, and says how much time is left then.
+    async fn enter(&self, common: &Common) -> Result<(Pass, Duration), Refusal> {
+        let waiting = Instant::now();
+        let pass = common.gate.enter(self.line, self.config.timeout).await?;
+        Ok((pass, self.config.timeout.saturating_sub(waiting.elapsed())))
+    }
+
+    /// The time in which the guest works on an answer.
+    fn call(&self) -> tracing::Span {
+        let name = self.config.name.as_str();
+        tracing::debug_span!("call", afresh.guest = name, afresh.mode = self.mode())
     }
 
     fn refused(&self, failure: Failure) -> Refusal {

@@ -3,13 +3,28 @@
 //! Promises: what the program gets is one request, whatever the client wrote into its head, for only parsed parts are written;
 //! headers that are about the client's connection are not passed on, in either direction; an answer that breaks off is none.
 
-use axum::http::header::{CONNECTION, CONTENT_LENGTH, EXPECT, HOST, TRANSFER_ENCODING, UPGRADE};
+use axum::http::header::{
+    CONNECTION, CONTENT_LENGTH, EXPECT, HOST, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
+    TRANSFER_ENCODING, UPGRADE,
+};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
 use httparse::Status;
 
 /// Headers of a connection, not of what goes through it.
-const HOPS: [HeaderName; 5] = [CONNECTION, EXPECT, TRANSFER_ENCODING, UPGRADE, CONTENT_LENGTH];
+const HOPS: [HeaderName; 11] = [
+    CONNECTION,
+    EXPECT,
+    HeaderName::from_static("keep-alive"),
+    HeaderName::from_static("proxy-connection"),
+    PROXY_AUTHENTICATE,
+    PROXY_AUTHORIZATION,
+    TE,
+    TRAILER,
+    TRANSFER_ENCODING,
+    UPGRADE,
+    CONTENT_LENGTH,
+];
 
 /// Most headers of an answer: as many as hyper takes in a request.
 const HEADERS: usize = 100;
@@ -28,7 +43,13 @@ pub(crate) fn request(parts: &Parts, body: &[u8]) -> Vec<u8> {
         let host = parts.uri.authority().map_or("localhost", |authority| authority.as_str());
         put("host", host.as_bytes());
     }
-    for (name, value) in parts.headers.iter().filter(|(name, _)| !HOPS.contains(name)) {
+    // Those that the client says are about its connection (RFC 9110, 7.6.1), too.
+    let named = parts.headers.get_all(CONNECTION).iter().filter_map(|names| names.to_str().ok());
+    let named: Vec<_> = named.flat_map(|names| names.split(',').map(str::trim)).collect();
+    let hop = |name: &HeaderName| {
+        HOPS.contains(name) || named.iter().any(|named| name.as_str().eq_ignore_ascii_case(named))
+    };
+    for (name, value) in parts.headers.iter().filter(|(name, _)| !hop(name)) {
         put(name.as_str(), value.as_bytes());
     }
     if !body.is_empty() || parts.headers.contains_key(CONTENT_LENGTH) {
@@ -126,7 +147,9 @@ mod tests {
             .uri("http://there/a?b=c")
             .header("x-y", "z")
             .header("transfer-encoding", "chunked")
-            .header("connection", "keep-alive")
+            .header("connection", "keep-alive, X-Own")
+            .header("x-own", "of this connection")
+            .header("te", "trailers")
             .body(())
             .unwrap();
         let (parts, ()) = sent.into_parts();

@@ -57,6 +57,16 @@ impl Sandboxes {
     }
 }
 
+/// What is measured of sandboxes.
+pub(super) const CASES: [&str; 6] = [
+    "sandbox/create",
+    "sandbox/run",
+    "sandbox/checkpoint",
+    "sandbox/rollback",
+    "sandbox/fork100",
+    "sandbox/resume",
+];
+
 /// What sandboxes' operations take, one after another.
 pub(super) fn sandboxes(
     files: &Files,
@@ -93,38 +103,36 @@ fn operations(
     let sandbox = client.create()?;
     client.run(&sandbox, "var heap = Array.from({length: 1000}, (_, n) => ({ n }))")?;
     client.on(&sandbox, "/checkpoints", &json!({"name": "base"}))?;
-    let mut cases: Vec<(&str, Vec<f64>)> =
-        ["create", "run", "checkpoint", "rollback", "fork100", "resume"]
-            .map(|case| (case, Vec::new()))
-            .into();
+    let wanted = CASES.into_iter().filter(|case| options.wants(case, "afresh"));
+    let mut cases: Vec<(&str, Vec<f64>)> = wanted.map(|case| (case, Vec::new())).collect();
     for round in 0..rounds {
         for (case, times) in &mut cases {
             let mut clock = |begun: Instant| times.push(begun.elapsed().as_secs_f64() * 1e6);
             let begun = Instant::now();
             match *case {
-                "create" => {
+                "sandbox/create" => {
                     let new = client.create()?;
                     clock(begun);
                     client.on(&new, "", &json!({}))?;
                 }
-                "run" => {
+                "sandbox/run" => {
                     client.run(&sandbox, "heap[7].n += 1")?;
                     clock(begun);
                 }
-                "checkpoint" => {
+                "sandbox/checkpoint" => {
                     client.run(&sandbox, "for (const one of heap) one.n += 1")?;
                     let begun = Instant::now();
                     let made = client.on(&sandbox, "/checkpoints", &json!({"name": "again"}))?;
                     clock(begun);
                     drop(made);
                 }
-                "rollback" => {
+                "sandbox/rollback" => {
                     client.run(&sandbox, "for (const one of heap) one.n += 1")?;
                     let begun = Instant::now();
                     client.on(&sandbox, "/rollback", &json!({"to": "base"}))?;
                     clock(begun);
                 }
-                "fork100" => {
+                "sandbox/fork100" => {
                     // Each is a hundred sandboxes to end again.
                     if round % 8 > 0 {
                         continue;
@@ -152,10 +160,7 @@ fn operations(
         }
     }
     for (case, times) in cases {
-        let case = format!("sandbox/{case}");
-        if options.wants(&case, "afresh") {
-            sink(&summarise(TABLE, &case, "afresh".to_owned(), 1, times));
-        }
+        sink(&summarise(TABLE, case, "afresh".to_owned(), 1, times));
     }
     Ok(())
 }

@@ -17,6 +17,7 @@ use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
 use hyper::http::request::Parts;
 use hyper::{Request, StatusCode};
+use tracing::Instrument;
 
 use super::talk::Rest;
 use super::wire::{self, Ask, Reply};
@@ -89,9 +90,17 @@ impl Fleet {
     pub(super) async fn forward(
         self: &Arc<Self>,
         life: &str,
-        request: Request<Body>,
+        #[cfg_attr(not(feature = "otel"), allow(unused_mut, reason = "traces are handed on"))]
+        mut request: Request<Body>,
         take: bool,
     ) -> Asked {
+        let span = tracing::debug_span!("forward", otel.kind = "client", afresh.host = life);
+        #[cfg(feature = "otel")]
+        crate::otel::hand_on(&span, request.headers_mut());
+        self.send_on(life, request, take).instrument(span).await
+    }
+
+    async fn send_on(self: &Arc<Self>, life: &str, request: Request<Body>, take: bool) -> Asked {
         let (parts, body) = request.into_parts();
         lock(&self.members).sent(life);
         let most = self.piece();

@@ -15,11 +15,14 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::one::{MARK, refused};
-use super::routes::{Answer, Chosen, answer, json};
+use super::routes::{Answer, Chosen, answer, json, short};
 use crate::refusal::Refusal;
 
 /// What the operations are, for people and programs.
 const OPENAPI: &str = include_str!("openapi.json");
+
+/// Most states in a sandbox's tree: each holds pages, and a name.
+const STATES: usize = 1000;
 
 /// Most ranges of pages that a difference lists.
 const RANGES: usize = 1000;
@@ -51,10 +54,15 @@ pub(super) async fn checkpoint(chosen: Chosen, body: Bytes) -> Answer {
     if name == MARK {
         return Err(Refusal::new(StatusCode::BAD_REQUEST, "a checkpoint has a name"));
     }
+    short([&name])?;
     let (all, sandbox) = chosen.sandbox()?;
     let own = sandbox.clone();
     let made = all
         .with(&sandbox, move |session| {
+            if session.tree().len() >= STATES {
+                let message = format!("a sandbox has at most {STATES} states; drop a checkpoint");
+                return Err(Refusal::new(StatusCode::CONFLICT, message));
+            }
             own.branched.store(true, Ordering::Relaxed);
             let id = session.checkpoint(&name).map_err(|error| refused(&error))?;
             Ok(json!({"checkpointID": id.to_string(), "name": name}))

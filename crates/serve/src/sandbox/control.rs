@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 
 use super::one::{Sandbox, milliseconds};
 use super::registry::{Sandboxes, Wanted};
-use super::routes::{Answer, Chosen, Metadata, Tenant, answer, json};
+use super::routes::{Answer, Chosen, Metadata, Tenant, answer, json, short};
 use crate::refusal::Refusal;
 
 type All = State<Arc<Sandboxes>>;
@@ -107,6 +107,8 @@ fn detailed(all: &Sandboxes, sandbox: &Sandbox) -> Value {
 
 pub(super) async fn create(State(all): All, Tenant(tenant): Tenant, body: Bytes) -> Answer {
     let new: New = json(&body)?;
+    let labels = new.metadata.iter().flatten().flat_map(|(name, value)| [name, value]);
+    short(labels.chain([&new.template]))?;
     let wanted = Wanted {
         template: new.template,
         time: Duration::from_secs(new.timeout.unwrap_or(USUAL)),
@@ -227,6 +229,7 @@ pub(super) async fn fork(chosen: Chosen, body: Bytes) -> Answer {
 
 pub(super) async fn snapshot(chosen: Chosen, body: Bytes) -> Answer {
     let wanted: Time = json(&body)?;
+    short(&wanted.name)?;
     let (all, sandbox) = chosen.sandbox()?;
     let record = all.keep(&sandbox, wanted.name.into_iter().collect()).await?;
     let said = json!({"snapshotID": record.id, "names": record.names});

@@ -65,7 +65,8 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 pub(super) async fn blocking<R: Send + 'static>(
     work: impl FnOnce() -> Result<R, Refusal> + Send + 'static,
 ) -> Result<R, Refusal> {
-    match tokio::task::spawn_blocking(work).await {
+    let span = tracing::Span::current();
+    match tokio::task::spawn_blocking(move || span.in_scope(work)).await {
         Ok(result) => result,
         Err(error) => {
             tracing::error!(%error, "a call of a sandbox panicked");
@@ -290,11 +291,12 @@ impl Sandboxes {
         blocking(move || {
             let _place = place;
             if matches!(*life, Life::Saved) {
-                *life = Life::Live(Box::new(this.restore(&sandbox)?));
+                let restored = tracing::debug_span!("resume").in_scope(|| this.restore(&sandbox));
+                *life = Life::Live(Box::new(restored?));
             }
             sandbox.times().used = Instant::now();
             let result = match &mut *life {
-                Life::Live(session) => work(session),
+                Life::Live(session) => tracing::debug_span!("call").in_scope(|| work(session)),
                 other => Err(other.absent(&sandbox.id)),
             };
             sandbox.times().used = Instant::now();

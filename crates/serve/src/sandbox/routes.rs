@@ -24,6 +24,35 @@ use crate::refusal::Refusal;
 /// The header by which E2B's clients name a sandbox where its host does not.
 const SANDBOX: &str = "e2b-sandbox-id";
 
+/// What paths have beside names.
+const WORDS: [&str; 23] = [
+    "v2",
+    "sandboxes",
+    "timeout",
+    "refreshes",
+    "pause",
+    "connect",
+    "resume",
+    "fork",
+    "snapshots",
+    "metrics",
+    "templates",
+    "checkpoints",
+    "rollback",
+    "tree",
+    "diff",
+    "openapi.json",
+    "health",
+    "execute",
+    "contexts",
+    "restart",
+    "files",
+    "filesystem.Filesystem",
+    "process.Process",
+];
+/// Words of the longest path.
+const DEEPEST: usize = 5;
+
 /// The requests that are about sandboxes.
 pub(crate) struct Routes {
     pub(crate) sandboxes: Arc<Sandboxes>,
@@ -130,6 +159,19 @@ pub(super) fn json<T: DeserializeOwned>(body: &[u8]) -> Result<T, Refusal> {
 /// Labels that a client gave to a sandbox.
 pub(super) type Metadata = BTreeMap<String, String>;
 
+/// Most bytes of what a client calls something, all labels of a sandbox together.
+const NAMES: usize = 16 << 10;
+
+/// Refuses names that are too long: they are kept for as long as what they name.
+pub(super) fn short<'a>(names: impl IntoIterator<Item = &'a String>) -> Result<(), Refusal> {
+    let bytes: usize = names.into_iter().map(String::len).sum();
+    if bytes > NAMES {
+        let message = format!("names and labels have {bytes} bytes; they may have {NAMES}");
+        return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
+    }
+    Ok(())
+}
+
 async fn unknown() -> Refusal {
     Refusal::new(StatusCode::NOT_FOUND, "no such operation; /openapi.json lists what there is")
 }
@@ -212,6 +254,13 @@ impl Routes {
         }
     }
 
+    /// What operation a path asks for: the path without what names a thing, so that there are only so many.
+    pub(crate) fn pattern(path: &str) -> String {
+        let known = |word: &&str| WORDS.contains(word);
+        let words = path.split('/').skip(1).take(DEEPEST);
+        words.map(|word| format!("/{}", Some(word).filter(known).unwrap_or("{id}"))).collect()
+    }
+
     pub(crate) async fn answer(&self, request: Request<Body>) -> Response {
         let router = if control(request.uri().path()) { &self.control } else { &self.inside };
         match router.call(request).await {
@@ -239,6 +288,19 @@ pub(super) fn answer(status: StatusCode, value: &serde_json::Value) -> Response 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_operation_is_its_path_without_names() {
+        for (path, pattern) in [
+            ("/sandboxes", "/sandboxes"),
+            ("/v2/sandboxes/sb-1/connect", "/v2/sandboxes/{id}/connect"),
+            ("/sandboxes/s/checkpoints/c", "/sandboxes/{id}/checkpoints/{id}"),
+            ("/execute", "/execute"),
+            ("/a/b/c/d/e/f/g", "/{id}/{id}/{id}/{id}/{id}"),
+        ] {
+            assert_eq!(Routes::pattern(path), pattern);
+        }
+    }
 
     #[test]
     fn a_sandbox_is_named_by_a_header_or_by_its_host() {

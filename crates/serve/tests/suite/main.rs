@@ -1,6 +1,8 @@
 //! The server's tests, in one program that is linked once.
 
 mod common;
+mod handlers;
+mod hostile;
 mod sandbox;
 mod serve;
 #[cfg(feature = "tls")]

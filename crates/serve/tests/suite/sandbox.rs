@@ -471,3 +471,49 @@ fn so_does_the_one_in_javascript() {
         command
     });
 }
+
+#[test]
+fn files_that_nobody_takes_and_long_labels_are_bounded() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut config = with(sandboxes(dir.path(), &script));
+        config.max_buffered_bytes = 40 << 20;
+        let server = serve(config).await;
+        let client = Client::of(&server);
+        let sandbox = client.create().await;
+        let named = ["sandboxID", "envdAccessToken"].map(|name| sandbox[name].as_str().unwrap());
+        let files = server.url("/files?path=/large");
+        let ask = |method| {
+            let request = client.http.request(method, &files);
+            request.header("e2b-sandbox-id", named[0]).header("x-access-token", named[1])
+        };
+        let put = ask(Method::POST).body(vec![b'x'; 24 << 20]).send().await.unwrap();
+        assert_eq!(put.status(), 200);
+        // An answer whose body is not read.
+        let slow = ask(Method::GET).send().await.unwrap();
+        assert_eq!(slow.status(), 200);
+        assert_eq!(ask(Method::GET).send().await.unwrap().status(), 503);
+        drop(slow);
+        let taken = async {
+            loop {
+                let answer = ask(Method::GET).send().await.unwrap();
+                if answer.status() == 200 {
+                    break answer.bytes().await.unwrap().len();
+                }
+            }
+        };
+        assert_eq!(tokio::time::timeout(LONG, taken).await.expect("there is room"), 24 << 20);
+        // What is kept of each sandbox is small, whatever its client calls it.
+        let long = "x".repeat(20 << 10);
+        for (path, body) in [
+            ("/sandboxes".to_owned(), json!({"templateID": "script", "metadata": {"a": long}})),
+            (path(&sandbox, "/checkpoints"), json!({ "name": long })),
+            (path(&sandbox, "/snapshots"), json!({ "name": long })),
+        ] {
+            let (status, said) = client.ask(Method::POST, &path, body).await;
+            assert_eq!(status, 400, "{path}: {said}");
+        }
+        server.end().await;
+    });
+}

@@ -493,52 +493,6 @@ fn a_server_that_ends_answers_what_has_reached_it() {
 }
 
 #[test]
-fn components_answer_http_themselves_each_in_an_instance_of_its_own() {
-    let Some(file) = built("http.wasm") else { return };
-    run(async {
-        let mut guest = afresh_serve::GuestConfig::new(file);
-        guest.timeout = Duration::from_secs(3);
-        guest.max_body = 100_000;
-        let server = serve(config([guest])).await;
-        let client = client();
-        let (hello, visit) = (server.url("/hello"), server.url("/visit"));
-        assert_eq!(get(&client, &hello).await, (200, "hello\n".to_owned()));
-        for canary in 0..20 {
-            let found = get(&client, &format!("{visit}?canary-{canary}")).await;
-            assert_eq!(found, (200, "served 1 traces []\n".to_owned()));
-        }
-        let body = "0123456789".repeat(5000);
-        assert_eq!(post(&client, &server.url("/echo"), body.clone()).await, (200, body));
-        let lines = get(&client, &server.url("/stream?500")).await.1;
-        assert_eq!(lines.lines().count(), 500);
-        assert_eq!(get(&client, &server.url("/wait?20")).await, (200, "waited\n".to_owned()));
-        assert_eq!(get(&client, &server.url("/late?50")).await, (200, "early\n".to_owned()));
-        assert_eq!(get(&client, &server.url("/nothing")).await.0, 404);
-        let (status, asked) = get(&client, &server.url("/ask")).await;
-        assert_eq!((status, asked.trim()), (502, "ErrorCode::HttpRequestDenied"), "{asked}");
-        for (path, status) in
-            [("/trap", 500), ("/silent", 500), ("/spin", 504), ("/wait?60000", 504)]
-        {
-            assert_eq!(get(&client, &server.url(path)).await.0, status, "{path}");
-            assert_eq!(get(&client, &hello).await, (200, "hello\n".to_owned()));
-        }
-        assert_eq!(post(&client, &server.url("/echo"), vec![b'x'; 100_001]).await.0, 413);
-        // Without a length the answer has begun before it is known to be too much, and breaks off.
-        let mut pieces =
-            b"POST /echo HTTP/1.1\r\nHost: h\r\nTransfer-Encoding: chunked\r\n\r\n".to_vec();
-        for _ in 0..30 {
-            pieces.extend(b"1388\r\n");
-            pieces.extend([b'x'; 5000]);
-            pieces.extend(b"\r\n");
-        }
-        let said = raw(server.addr, &pieces).await;
-        assert!(!said.ends_with("0\r\n\r\n"), "{} bytes", said.len());
-        assert_eq!(get(&client, &hello).await, (200, "hello\n".to_owned()));
-        server.end().await;
-    });
-}
-
-#[test]
 fn a_client_that_goes_away_ends_its_call() {
     let dir = scratch();
     run(async {

@@ -77,11 +77,16 @@ pub(crate) fn keeper(dir: &Path) -> GuestConfig {
 
 /// A guest that `cargo xtask guests` builds.
 pub(crate) fn built(name: &str) -> Option<String> {
+    built_by(name, "guests")
+}
+
+/// A guest that this command of xtask builds.
+pub(crate) fn built_by(name: &str, command: &str) -> Option<String> {
     let path = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("../../target/guests").join(name);
     if path.is_file() {
         return Some(path.to_str().unwrap().to_owned());
     }
-    println!("SKIPPED: {} is not built; `cargo xtask guests` builds it", path.display());
+    println!("SKIPPED: {} is not built; `cargo xtask {command}` builds it", path.display());
     None
 }
 

@@ -1,0 +1,167 @@
+//! `component/js-http`, `component/py-http`: handlers of `wasi:http` that the tools of their languages built, a request to a new
+//! instance each, by afresh and by wasmtime's ways on the same component. Both tools leave the state of an initialised program in
+//! the component, so all begin with the same.
+
+use std::path::Path;
+use std::time::Duration;
+
+use afresh::Options as OpenOptions;
+use afresh::wasm::{Engine, EngineConfig, GuestOptions};
+use afresh_serve::Handler;
+use anyhow::ensure;
+use bytes::Bytes;
+use http_body_util::{BodyExt, Full};
+use hyper::Request;
+use tokio::runtime::Runtime;
+use tokio::sync::oneshot;
+use wasmtime::Store;
+use wasmtime::component::{Component, Linker, ResourceTable};
+use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
+use wasmtime_wasi_http::p2::bindings::http::types::Scheme;
+use wasmtime_wasi_http::p2::bindings::{ProxyPre, http};
+use wasmtime_wasi_http::{
+    Error, RequestOptions, WasiBody, WasiHttp, WasiHttpCtx, WasiHttpCtxView, WasiHttpHooks,
+};
+
+use crate::rivals::Rival;
+use crate::row::{Contestant, Options, Sink, contest};
+
+/// What is asked for: a look at two hundred of the things that the handler keeps.
+const PATH: &str = "/?under=10";
+
+/// Most time for one request, and bytes of its answer.
+const LIMITS: (Duration, usize) = (Duration::from_secs(60), 1 << 20);
+
+/// What wasmtime keeps of one instance.
+struct RivalHost {
+    wasi: WasiCtx,
+    table: ResourceTable,
+    http: WasiHttpCtx,
+    hooks: Hooks,
+}
+
+/// Lets no request out, as ours.
+struct Hooks;
+
+type Sent = (hyper::Response<WasiBody>, Box<dyn Future<Output = Result<(), Error>> + Send>);
+
+impl WasiHttpHooks for Hooks {
+    fn send_request(
+        &mut self,
+        _: Request<WasiBody>,
+        _: Option<RequestOptions>,
+        _: Box<dyn Future<Output = Result<(), Error>> + Send>,
+    ) -> Box<dyn Future<Output = Result<Sent, Error>> + Send> {
+        Box::new(async { Err(Error::HttpRequestDenied) })
+    }
+}
+
+impl WasiView for RivalHost {
+    fn ctx(&mut self) -> WasiCtxView<'_> {
+        WasiCtxView { ctx: &mut self.wasi, table: &mut self.table }
+    }
+}
+
+fn view(host: &mut RivalHost) -> WasiHttpCtxView<'_> {
+    WasiHttpCtxView { hooks: &mut host.hooks, table: &mut host.table, ctx: &mut host.http }
+}
+
+/// A component ready to be asked by wasmtime.
+struct RivalGuest {
+    engine: wasmtime::Engine,
+    pre: ProxyPre<RivalHost>,
+}
+
+impl RivalGuest {
+    fn new(rival: Rival, wasm: &[u8]) -> wasmtime::Result<Self> {
+        let engine = rival.engine()?;
+        let component = Component::new(&engine, wasm)?;
+        let mut linker = Linker::new(&engine);
+        wasmtime_wasi::p2::add_to_linker_async(&mut linker)?;
+        let options = http::types::LinkOptions::default();
+        http::outgoing_handler::add_to_linker::<_, WasiHttp>(&mut linker, view)?;
+        http::types::add_to_linker::<_, WasiHttp>(&mut linker, &options, view)?;
+        let pre = ProxyPre::new(linker.instantiate_pre(&component)?)?;
+        Ok(Self { engine, pre })
+    }
+
+    /// A request to a new instance, which is gone when its answer is there.
+    async fn ask(&self) -> wasmtime::Result<Bytes> {
+        let host = RivalHost {
+            wasi: WasiCtx::builder().build(),
+            table: ResourceTable::new(),
+            http: WasiHttpCtx::new(),
+            hooks: Hooks,
+        };
+        let mut store = Store::new(&self.engine, host);
+        let request = Request::builder().uri(PATH).header("host", "localhost");
+        let body = Full::new(Bytes::new()).map_err(|never| -> Error { match never {} });
+        let request = request.body(body)?;
+        let (sender, receiver) = oneshot::channel();
+        let request = view(store.data_mut()).new_incoming_request(Scheme::Http, request)?;
+        let answer = view(store.data_mut()).new_response_outparam(sender)?;
+        let proxy = self.pre.instantiate_async(&mut store).await?;
+        let handler = proxy.wasi_http_incoming_handler();
+        let handling = handler.call_handle(&mut store, request, answer);
+        let reading = async {
+            let response =
+                receiver.await?.map_err(|code| wasmtime::Error::msg(format!("{code:?}")))?;
+            wasmtime::Result::Ok(response.into_body().collect().await?.to_bytes())
+        };
+        let (handled, read) = tokio::join!(handling, reading);
+        handled?;
+        read
+    }
+}
+
+/// Ours, opened as whoever embeds it would.
+fn ours(path: &Path, runtime: &Runtime) -> anyhow::Result<Handler> {
+    let engine = Engine::new(EngineConfig { timeouts: false, ..EngineConfig::default() })?;
+    let options = OpenOptions::new().wasm(Handler::options(GuestOptions::default()));
+    let guest = afresh::open(path.to_string_lossy(), &options.engine(engine))?;
+    let handler = runtime.block_on(Handler::of(&guest, LIMITS.0, LIMITS.1))?;
+    handler.ok_or_else(|| anyhow::anyhow!("it answers no requests"))
+}
+
+/// The contest on the handler in the file `path`.
+///
+/// # Errors
+/// The first that any contestant meets, or answers that differ.
+pub fn handler(
+    path: &Path,
+    case: &str,
+    options: &Options,
+    sink: &mut Sink<'_>,
+) -> anyhow::Result<()> {
+    let failed = |e: wasmtime::Error| anyhow::anyhow!("{e:#}");
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    let ours = match options.wants(case, "fresh") {
+        true => Some(ours(path, &runtime)?),
+        false => None,
+    };
+    let ask = |ours: &Handler| {
+        let reply = runtime.block_on(ours.ask(PATH, None))?;
+        ensure!(reply.status == 200, "it answers {}", reply.status);
+        Ok(reply.body)
+    };
+    let wasm = std::fs::read(path)?;
+    let mut rivals = Vec::new();
+    for rival in Rival::ALL.into_iter().filter(|rival| options.wants(case, rival.name())) {
+        rivals.push((rival.name(), RivalGuest::new(rival, &wasm).map_err(failed)?));
+    }
+    let expected = ours.as_ref().map(ask).transpose()?;
+    for (name, rival) in &rivals {
+        let answer = runtime.block_on(rival.ask()).map_err(failed)?;
+        let same = expected.as_ref().is_none_or(|expected| *expected == answer);
+        ensure!(same, "{name} answers otherwise than ours");
+    }
+    let mut field: Vec<Contestant<'_>> = Vec::new();
+    if let Some(ours) = &ours {
+        field.push(Contestant::new("fresh", || ask(ours).map(drop)));
+    }
+    for (name, rival) in &rivals {
+        let once = || runtime.block_on(rival.ask()).map(drop).map_err(failed);
+        field.push(Contestant::new(*name, once));
+    }
+    contest("wasm", case, options, field, sink)
+}

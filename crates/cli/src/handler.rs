@@ -1,0 +1,97 @@
+//! `afresh run` and `afresh verify` of components that answer HTTP themselves: no server, one request at a time.
+
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use afresh::{Answer, Verification};
+use afresh_serve::Handler;
+use serde_json::json;
+use tokio::runtime::Runtime;
+
+use crate::Settings;
+use crate::guest::{Command, GuestArguments};
+use crate::output::{self, Format, say};
+use crate::request::{self, Request};
+
+/// Most time for one request where none is given.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Most bytes of one answer.
+const MOST: usize = 1 << 30;
+
+/// A handler, and what it is asked.
+pub(crate) struct Asked {
+    runtime: Runtime,
+    handler: Handler,
+    path: String,
+    body: Option<Vec<u8>>,
+}
+
+impl Asked {
+    /// The guest that is named, if it answers HTTP and no function of it is named: a path is the argument, a body the input.
+    pub(crate) fn open(
+        guest: &GuestArguments,
+        request: &Request<'_>,
+        settings: &Settings,
+    ) -> anyhow::Result<Option<Self>> {
+        let Some((path, body)) = request.of_http() else { return Ok(None) };
+        // What is no file is a snapshot, or said to be missing by whoever opens it.
+        let named = std::fs::read(&guest.guest).is_ok_and(|bytes| {
+            afresh::Kind::of(&bytes) == Some(afresh::Kind::Component)
+                && Handler::is_named_in(&bytes)
+        });
+        if !named {
+            return Ok(None);
+        }
+        let options = guest.options(settings, Command { shown: true, ..Command::default() })?;
+        let wasm = guest.wasm(Command { shown: true, ..Command::default() })?;
+        let opened = guest.open(&options.wasm(Handler::options(wasm)))?;
+        let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+        let time = guest.timeout().unwrap_or(PATIENCE);
+        let handler = runtime.block_on(Handler::of(&opened, time, MOST))?;
+        Ok(handler.map(|handler| Self { runtime, handler, path, body }))
+    }
+
+    /// Asks so many times, and prints the bodies; an answer that says that the server failed is the guest's failure.
+    pub(crate) fn run(
+        &self,
+        repeat: u64,
+        report: bool,
+        format: Format,
+    ) -> anyhow::Result<ExitCode> {
+        let (mut times, mut failed) = (Vec::new(), false);
+        for _ in 0..repeat {
+            let begun = Instant::now();
+            let asking = self.handler.ask(&self.path, self.body.as_deref());
+            let reply = self.runtime.block_on(asking)?;
+            let us = begun.elapsed().as_secs_f64() * 1e6;
+            times.push(us);
+            failed |= reply.status >= 500;
+            let text = String::from_utf8_lossy(&reply.body);
+            match format {
+                Format::Json => {
+                    say!("{}", json!({"status": reply.status, "result": text, "us": us}))?;
+                }
+                Format::Text => {
+                    if reply.status >= 400 {
+                        eprintln!("afresh: it answers {}", reply.status);
+                    }
+                    request::print(&Answer::Bytes(reply.body.to_vec()), &mut std::io::stdout())?;
+                }
+            }
+        }
+        if report && !times.is_empty() {
+            output::times(times);
+        }
+        Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    }
+
+    /// Asks so many times, and before each compares what the next instance gets with the warm state.
+    pub(crate) fn verify(
+        &self,
+        calls: u64,
+        progress: &mut dyn FnMut(u64),
+    ) -> anyhow::Result<Verification> {
+        let asking = self.handler.verify(&self.path, self.body.as_deref(), calls, progress);
+        Ok(self.runtime.block_on(asking)?)
+    }
+}

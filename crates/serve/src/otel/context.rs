@@ -1,0 +1,137 @@
+//! What trace something belongs to: the header `traceparent` of W3C's Trace Context.
+//!
+//! What it promises: a header that is not as the recommendation has it is no context, and its `tracestate` is nothing then.
+
+use hyper::HeaderMap;
+use hyper::header::{HeaderName, HeaderValue};
+use tracing_subscriber::Registry;
+use tracing_subscriber::registry::LookupSpan;
+
+use super::layer::Spanned;
+
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+const TRACESTATE: HeaderName = HeaderName::from_static("tracestate");
+
+/// Most characters of `tracestate` that are kept; longer ones may be dropped whole.
+const STATE: usize = 512;
+
+/// A span, as those know it that its work is handed on to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Context {
+    pub(super) trace: u128,
+    pub(super) span: u64,
+    /// Whether whoever began the trace keeps it.
+    pub(super) sampled: bool,
+}
+
+/// A number in lower-case hex of just this length; not zero, which is no id.
+fn hex(text: &str, length: usize) -> Option<u128> {
+    let digits = |byte: u8| byte.is_ascii_digit() || (b'a'..=b'f').contains(&byte);
+    if text.len() != length || !text.bytes().all(digits) {
+        return None;
+    }
+    u128::from_str_radix(text, 16).ok()
+}
+
+impl Context {
+    /// A context from the text of the header.
+    #[must_use]
+    pub fn read(text: &str) -> Option<Self> {
+        let mut parts = text.split('-');
+        let version = hex(parts.next()?, 2)?;
+        let trace = hex(parts.next()?, 32).filter(|trace| *trace != 0)?;
+        let span = hex(parts.next()?, 16).and_then(|span| u64::try_from(span).ok())?;
+        let flags = hex(parts.next()?, 2)?;
+        // Later versions may have more behind what this one knows.
+        let known = version == 0 && parts.next().is_some();
+        if known || version == 0xff || span == 0 {
+            return None;
+        }
+        Some(Self { trace, span, sampled: flags & 1 == 1 })
+    }
+
+    /// The text of the header.
+    #[must_use]
+    pub fn text(&self) -> String {
+        format!("00-{:032x}-{:016x}-{:02x}", self.trace, self.span, u8::from(self.sampled))
+    }
+}
+
+/// The context and state that a request came with, as text; nothing where there is none, or more than one.
+pub(crate) fn given(headers: &HeaderMap) -> Option<(&str, &str)> {
+    let mut all = headers.get_all(TRACEPARENT).iter();
+    let parent = all.next()?.to_str().ok()?;
+    if all.next().is_some() || Context::read(parent).is_none() {
+        return None;
+    }
+    let mut states = headers.get_all(TRACESTATE).iter();
+    let state = states.next().and_then(|state| state.to_str().ok()).unwrap_or_default();
+    let usable = states.next().is_none() && state.len() <= STATE;
+    Some((parent, if usable { state } else { "" }))
+}
+
+/// The context of a span, if a [`Layer`](super::Layer) has seen it.
+pub(super) fn own(span: &tracing::Span) -> Option<Context> {
+    let found = span.with_subscriber(|(id, dispatch)| {
+        let span = dispatch.downcast_ref::<Registry>()?.span(id)?;
+        span.extensions().get::<Spanned>().map(|spanned| spanned.context)
+    });
+    found.flatten()
+}
+
+/// Has whoever gets these headers go on with the trace of `span`. Where nobody traces, they stay as they are.
+pub(crate) fn hand_on(span: &tracing::Span, headers: &mut HeaderMap) {
+    let Some(context) = own(span) else { return };
+    if given(headers).is_none() {
+        // It would be said of another trace.
+        headers.remove(TRACESTATE);
+    }
+    if let Ok(value) = HeaderValue::try_from(context.text()) {
+        headers.insert(TRACEPARENT, value);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_context_is_what_the_recommendation_says_and_nothing_else() {
+        let text = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        let context = Context::read(text).unwrap();
+        assert_eq!(context.trace, 0x4bf9_2f35_77b3_4da6_a3ce_929d_0e0e_4736);
+        assert_eq!((context.span, context.sampled), (0x00f0_67aa_0ba9_02b7, true));
+        assert_eq!(context.text(), text);
+        // Flags that this version does not know are not handed on; a later version may say more.
+        let later = "cc-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-fe-what-ever";
+        let context = Context::read(later).unwrap();
+        assert!(!context.sampled);
+        assert!(context.text().starts_with("00-") && context.text().ends_with("-00"));
+        for bad in [
+            "",
+            "00",
+            "ff-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01-more",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7",
+            "00-4BF92F3577B34DA6A3CE929D0E0E4736-00f067aa0ba902b7-01",
+            "00-00000000000000000000000000000000-00f067aa0ba902b7-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e4736-0000000000000000-01",
+            "00-4bf92f3577b34da6a3ce929d0e0e473-00f067aa0ba902b7-01",
+            "00-+bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01",
+        ] {
+            assert_eq!(Context::read(bad), None, "{bad}");
+        }
+    }
+
+    #[test]
+    fn two_parents_are_none_and_a_state_without_a_parent_is_nothing() {
+        let mut headers = HeaderMap::new();
+        headers.append(TRACESTATE, HeaderValue::from_static("a=b"));
+        assert_eq!(given(&headers), None);
+        let parent = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+        headers.append(TRACEPARENT, HeaderValue::from_static(parent));
+        assert_eq!(given(&headers), Some((parent, "a=b")));
+        headers.append(TRACEPARENT, HeaderValue::from_static(parent));
+        assert_eq!(given(&headers), None);
+    }
+}

@@ -1,0 +1,120 @@
+//! Traces for a collector of OpenTelemetry: OTLP over HTTP in its JSON encoding.
+//!
+//! What it promises: a request never waits for a trace. What is finished goes into a queue of bounded length; what does not
+//! fit, and what no collector takes, is dropped and counted in `/metrics`. A collector that is away is said once, and once
+//! more when it is back. Variables, names and encoding are those of OpenTelemetry's specification; a request that
+//! comes with a W3C `traceparent` goes on with it, and guests and other hosts are handed one.
+
+mod context;
+mod encode;
+mod layer;
+mod sampler;
+mod send;
+mod settings;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::JoinHandle;
+
+pub use context::Context;
+pub use layer::Layer;
+pub use settings::{Settings, SettingsError};
+
+pub(crate) use context::{given, hand_on};
+
+use crate::metrics::Labels;
+
+/// What became of spans.
+#[derive(Clone, Debug)]
+pub(crate) struct Counts {
+    /// Spans that a collector took.
+    pub(crate) exported: Counter,
+    /// Those that none has, by the reason: the three that follow.
+    pub(crate) dropped: Family<Labels, Counter>,
+    /// Those for which the queue had no room.
+    pub(crate) full: Counter,
+    /// Those that a collector refused.
+    pub(crate) refused: Counter,
+    /// Those that were given up because no collector answered.
+    pub(crate) unreachable: Counter,
+}
+
+impl Default for Counts {
+    fn default() -> Self {
+        let dropped = Family::<Labels, Counter>::default();
+        let of = |reason: &str| dropped.get_or_create_owned(&vec![("reason", reason.to_owned())]);
+        let (full, refused, unreachable) = (of("full"), of("refused"), of("unreachable"));
+        Self { exported: Counter::default(), dropped, full, refused, unreachable }
+    }
+}
+
+/// A way for traces to a collector, before anything is sent.
+#[derive(Debug)]
+pub struct Traces {
+    settings: Settings,
+    sender: mpsc::Sender<encode::Finished>,
+    receiver: mpsc::Receiver<encode::Finished>,
+    counts: Counts,
+}
+
+impl Traces {
+    /// A queue for what will be sent.
+    #[must_use]
+    pub fn new(settings: Settings) -> Self {
+        let (sender, receiver) = mpsc::channel(settings.queue);
+        Self { settings, sender, receiver, counts: Counts::default() }
+    }
+
+    /// What collects spans, for a subscriber whose root is [`tracing_subscriber::Registry`]. Give it a filter: it takes
+    /// whatever it is shown.
+    #[must_use]
+    pub fn layer(&self) -> Layer {
+        Layer::new(self.sender.clone(), self.counts.full.clone(), self.settings.sampler)
+    }
+
+    /// What is counted, for [`Config::traces`](crate::Config::traces).
+    #[must_use]
+    pub fn counted(&self) -> Counted {
+        Counted(self.counts.clone())
+    }
+
+    /// Begins to send, in the runtime that this is called in.
+    ///
+    /// # Errors
+    /// [`SettingsError`], when there can be no client for HTTP.
+    pub fn begin(self) -> Result<Sending, SettingsError> {
+        let client = send::client(&self.settings)?;
+        let (end, ending) = oneshot::channel();
+        let patience = self.settings.timeout;
+        let sender = send::Sender::new(Arc::new(self.settings), client, self.counts);
+        let task = tokio::spawn(sender.run(self.receiver, ending));
+        Ok(Sending { end, task, patience })
+    }
+}
+
+/// Numbers about traces, which a server shows in `/metrics`.
+#[derive(Clone, Debug)]
+pub struct Counted(pub(crate) Counts);
+
+/// Traces that are being sent.
+#[derive(Debug)]
+pub struct Sending {
+    end: oneshot::Sender<()>,
+    task: JoinHandle<()>,
+    patience: Duration,
+}
+
+impl Sending {
+    /// Sends what is finished, once, and ends. Takes no longer than one request may.
+    pub async fn end(self) {
+        let _ = self.end.send(());
+        let mut task = self.task;
+        if tokio::time::timeout(self.patience, &mut task).await.is_err() {
+            task.abort();
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! The span of a request: what logs and traces say of it, by the names that OpenTelemetry's conventions have.
+//!
+//! Where nobody takes spans, none of this costs more than a look whether somebody does.
+
+use hyper::{Method, Request, StatusCode};
+use tracing::Span;
+use tracing::field::Empty;
+
+use crate::service::REQUEST_ID;
+
+/// A span for a request, which goes on with the trace that the request came with; whoever is handed the request goes on with the span.
+pub(crate) fn request<B>(request: &mut Request<B>) -> Span {
+    let id = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    #[cfg(feature = "otel")]
+    let given = crate::otel::given(request.headers());
+    #[cfg(not(feature = "otel"))]
+    let given: Option<(&str, &str)> = None;
+    let span = tracing::debug_span!(
+        "request",
+        otel.kind = "server",
+        otel.name = Empty,
+        otel.status_code = Empty,
+        traceparent = given.map(|given| given.0),
+        tracestate = given.map(|given| given.1).filter(|state| !state.is_empty()),
+        request.id = id.unwrap_or_default(),
+        http.request.method = method(request.method()),
+        http.route = Empty,
+        http.response.status_code = Empty,
+        url.path = request.uri().path(),
+    );
+    #[cfg(feature = "otel")]
+    crate::otel::hand_on(&span, request.headers_mut());
+    span
+}
+
+/// A span for what is asked of the server itself: for logs, at the level TRACE. Of traces, those that matter would be few beside it.
+pub(crate) fn operation<B>(request: &Request<B>) -> Span {
+    let id = request.headers().get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    let path = request.uri().path();
+    tracing::trace_span!("operation", request.id = id.unwrap_or_default(), url.path = path)
+}
+
+/// A method as it may be part of a name: there are only so many.
+fn method(method: &Method) -> &str {
+    match method.as_str() {
+        known @ ("GET" | "HEAD" | "POST" | "PUT" | "DELETE" | "CONNECT" | "OPTIONS" | "TRACE"
+        | "PATCH") => known,
+        _ => "_OTHER",
+    }
+}
+
+/// Says which route a request is for.
+pub(crate) fn route(asked: &Method, route: impl FnOnce() -> String) {
+    let span = Span::current();
+    if !span.is_disabled() {
+        let route = route();
+        let name = match method(asked) {
+            "_OTHER" => "HTTP",
+            known => known,
+        };
+        span.record("otel.name", format!("{name} {route}"));
+        span.record("http.route", route);
+    }
+}
+
+/// Says how a request was answered.
+pub(crate) fn answered(status: StatusCode) {
+    let span = Span::current();
+    span.record("http.response.status_code", status.as_u16());
+    if status.is_server_error() {
+        span.record("otel.status_code", "ERROR");
+    }
+    tracing::debug!("answered");
+}
+
+#[cfg(all(test, feature = "otel"))]
+mod tests {
+    use tracing_subscriber::layer::SubscriberExt;
+
+    use super::*;
+    use crate::otel::{Context, Settings, Traces};
+
+    const PARENT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+
+    /// What whoever is handed a request reads in it.
+    fn handed_on(given: &[(&'static str, &'static str)]) -> (Option<Context>, bool) {
+        let mut asked = Request::new(());
+        for (name, value) in given {
+            asked.headers_mut().append(*name, value.parse().unwrap());
+        }
+        drop(request(&mut asked));
+        let parent = asked.headers().get("traceparent").and_then(|text| text.to_str().ok());
+        (parent.and_then(Context::read), asked.headers().contains_key("tracestate"))
+    }
+
+    #[test]
+    fn whoever_is_handed_a_request_goes_on_with_its_trace() {
+        let own = Context::read(PARENT).unwrap();
+        // Where nobody traces, what came is what is handed on.
+        assert_eq!(handed_on(&[("traceparent", PARENT)]), (Some(own), false));
+        let settings =
+            Settings::read(|name| (name == "OTEL_TRACES_EXPORTER").then(|| "otlp".into()));
+        let traces = Traces::new(settings.unwrap().unwrap());
+        let subscriber = tracing_subscriber::registry().with(traces.layer());
+        tracing::subscriber::with_default(subscriber, || {
+            let (given, state) = handed_on(&[("traceparent", PARENT), ("tracestate", "a=b")]);
+            let text = given.unwrap().text();
+            assert!(text.starts_with(&PARENT[..36]) && text != PARENT && state, "{text}");
+            let (new, state) = handed_on(&[("traceparent", "sesame"), ("tracestate", "a=b")]);
+            assert!(new.is_some_and(|new| !new.text().starts_with(&PARENT[..36])) && !state);
+            assert!(handed_on(&[]).0.is_some());
+        });
+    }
+}

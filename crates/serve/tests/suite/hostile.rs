@@ -1,0 +1,39 @@
+//! What clients do that mean no good: nothing of it grows without bounds.
+
+use afresh_serve::GuestConfig;
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::TcpStream;
+
+use crate::common::{LONG, client, config, get, run, scratch, serve, write};
+
+/// A module whose every answer is 32 MiB.
+const LARGE: &str = r#"(module
+    (memory (export "memory") 520)
+    (func (export "afresh_buffer") (param i32) (result i32) (i32.const 0))
+    (func (export "handle") (param i32) (result i64) (i64.const 0x2000000)))"#;
+
+#[test]
+fn an_answer_that_its_client_does_not_take_is_counted_while_it_is_kept() {
+    let dir = scratch();
+    run(async {
+        let guest = GuestConfig::new(write(dir.path(), "large.wasm", LARGE));
+        let mut config = config([guest]);
+        config.max_buffered_bytes = 40 << 20;
+        let server = serve(config).await;
+        let (client, url) = (client(), server.url("/"));
+        assert_eq!(get(&client, &url).await.1.len(), 32 << 20);
+        let mut slow = TcpStream::connect(server.addr).await.unwrap();
+        slow.write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n").await.unwrap();
+        let mut begun = [0; 15];
+        slow.read_exact(&mut begun).await.unwrap();
+        assert_eq!(&begun, b"HTTP/1.1 200 OK");
+        // There is no room for another beside it.
+        for _ in 0..3 {
+            assert_eq!(get(&client, &url).await.0, 503);
+        }
+        drop(slow);
+        let room = async { while get(&client, &url).await.0 != 200 {} };
+        tokio::time::timeout(LONG, room).await.expect("it is given up with its client");
+        server.end().await;
+    });
+}

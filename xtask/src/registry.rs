@@ -1,0 +1,137 @@
+//! Handlers of `wasi:http` that the tools of other languages build from sources of ours: `target/guests/js-http.wasm` by
+//! componentize-js and `target/guests/py-http.wasm` by componentize-py, each in one version from its registry.
+//!
+//! A command of its own: the tools are 400 MiB, and take a minute and more. Tests and benchmarks that want the
+//! handlers are left out, loudly, where they are not built.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+
+use crate::command::{cargo, find, output, run};
+use crate::host;
+use crate::stamp;
+use crate::wasm::{self, Kind};
+
+/// A handler and the tool that builds it.
+struct Handler {
+    /// What its file in `target/guests` is called.
+    name: &'static str,
+    /// Its source in `guests/registry`.
+    source: &'static str,
+    /// The tool, as its registry names it.
+    package: &'static str,
+    needs: &'static [&'static str],
+    /// Installs the package `$1` in the folder `$0`.
+    install: &'static str,
+    /// Builds `$1`, in its folder, to `$3` in the world of `$2`, with the tool in `$0`.
+    build: &'static str,
+    /// The version of WASI that the tool's own engine has.
+    wasi: &'static str,
+}
+
+const ALL: [Handler; 2] = [
+    Handler {
+        name: "js-http",
+        source: "handler.js",
+        package: "@bytecodealliance/componentize-js@0.23.0",
+        needs: &["node", "npm"],
+        install: "rm -rf \"$0\" && mkdir -p \"$0\" && \
+            npm install --silent --no-audit --no-fund --prefix \"$0\" \"$1\"",
+        build: "\"$0/node_modules/.bin/componentize-js\" \"$1\" --wit \"$2\" --world-name handler --out \"$3\"",
+        wasi: "0.2.10",
+    },
+    Handler {
+        name: "py-http",
+        source: "handler.py",
+        package: "componentize-py==0.25.1",
+        needs: &["python3"],
+        install: "python3 -m venv --clear \"$0\" && \
+            \"$0/bin/python\" -m pip install --quiet --disable-pip-version-check \"$1\"",
+        build: "\"$0/bin/componentize-py\" --wit-path \"$2\" --world handler componentize \
+            --output \"$3\" \"$(basename \"$1\" .py)\"",
+        wasi: WASI,
+    },
+];
+
+/// The version of WASI that the interfaces come in.
+const WASI: &str = "0.2.12";
+
+/// The world of a handler, over those interfaces.
+const WORLD: &str =
+    "package afresh:registry;\n\nworld handler {\n  include wasi:http/proxy@VERSION;\n}\n";
+
+/// `cargo xtask registry-guests`
+pub(crate) fn main(arguments: &[String]) -> Result<()> {
+    if let [first, ..] = arguments {
+        bail!("unknown argument {first:?}; usage: cargo xtask registry-guests");
+    }
+    ALL.iter().try_for_each(Handler::build)
+}
+
+/// Where wasmtime's own crate has the interfaces.
+fn interfaces() -> Result<PathBuf> {
+    let metadata = output(cargo().current_dir(host::repository()).args([
+        "metadata",
+        "--format-version=1",
+        "--locked",
+    ]))?;
+    let end = "/Cargo.toml\"";
+    let crates = metadata.split("\"manifest_path\":\"").filter_map(|rest| rest.split_once(end));
+    let found = crates.map(|(path, _)| path).find(|path| {
+        let name = path.rsplit('/').next().unwrap_or_default();
+        name.starts_with("wasmtime-wasi-http-")
+    });
+    Ok(Path::new(found.context("the workspace does not have wasmtime-wasi-http")?).join("wit/deps"))
+}
+
+impl Handler {
+    fn build(&self) -> Result<()> {
+        let repository = host::repository();
+        let file = host::target_folder().join("guests").join(self.name).with_extension("wasm");
+        let source = repository.join("guests/registry").join(self.source);
+        let digest =
+            stamp::digest(std::slice::from_ref(&source), &[self.package, self.build, self.wasi])?;
+        if stamp::is_current(&file, &digest) {
+            println!("guest {}: unchanged", self.name);
+            return Ok(());
+        }
+        if let Some(missing) = self.needs.iter().find(|program| find(program).is_none()) {
+            bail!("the guest {} needs {missing}, which is not there", self.name);
+        }
+        let tool = self.package.trim_start_matches('@').replace("==", "-").replace(['/', '@'], "-");
+        let tool = host::target_folder().join("tools").join(tool);
+        if !tool.join("installed").is_file() {
+            run(Command::new("sh").args(["-c", self.install]).arg(&tool).arg(self.package))?;
+            fs::write(tool.join("installed"), "")?;
+        }
+        let work = host::target_folder().join("guests/registry").join(self.name);
+        let world = self.world(&work)?;
+        let fresh = file.with_extension("wasm.new");
+        let mut build = Command::new("sh");
+        build.current_dir(source.parent().unwrap_or(&repository)).args(["-c", self.build]);
+        build.env("PYTHONDONTWRITEBYTECODE", "1");
+        run(build.arg(&tool).arg(&source).arg(&world).arg(&fresh))
+            .with_context(|| format!("cannot build the guest {}", self.name))?;
+        let export = format!("wasi:http/incoming-handler@{}", self.wasi);
+        wasm::check(&fs::read(&fresh)?, Kind::Component, &[&export])
+            .with_context(|| format!("the guest {} did not build as expected", self.name))?;
+        fs::rename(&fresh, &file)?;
+        stamp::record(&file, &digest)
+    }
+
+    /// A folder with the world and what it includes, in the version of the tool's engine.
+    fn world(&self, work: &Path) -> Result<PathBuf> {
+        let world = work.join("wit");
+        fs::create_dir_all(world.join("deps"))?;
+        fs::write(world.join("world.wit"), WORLD.replace("VERSION", self.wasi))?;
+        for entry in fs::read_dir(interfaces()?)? {
+            let entry = entry?;
+            let text = fs::read_to_string(entry.path())?;
+            fs::write(world.join("deps").join(entry.file_name()), text.replace(WASI, self.wasi))?;
+        }
+        Ok(world)
+    }
+}
