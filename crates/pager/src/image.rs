@@ -54,7 +54,7 @@ impl LazyImage {
             true if source.is_distant() => options.streams.max(DISTANT_STREAMS),
             true => options.streams.max(1),
         };
-        Self::fill(source, window, around, streams, options.timeout, &set)
+        Self::fill(source, (window, around), (streams, options.delay), options.timeout, &set)
     }
 
     /// Begins an image that fetches exactly the pages that are touched, to learn the working set:
@@ -63,14 +63,13 @@ impl LazyImage {
     /// # Errors
     /// As [`LazyImage::start`].
     pub fn record(source: Arc<dyn PageSource>) -> Result<Self, RestoreError> {
-        Self::fill(source, 1, 1, 0, Options::default().timeout, &[])
+        Self::fill(source, (1, 1), (0, Duration::ZERO), Options::default().timeout, &[])
     }
 
     fn fill(
         source: Arc<dyn PageSource>,
-        window: usize,
-        around: usize,
-        streams: usize,
+        (window, around): (usize, usize),
+        streams: (usize, Duration),
         timeout: Duration,
         set: &[PageRange],
     ) -> Result<Self, RestoreError> {
@@ -227,7 +226,8 @@ impl Filler for Filling {
     }
 
     fn fill(&self, pages: PageRange) -> bool {
-        self.ask(|lazy| lazy.resolve(pages, lazy.inline))
+        // Who is not in a handler reads what is near by itself: to ask another thread takes longer.
+        self.ask(|lazy| lazy.resolve(pages, lazy.inline || !lazy.source.is_distant()))
     }
 
     fn failure(&self) -> Option<String> {
