@@ -18,7 +18,7 @@ use afresh_memory::{Filler, Image, Inserter};
 use afresh_sys::{PAGE_SIZE, PageRange, fork};
 
 use crate::control::Control;
-use crate::lazy::{Fill, Lazy};
+use crate::lazy::{self, Fill, Lazy};
 use crate::restore::{Engine, Work};
 use crate::staging::Staging;
 use crate::{Options, PageSource, RestoreError, SourceError, coordinator};
@@ -150,7 +150,11 @@ fn lazy_image(
     for page in inserter.filled().iter().flat_map(|run| run.start..run.end()) {
         awaited[page / window] |= !inserter.has(page);
     }
-    let lazy = Lazy {
+    // What was filled before anybody could touch it, or needs no filling, is present; a guest may have reserved far more than it has.
+    let states =
+        awaited.iter().map(|awaited| AtomicU32::new(lazy::first_state(*awaited))).collect();
+    let remaining = awaited.iter().filter(|awaited| **awaited).count();
+    Ok(Lazy {
         inline: source.signal_safe(),
         control: control.clone(),
         source,
@@ -162,16 +166,14 @@ fn lazy_image(
         fill: Fill::Insert(inserter),
         small: Some(Staging::new(window.max(STAGED)).map_err(SourceError::from)?),
         huge: None,
-        states: (0..windows).map(|_| AtomicU32::new(0)).collect(),
-        remaining: AtomicUsize::new(windows),
+        states,
+        remaining: AtomicUsize::new(remaining),
         next_hugepage: AtomicUsize::new(usize::MAX / 2),
         wanted: (0..windows.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
         bell: AtomicU32::new(0),
         busy: AtomicU64::new(0),
         rush: AtomicBool::new(false),
-    };
-    (0..windows).filter(|window| !awaited[*window]).for_each(|window| lazy.mark_present(window));
-    Ok(lazy)
+    })
 }
 
 /// Puts the working set in place before anybody can touch it.
@@ -227,7 +229,7 @@ impl Filler for Filling {
 
     fn fill(&self, pages: PageRange) -> bool {
         // Who is not in a handler reads what is near by itself: to ask another thread takes longer.
-        self.ask(|lazy| lazy.resolve(pages, lazy.inline || !lazy.source.is_distant()))
+        self.ask(|lazy| lazy.resolve(pages, lazy.inline || lazy.source.is_near()))
     }
 
     fn failure(&self) -> Option<String> {

@@ -30,6 +30,11 @@ const FILLING: u32 = 1;
 const AWAITED: u32 = 2;
 const PRESENT: u32 = 3;
 
+/// The state of a window at first.
+pub(crate) fn first_state(missing: bool) -> u32 {
+    if missing { MISSING } else { PRESENT }
+}
+
 /// How pages are put in place.
 #[derive(Debug)]
 pub(crate) enum Fill {
@@ -447,13 +452,6 @@ impl Lazy {
             }
         }
         ranges
-    }
-
-    /// Marks a window as present that was filled before anybody could touch it, or needs no filling.
-    pub(crate) fn mark_present(&self, window: usize) {
-        if self.claim(window) {
-            self.publish(window);
-        }
     }
 
     /// A fault on a present window: somebody filled it just now, or the guest has thrown the page away,
