@@ -6,7 +6,7 @@
 //! eagerly and lazily beside memory that belongs to somebody else, and put into an image.
 #![no_main]
 
-#[path = "../../crates/store/tests/support/forge.rs"]
+#[path = "../../crates/store/tests/suite/support/forge.rs"]
 mod forge;
 
 use std::sync::Arc;

@@ -148,7 +148,7 @@ pub(crate) fn find(program: &str) -> Option<PathBuf> {
 }
 
 /// The command as a person would type it: variables set for it, program, arguments.
-fn describe(command: &Command) -> String {
+pub(crate) fn describe(command: &Command) -> String {
     let variables = command
         .get_envs()
         .filter_map(|(name, value)| Some(format!("{}={}", name.to_string_lossy(), quote(value?))));

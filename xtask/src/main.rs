@@ -21,6 +21,7 @@ mod soak;
 mod stamp;
 mod test;
 mod tools;
+mod units;
 mod vm;
 mod wasm;
 
@@ -58,6 +59,11 @@ Commands:
 ";
 
 fn main() -> ExitCode {
+    if let Some(folder) = units::wrapped() {
+        let Err(error) = units::wrap(&folder);
+        eprintln!("xtask: {error:#}");
+        return ExitCode::FAILURE;
+    }
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match dispatch(&arguments) {
         Ok(code) => code,

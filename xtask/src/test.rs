@@ -1,8 +1,8 @@
 //! `cargo xtask test`: everything that guards the project, in one run.
 //!
 //! Every step runs, also after one failed, so that one run tells all there is to mend; the first
-//! failure is named and the exit status says so. Clippy and rustdoc come side by side because they
-//! share the checked dependencies; the tests then build the code itself.
+//! failure is named and the exit status says so. The tests are built first: clippy and rustdoc work over what that
+//! has compiled.
 //!
 //! The last line is `N passed, N failed, N skipped`. Passed and failed are summed over the result lines
 //! of cargo test; a step that failed without a failed test counts as one. Skipped counts tests that are ignored,
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, bail};
 
 use crate::command::{cargo, find, run, run_watched};
+use crate::units::{self, Units};
 use crate::{e2b, fuzz, guests, host, miri, packages, python, tools};
 
 /// The step whose failures are counted by the tests themselves.
@@ -39,35 +40,25 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
         host::rust_component("rustfmt", "fmt")?;
         run(cargo().current_dir(host::repository()).args(["fmt", "--all", "--check"]))
     });
+    let all = ["test", "--workspace", "--all-features", "--locked"];
+    let mut units = None;
+    steps.run("build", || {
+        host::c_compiler()?;
+        units = Some(units::build(&all)?);
+        Ok(())
+    });
+    let of = |units: &Option<Units>, look: fn(&Units) -> Result<()>| match units {
+        Some(units) => look(units),
+        None => bail!("nothing was built that it could work over"),
+    };
     steps.run("clippy", || {
         host::rust_component("clippy", "clippy")?;
-        host::c_compiler()?;
-        run(cargo().current_dir(host::repository()).args([
-            "clippy",
-            "--workspace",
-            "--all-targets",
-            "--all-features",
-            "--locked",
-            "--",
-            "-D",
-            "warnings",
-        ]))
+        of(&units, Units::clippy)
     });
-    steps.run("features", features);
-    steps.run("documentation", || {
-        run(cargo().current_dir(host::repository()).env("RUSTDOCFLAGS", "-D warnings").args([
-            "doc",
-            "--workspace",
-            "--no-deps",
-            "--all-features",
-            "--locked",
-        ]))
-    });
+    steps.run("documentation", || of(&units, Units::document));
+    steps.run("parts", || of(&units, parts));
     steps.run("guests", guests::all);
     steps.run(TESTS, || {
-        let all = ["test", "--workspace", "--all-features", "--locked"];
-        // Built apart, because whoever compiles says nothing for a long time.
-        run(cargo().current_dir(host::repository()).args(all).arg("--no-run"))?;
         let mut test = cargo();
         test.current_dir(host::repository())
             .args(all)
@@ -129,25 +120,21 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What users who want only a part of the front door, or of the command, compile.
-const PARTS: &[(&str, &str)] = &[
-    ("afresh", "arena"),
-    ("afresh", "linux"),
-    ("afresh", "snapshots"),
-    ("afresh", "vm"),
-    ("afresh", "wasm"),
-    // What the demonstration builds.
-    ("afresh-cli", "wasm"),
-];
+/// What users who want only a part of the front door compile.
+const PARTS: [&str; 4] = ["arena", "linux", "snapshots", "vm"];
+
+/// The same with all of Wasm's dependencies, which are not compiled a second time; the last is what the demonstration
+/// builds.
+const WASM: [(&str, &str); 2] = [("afresh", "wasm"), ("afresh-cli", "wasm")];
 
 /// Checks that each part compiles alone, without warnings.
-fn features() -> Result<()> {
-    for (package, features) in PARTS {
+fn parts(units: &Units) -> Result<()> {
+    for features in PARTS {
         run(cargo().current_dir(host::repository()).args([
             "clippy",
             "--locked",
             "--package",
-            package,
+            "afresh",
             "--no-default-features",
             "--features",
             features,
@@ -156,7 +143,7 @@ fn features() -> Result<()> {
             "warnings",
         ]))?;
     }
-    Ok(())
+    WASM.into_iter().try_for_each(|(package, features)| units.part(package, features))
 }
 
 /// Checks licences, sources and advisories of everything that is linked, where that is possible.

@@ -1,0 +1,15 @@
+//! The crate's tests, in one program that is linked once.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+mod bomb;
+mod common;
+mod fork;
+mod http;
+mod pristine;
+mod processes;
+mod python;
+mod session;
+mod start_to_end;
+mod threads;
+mod walls;

@@ -1,0 +1,329 @@
+//! Checkpoints, rollbacks, forks and snapshots: every state is what it was, in whichever process it is played.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use crate::common;
+
+use std::time::Duration;
+
+use afresh_linux::{Frozen, Instance, Program, ThawError, Warm};
+use afresh_memory::PageRange;
+use afresh_pager::{Options, SnapshotOptions};
+use afresh_snapshot::{Branch, Tree};
+use afresh_store::Store;
+use afresh_sys::planted::{self, Bug};
+
+fn canary() -> Option<Warm> {
+    let path = common::compiled("canary.c", &["-static"])?;
+    let program = Program::new(path).time_limit(Duration::from_secs(20));
+    common::here(program.warm())
+}
+
+fn ask(branch: &mut Branch<Instance>, request: &str) -> String {
+    let answer = branch.guest_mut().unwrap().call(request.as_bytes()).unwrap();
+    String::from_utf8(answer).unwrap()
+}
+
+/// What the program finds, but for the number of its calls, which each look raises.
+fn look(branch: &mut Branch<Instance>) -> String {
+    let text = ask(branch, "look\n");
+    let rest = text.split_once(" data ").map(|(_, rest)| rest.to_owned());
+    rest.unwrap_or(text)
+}
+
+#[test]
+fn every_state_of_a_tree_is_what_it_was() {
+    let Some(warm) = canary() else { return };
+    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let root = line.at();
+    let clean = ask(&mut line, "look\n");
+    assert!(clean.starts_with("calls 1 data 42 "), "{clean}");
+    let looked = line.snapshot().unwrap();
+    assert_eq!(ask(&mut line, "dirty\n"), "done\n");
+    let dirtied = line.snapshot().unwrap();
+    let dirty = look(&mut line);
+    assert!(dirty.starts_with("1 zero 2 local 3 heap dirty map "), "{dirty}");
+    // Files, descriptors and signals are part of it: cwd, a file made, one hidden, a handler.
+    assert!(dirty.contains("cwd /tmp/directory file dirty at 3 made 1 new fd 0"), "{dirty}");
+    assert_eq!(ask(&mut line, "scribble\n"), "done\n");
+    let poked = line.snapshot().unwrap();
+    let after = look(&mut line);
+    assert!(after.starts_with("97 zero 2 local 3 heap Dirty map 99 stack 98"), "{after}");
+    let mut forks: Vec<_> =
+        [root, looked, dirtied, poked].into_iter().map(|id| line.fork(id).unwrap()).collect();
+    for round in 0..6 {
+        line.restore(dirtied).unwrap();
+        assert_eq!(look(&mut line), dirty, "round {round}");
+        line.restore(root).unwrap();
+        assert_eq!(ask(&mut line, "look\n"), clean, "round {round}");
+        line.restore(poked).unwrap();
+        assert_eq!(look(&mut line), after, "round {round}");
+        assert_eq!(ask(&mut line, "heavy\n"), "heavy\n");
+        line.restore(looked).unwrap();
+        assert!(ask(&mut line, "look\n").starts_with("calls 2 data 42 "), "round {round}");
+        line.guest_mut().unwrap().verify().unwrap();
+    }
+    let used = line.guest_mut().unwrap().stats().processes;
+    assert_eq!(used, 1, "all of them were reached within one process");
+    for (fork, expected) in forks.iter_mut().zip([&clean, &clean, &dirty, &after]) {
+        let seen = look(fork);
+        assert!(expected.ends_with(&seen), "{seen} is not of {expected}");
+        fork.guest_mut().unwrap().verify().unwrap();
+    }
+}
+
+#[test]
+fn a_long_line_of_checkpoints_goes_back_to_each() {
+    let Some(warm) = canary() else { return };
+    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut states = Vec::new();
+    for round in 1..=40 {
+        // Every third changes mappings, too.
+        let request = if round % 3 == 0 { "dirty\n" } else { "scribble\n" };
+        assert_eq!(ask(&mut line, request), "done\n");
+        let id = line.snapshot().unwrap();
+        // To look changes something, too.
+        states.push((id, look(&mut line)));
+    }
+    for (id, seen) in states.iter().rev().step_by(3).chain(states.iter().step_by(7)) {
+        line.restore(*id).unwrap();
+        assert_eq!(look(&mut line), *seen);
+        line.restore(*id).unwrap();
+        line.guest_mut().unwrap().verify().unwrap();
+    }
+}
+
+#[test]
+fn a_call_that_was_cut_short_leaves_an_instance_that_waits_for_its_reset() {
+    let Some(warm) = canary() else { return };
+    let mut instance = warm.instance();
+    let clean = instance.call(b"look\n").unwrap();
+    for request in [&b"exit\n"[..], b"crash\n", b"abort\n"] {
+        instance.call(request).unwrap_err();
+        assert!(instance.needs_reset());
+        let error = instance.call(b"look\n").unwrap_err().to_string();
+        assert!(error.contains("reset it"), "{error}");
+        instance.freeze().unwrap_err();
+        assert_eq!(instance.call_pristine(b"look\n").unwrap(), clean);
+    }
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    if canary().is_none() {
+        return;
+    }
+    planted::must_be_caught(
+        &[Bug::Freeze, Bug::Switch],
+        &[
+            "session::every_state_of_a_tree_is_what_it_was",
+            "session::a_long_line_of_checkpoints_goes_back_to_each",
+        ],
+    );
+}
+
+/// Saves `frozen`, and takes it out of the directory again.
+fn through_a_file(frozen: &Frozen, name: &str) -> Frozen {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(folder.path()).unwrap();
+    frozen.save(&store, name, &SnapshotOptions::default()).unwrap();
+    let loaded = Frozen::load(store.load(name).unwrap(), &Options::default()).unwrap();
+    loaded.memory().wait(Duration::from_secs(60)).unwrap();
+    assert_eq!(loaded.build(), frozen.build());
+    loaded
+}
+
+#[test]
+fn a_frozen_program_goes_on_where_it_was() {
+    let Some(warm) = canary() else { return };
+    let clean = warm.instance().call(b"look\n").unwrap();
+    let nothing = Program::new("/");
+    let thawed = Warm::thaw(&through_a_file(&warm.freeze().unwrap(), "warm"), &nothing).unwrap();
+    let mut instance = thawed.instance();
+    for _ in 0..3 {
+        assert_eq!(instance.call_pristine(b"look\n").unwrap(), clean);
+        assert_eq!(instance.call(b"dirty\n").unwrap(), b"done\n");
+        instance.verify().unwrap();
+    }
+    // What calls have left, too.
+    assert_eq!(instance.call(b"dirty\n").unwrap(), b"done\n");
+    let frozen = instance.freeze().unwrap();
+    let expected = instance.call(b"look\n").unwrap();
+    let mut other = Warm::thaw(&through_a_file(&frozen, "dirty"), &nothing).unwrap().instance();
+    assert_eq!(other.call(b"look\n").unwrap(), expected);
+    assert_eq!(instance.call_pristine(b"look\n").unwrap(), clean);
+    other.verify().unwrap();
+}
+
+#[test]
+fn python_thaws_with_the_files_it_was_granted_and_without_them_is_refused() {
+    let Some(program) = common::python() else { return };
+    let script = "import sys\nsource = open(sys.__file__ if hasattr(sys, '__file__') else __import__('json').__file__)\n\
+        seen = []\nfor line in sys.stdin:\n    seen.append(line.strip())\n    import string\n    \
+        print(len(seen), source.tell(), string.digits, flush=True)\n";
+    let program = program.arg("/app.py").file("/app.py", script).request("one\n");
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    assert_eq!(instance.call(b"two\n").unwrap(), b"2 0 0123456789\n");
+    let frozen = through_a_file(&instance.freeze().unwrap(), "python");
+    let mut thawed = Warm::thaw(&frozen, &program).unwrap().instance();
+    for _ in 0..3 {
+        assert_eq!(thawed.call_pristine(b"three\n").unwrap(), b"3 0 0123456789\n");
+    }
+    thawed.verify().unwrap();
+    // Only what is below the system's own directories is granted without being asked for.
+    match Warm::thaw(&frozen, &Program::new("/usr/bin/python3")) {
+        Err(ThawError::NotGranted(path)) => assert!(path.is_absolute()),
+        Ok(_) => println!("SKIPPED: this python lies in the system's own directories"),
+        Err(error) => panic!("{error}"),
+    }
+}
+
+/// The warm canary, saved in a folder.
+fn saved(warm: &Warm, with: &SnapshotOptions) -> (tempfile::TempDir, Store) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(folder.path()).unwrap();
+    warm.freeze().unwrap().save(&store, "warm", with).unwrap();
+    (folder, store)
+}
+
+/// A snapshot of which nothing comes but what is touched.
+fn untouched(store: &Store) -> Frozen {
+    let options = Options { background: false, window: Some(1), ..Options::default() };
+    Frozen::load(store.load("warm").unwrap(), &options).unwrap()
+}
+
+#[test]
+fn a_thawed_program_answers_while_pages_are_still_on_their_way() {
+    let Some(warm) = canary() else { return };
+    let clean = warm.instance().call(b"look\n").unwrap();
+    let (_folder, store) = saved(&warm, &SnapshotOptions::default());
+    for request in [&b"dirty\n"[..], b"scribble\n", b"heavy\n", b"exit\n", b"crash\n"] {
+        let frozen = untouched(&store);
+        let thawed = Warm::thaw(&frozen, &Program::new("/")).unwrap();
+        if thawed.image().is_complete() {
+            println!("SKIPPED: this host fills images before they are used");
+            return;
+        }
+        // Two at a time, which share what has come.
+        let (mut one, mut other) = (thawed.instance(), thawed.instance());
+        for _ in 0..3 {
+            assert_eq!(one.call_pristine(b"look\n").unwrap(), clean);
+            assert!(!thawed.image().is_complete());
+            let _ = one.call_pristine(request);
+            let _ = other.call_pristine(request);
+        }
+        assert_eq!(other.call_pristine(b"look\n").unwrap(), clean);
+        assert!(!thawed.image().is_complete());
+        // What is compared must have come.
+        one.verify().unwrap();
+        other.verify().unwrap();
+        assert!(thawed.image().is_complete());
+        assert_eq!(one.call_pristine(b"look\n").unwrap(), clean);
+        one.verify().unwrap();
+    }
+}
+
+#[test]
+fn what_a_call_touches_is_there_beforehand_next_time() {
+    let Some(warm) = canary() else { return };
+    let (_folder, store) = saved(&warm, &SnapshotOptions::default());
+    let frozen = Frozen::record(store.load("warm").unwrap()).unwrap();
+    let thawed = Warm::thaw(&frozen, &Program::new("/")).unwrap();
+    if thawed.image().is_complete() {
+        println!("SKIPPED: this host fills images before they are used");
+        return;
+    }
+    let clean = thawed.instance().call(b"look\n").unwrap();
+    let touched = frozen.memory().touched();
+    // Of its memory: the files it has written are read as a whole.
+    let memory = PageRange::new(0, thawed.image().pages());
+    let pages = |runs: &[PageRange]| -> usize {
+        runs.iter().filter_map(|run| run.intersect(memory)).map(|run| run.len).sum()
+    };
+    let (few, all) = (pages(&touched), thawed.image().stored_pages());
+    assert!(few > 0 && few < all / 2, "{few} of {all} pages");
+    let with = SnapshotOptions { working_set: touched.clone(), ..SnapshotOptions::default() };
+    let (_folder, store) = saved(&warm, &with);
+    let frozen = untouched(&store);
+    let before = pages(&frozen.memory().touched());
+    let thawed = Warm::thaw(&frozen, &Program::new("/")).unwrap();
+    assert_eq!(thawed.instance().call(b"look\n").unwrap(), clean);
+    assert_eq!(pages(&frozen.memory().touched()), before);
+}
+
+/// Changes a bit in the first half of the layer: of the memory, which lies before the files.
+fn damage(folder: &std::path::Path) {
+    let blobs = std::fs::read_dir(folder.join("blobs/sha256")).unwrap().map(|blob| blob.unwrap());
+    let layer = blobs.max_by_key(|blob| blob.metadata().unwrap().len()).unwrap().path();
+    let mut bytes = std::fs::read(&layer).unwrap();
+    let place = bytes.len() / 4;
+    bytes[place] ^= 1;
+    std::fs::remove_file(&layer).unwrap();
+    std::fs::write(&layer, bytes).unwrap();
+}
+
+#[test]
+fn damage_that_is_met_late_ends_the_call_and_says_so() {
+    let Some(warm) = canary() else { return };
+    let (folder, store) = saved(&warm, &SnapshotOptions::default());
+    damage(folder.path());
+    let frozen = untouched(&store);
+    let thawed = Warm::thaw(&frozen, &Program::new("/")).unwrap();
+    let mut instance = thawed.instance();
+    // Somewhere between its first page and its last.
+    let called = instance.call(b"look\n");
+    let verified = instance.verify();
+    let said = format!("{:?} {}", called.err(), verified.unwrap_err());
+    assert!(said.contains("reading the image") && said.contains("digest"), "{said}");
+    // It stays so, for all that share the pages.
+    assert!(thawed.instance().verify().is_err());
+    assert!(thawed.image().failure().is_some());
+}
+
+/// Whatever a snapshot's state says, it is refused, or becomes a guest that harms nobody.
+#[test]
+fn a_snapshot_of_a_stranger_is_refused_or_harmless() {
+    let Some(warm) = canary() else { return };
+    let mut instance = warm.instance();
+    instance.call(b"dirty\n").unwrap();
+    let frozen = instance.freeze().unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(folder.path()).unwrap();
+    frozen.save(&store, "good", &SnapshotOptions::default()).unwrap();
+    let good = store.load("good").unwrap().state().to_vec();
+    let mut random = 11u64;
+    let mut next = |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) as usize % below
+    };
+    let (mut refused, mut ran) = (0, 0);
+    for round in 0..150 {
+        let mut state = good.clone();
+        // Registers and frames make up most of it; what is checked lies around them.
+        let place = if round % 2 == 0 { next(600) } else { state.len() - 1 - next(900) };
+        match next(4) {
+            0 => state[place] ^= 1 << next(8),
+            1 => state[place] = [0, 1, 127, 255][next(4)],
+            2 => drop(state.splice(place..place, [255; 9])),
+            _ => drop(state.remove(place)),
+        }
+        let options =
+            afresh_store::SaveOptions { state, ..afresh_store::SaveOptions::new(frozen.build()) };
+        store.save("bad", frozen.image(), &options).unwrap();
+        let loaded = Frozen::load(store.load("bad").unwrap(), &Options::default()).unwrap();
+        let limits = Program::new("/").time_limit(Duration::from_millis(300));
+        match Warm::thaw(&loaded, &limits) {
+            Err(_) => refused += 1,
+            Ok(warm) => {
+                let mut instance = warm.instance();
+                let _ = instance.call(b"look\n");
+                let _ = instance.verify();
+                ran += 1;
+            }
+        }
+    }
+    assert!(refused > 20, "{refused} refused, {ran} ran");
+    let mut other = Warm::thaw(&frozen, &Program::new("/")).unwrap().instance();
+    assert!(other.call(b"look\n").unwrap().starts_with(b"calls "));
+}

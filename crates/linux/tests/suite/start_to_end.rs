@@ -1,0 +1,84 @@
+//! A program runs from its start to its end, its system calls served by us.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use crate::common;
+
+use std::path::Path;
+
+use afresh_linux::{End, Program, WarmError};
+
+fn runs(flags: &[&str]) {
+    let Some(path) = common::compiled("hello.c", flags) else { return };
+    let program = Program::new(&path).arg("one").arg("two words").env("COLOUR", "green");
+    let Some(run) = common::here(program.run(b"what goes in\n")) else { return };
+    assert_eq!(run.end, End::Exit(13), "{}", run.messages);
+    assert_eq!(run.output, b"3 two words green\nwhat goes in\n");
+    assert_eq!(run.messages, "");
+    assert!(!Path::new("/usr/new").exists() && !Path::new("/tmp/other").exists());
+}
+
+#[test]
+fn a_static_program_runs() {
+    runs(&["-static"]);
+}
+
+#[test]
+fn a_static_program_that_may_lie_anywhere_runs() {
+    runs(&["-static-pie"]);
+}
+
+#[test]
+fn a_dynamic_program_runs() {
+    runs(&[]);
+}
+
+#[test]
+fn what_is_no_program_is_refused_by_name() {
+    let refused = |program: Program| program.run(b"").expect_err("it cannot run");
+    assert!(matches!(refused(Program::new("/nowhere/at/all")), WarmError::NotFound(_)));
+    let script = refused(Program::new("/usr/bin/ldd")).to_string();
+    if Path::new("/usr/bin/ldd").exists() && !script.contains("cannot run Linux guests") {
+        assert!(script.contains("is a script for"), "{script}");
+        assert!(script.contains("as its argument"), "{script}");
+    }
+    let shims = Path::new(env!("CARGO_TARGET_TMPDIR")).join("shims");
+    std::fs::create_dir_all(&shims).unwrap();
+    let shim = shims.join("python3");
+    std::fs::write(&shim, "#!/usr/bin/env bash\nexec something else\n").unwrap();
+    let error = refused(Program::new(&shim)).to_string();
+    if !error.contains("cannot run Linux guests") {
+        assert!(error.contains("for bash") && error.contains("pyenv which python3"), "{error}");
+    }
+}
+
+#[test]
+fn a_guest_opens_what_was_granted_and_nothing_else() {
+    let Some(path) = common::compiled("open.c", &["-static"]) else { return };
+    let held = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let (file, link) = (held.join("Cargo.toml"), path.with_extension("link"));
+    let _ = std::fs::remove_file(&link);
+    std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
+    let own = [
+        "/proc/self/environ",
+        "/proc/1/status",
+        "/proc/version",
+        "/sys/kernel",
+        "/dev/kmsg",
+        "/dev/mem",
+    ];
+    let opened = |program: Program| {
+        let named =
+            own.iter().map(Path::new).chain([file.as_path(), &link, Path::new("/etc/passwd")]);
+        let program = named.fold(program, |program, path| program.arg(path));
+        Some(String::from_utf8(common::here(program.run(b""))?.output).unwrap())
+    };
+    let Some(none) = opened(Program::new(&path)) else { return };
+    assert_eq!(none, "");
+    // A granted link leads to where it does; one in a granted directory only to what is granted, too.
+    let directory = Program::new(&path).grant(held).grant(link.parent().unwrap());
+    assert_eq!(opened(directory).unwrap(), format!("{}\n", file.display()));
+    // The root is a grant of everything but what the kernel tells of the host and the sentry.
+    let all = format!("{}\n{}\n/etc/passwd\n", file.display(), link.display());
+    assert_eq!(opened(Program::new(&path).grant("/")).unwrap(), all);
+}

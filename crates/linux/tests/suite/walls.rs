@@ -1,0 +1,208 @@
+//! A guest that wants out changes nothing outside, and nothing for the next call.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use crate::common;
+
+use std::path::Path;
+use std::time::Duration;
+
+use afresh_linux::{CallError, End, Frozen, Instance, PlatformError, Program, Warm};
+use afresh_pager::{Options, SnapshotOptions};
+use afresh_store::Store;
+use afresh_sys::alone;
+
+const MARKER: &str = "/tmp/afresh-hostile-marker";
+
+fn hostile() -> Option<Instance> {
+    common::warm("hostile.c", |p| {
+        p.time_limit(Duration::from_secs(5))
+            .start_limit(Duration::from_secs(20))
+            .memory_limit(256 << 20)
+            .storage_limit(16 << 20)
+    })
+}
+
+/// Makes one attempt, and proves that nothing came of it.
+fn attempt(warm: &mut Instance, request: &str) -> Result<String, CallError> {
+    let answer = warm
+        .call_pristine(request.as_bytes())
+        .map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+    if let Err(CallError::Platform {
+        source: PlatformError::Missing { .. } | PlatformError::Kernel { .. },
+        ..
+    }) = &answer
+    {
+        panic!("{request}: {answer:?}");
+    }
+    warm.verify().unwrap_or_else(|error| panic!("{request}: {error}"));
+    assert_eq!(warm.call_pristine(b"99\n").unwrap(), b"-1\n", "{request}");
+    assert!(!Path::new(MARKER).exists(), "{request}");
+    if let Some(children) = children() {
+        assert_eq!(children, vec![warm.process_id().unwrap()], "{request}");
+    }
+    answer
+}
+
+/// Processes that this one has, where the kernel tells.
+fn children() -> Option<Vec<u32>> {
+    let mut all = Vec::new();
+    for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
+        let text = std::fs::read_to_string(task.path().join("children")).ok()?;
+        all.extend(text.split_whitespace().filter_map(|id| id.parse::<u32>().ok()));
+    }
+    Some(all)
+}
+
+fn forged(answer: &Result<String, CallError>) -> bool {
+    matches!(answer, Err(CallError::Platform { source: PlatformError::Forged(_), .. }))
+}
+
+fn ended(answer: &Result<String, CallError>) -> bool {
+    matches!(
+        answer,
+        Err(CallError::Platform { source: PlatformError::Ended(_), .. }
+            | CallError::Ended { end: End::Signal(_), .. })
+    )
+}
+
+#[test]
+fn a_hostile_guest_changes_nothing_outside() {
+    // No other test's guest is among this process's then.
+    alone("walls::a_hostile_guest_changes_nothing_outside", hostile_guest);
+}
+
+fn hostile_guest() {
+    let Some(mut warm) = hostile() else { return };
+    // Its own calls are answered, whatever they are.
+    attempt(&mut warm, "0\n").unwrap();
+    assert!(warm.stats().unserved.len() > 200, "{:?}", warm.stats().unserved);
+    // Calls from the stub's page, at each of its system call instructions, and its loop with forged orders.
+    let syscalls = 4;
+    for nth in 0..syscalls {
+        for mode in 1..=5 {
+            let answer = attempt(&mut warm, &format!("{mode} {nth}\n"));
+            assert!(forged(&answer) || ended(&answer), "{mode} {nth}: {answer:?}");
+        }
+    }
+    assert_eq!(attempt(&mut warm, &format!("1 {syscalls}\n")).unwrap(), "no such place\n0\n");
+    assert!(forged(&attempt(&mut warm, "6\n")));
+    // The stub's memory cannot be mapped over, nor written where it is not its to write.
+    assert_eq!(attempt(&mut warm, "7\n").unwrap(), "0\n");
+    assert!(ended(&attempt(&mut warm, "8\n")));
+    assert!(ended(&attempt(&mut warm, "9\n")));
+    assert!(ended(&attempt(&mut warm, "18\n")));
+    // Other architectures' numbers end it.
+    assert!(ended(&attempt(&mut warm, "10\n")));
+    assert!(ended(&attempt(&mut warm, "11\n")));
+    // Two that newer kernels keep from filters end whoever calls them from elsewhere than a probe.
+    let answer = attempt(&mut warm, "17\n");
+    assert!(ended(&answer) || answer.is_ok(), "{answer:?}");
+    // Forged frames: a signal stack of its own, SIGSYS blocked.
+    for request in ["12 0\n", "12 1\n", "12 2\n", "20 3\n"] {
+        let answer = attempt(&mut warm, request);
+        assert!(forged(&answer) || ended(&answer), "{request}: {answer:?}");
+    }
+    // All it can have is less than what would harm.
+    attempt(&mut warm, "13\n").unwrap();
+    // Pointers everywhere, also into its own descriptors' way: it may well end over it.
+    let _ = attempt(&mut warm, "14\n");
+    assert_eq!(attempt(&mut warm, "15\n").unwrap(), "0\n");
+    assert!(ended(&attempt(&mut warm, "16\n")));
+    // The stub copies forwards, however it was entered.
+    assert_eq!(attempt(&mut warm, "19\n").unwrap(), "0\n");
+}
+
+/// While pages are still to come, nothing may come in their place: the kernel would put zeros there, for every guest.
+#[test]
+fn a_hostile_guest_spoils_no_page_that_is_still_to_come() {
+    let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
+    let program = Program::new(path).time_limit(Duration::from_secs(5));
+    let Some(warm) = common::here(program.warm()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(folder.path()).unwrap();
+    warm.freeze().unwrap().save(&store, "warm", &SnapshotOptions::default()).unwrap();
+    // Nothing comes but what is touched.
+    let options = Options { background: false, ..Options::default() };
+    let frozen = Frozen::load(store.load("warm").unwrap(), &options).unwrap();
+    let thawed = Warm::thaw(&frozen, &program).unwrap();
+    if thawed.image().is_complete() {
+        println!("SKIPPED: this host fills images before they are used");
+        return;
+    }
+    let mut requests: Vec<_> = [8, 9, 14, 16].into_iter().map(|mode| format!("{mode}\n")).collect();
+    requests.extend((0..3).map(|nth| format!("12 {nth}\n")));
+    requests.extend((0..thawed.image().pages()).step_by(7).map(|page| format!("20 {page}\n")));
+    for request in &requests {
+        let answer = thawed.instance().call(request.as_bytes());
+        assert!(answer.is_err() || request == "14\n", "{request}: {answer:?}");
+        assert!(!Path::new(MARKER).exists(), "{request}");
+    }
+    assert!(!thawed.image().is_complete());
+    let mut other = thawed.instance();
+    assert_eq!(other.call(b"99\n").unwrap(), b"-1\n");
+    other.verify().unwrap();
+    assert!(thawed.image().is_complete());
+    assert_eq!(thawed.image().digest(), warm.image().digest());
+}
+
+#[test]
+fn a_process_could_do_little_if_a_call_ever_passed() {
+    let Some(warm) = common::warm("canary.c", |program| program) else { return };
+    can_do_little(&warm);
+}
+
+#[test]
+fn what_the_sentry_would_bequeath_is_not_the_guests() {
+    alone("walls::what_the_sentry_would_bequeath_is_not_the_guests", || {
+        let Some(path) = common::compiled("canary.c", &["-static"]) else { return };
+        let program = Program::new(path);
+        if common::here(program.warm()).is_none() {
+            return;
+        }
+        for _ in 0..20 {
+            // SAFETY: duplicates a descriptor, one that programs inherit; it stays open until the process ends.
+            assert!(unsafe { libc::dup(0) } > 0);
+        }
+        for _ in 0..50 {
+            let mut warm = program.warm().unwrap().instance();
+            warm.prepare().unwrap();
+            can_do_little(&warm);
+        }
+    });
+}
+
+fn can_do_little(warm: &Instance) {
+    let id = warm.process_id().unwrap();
+    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    for line in [
+        "NoNewPrivs:\t1",
+        "Seccomp:\t2",
+        "CapEff:\t0000000000000000",
+        "CapPrm:\t0000000000000000",
+        "Threads:\t1",
+    ] {
+        assert!(status.lines().any(|is| is == line), "{line}: {status}");
+    }
+    let limits = std::fs::read_to_string(format!("/proc/{id}/limits")).unwrap();
+    for name in ["Max processes", "Max file size", "Max core file size"] {
+        let line = limits.lines().find(|line| line.starts_with(name)).unwrap();
+        assert!(line[name.len()..].trim_start().starts_with("0 "), "{line}");
+    }
+    // The control area, nothing, the userfaultfd, the listener: no image, whose file may hold others.
+    let mut open: Vec<_> = std::fs::read_dir(format!("/proc/{id}/fd"))
+        .unwrap()
+        .map(|entry| {
+            std::fs::read_link(entry.unwrap().path()).unwrap().to_string_lossy().into_owned()
+        })
+        .collect();
+    open.sort();
+    let kinds = [
+        "/dev/null",
+        "/memfd:afresh-control",
+        "anon_inode:[userfaultfd]",
+        "anon_inode:seccomp notify",
+    ];
+    assert_eq!(open.len(), kinds.len(), "{open:?}");
+    assert!(open.iter().zip(kinds).all(|(is, kind)| is.starts_with(kind)), "{open:?}");
+}

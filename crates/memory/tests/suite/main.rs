@@ -1,0 +1,11 @@
+//! The crate's tests, in one program that is linked once.
+
+mod common;
+mod fork;
+mod lazy;
+mod merging;
+mod oracle;
+mod poor;
+mod promises;
+mod staged;
+mod tenants;

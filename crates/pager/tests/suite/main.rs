@@ -1,0 +1,8 @@
+//! The crate's tests, in one program that is linked once.
+
+mod hostile;
+mod image;
+mod interrupted;
+mod restore;
+mod vmm;
+mod whole;

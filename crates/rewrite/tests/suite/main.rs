@@ -1,0 +1,8 @@
+//! The crate's tests, in one program that is linked once.
+
+mod baked;
+mod common;
+mod data;
+mod random;
+mod reset;
+mod robust;

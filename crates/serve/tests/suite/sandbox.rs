@@ -1,0 +1,473 @@
+//! Sandboxes over HTTP: they keep what code did, go back, fork, are saved and come back, and are nobody else's.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
+
+use crate::common::{self, LONG, Running, built, client, config, run, scratch, serve};
+use afresh_serve::{Config, Keys, SandboxConfig, Template};
+use reqwest::Method;
+use serde_json::{Value, json};
+
+const KEY: &str = "key-of-acme";
+
+fn sandboxes(dir: &Path, script: &str) -> SandboxConfig {
+    let mut sandboxes = SandboxConfig::new(dir);
+    sandboxes.keys = Keys::new([("acme", KEY), ("other", "key-of-other")]);
+    sandboxes.call_timeout = Duration::from_secs(20);
+    let open = afresh::Options::new().warm(afresh::Call::text("warm", [] as [&str; 0]));
+    sandboxes.templates.push(Template::new("script", script, open));
+    sandboxes
+}
+
+fn with(sandboxes: SandboxConfig) -> Config {
+    let mut config = config([]);
+    config.sandboxes = Some(sandboxes);
+    config
+}
+
+/// A client of the control plane and of what is inside sandboxes.
+struct Client {
+    http: reqwest::Client,
+    base: String,
+    key: &'static str,
+}
+
+impl Client {
+    fn of(server: &Running) -> Self {
+        Self { http: client(), base: server.url(""), key: KEY }
+    }
+
+    /// Asks the control plane; gives the status, and the answer where it is JSON.
+    async fn ask(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
+        let request = self.http.request(method, format!("{}{path}", self.base));
+        let request = request.header("x-api-key", self.key).body(body.to_string());
+        let response = request.send().await.unwrap();
+        let status = response.status().as_u16();
+        (status, serde_json::from_str(&response.text().await.unwrap()).unwrap_or_default())
+    }
+
+    async fn post(&self, path: &str, body: Value) -> Value {
+        let (status, answer) = self.ask(Method::POST, path, body).await;
+        assert!((200..300).contains(&status), "{path}: {status} {answer}");
+        answer
+    }
+
+    async fn create(&self) -> Value {
+        self.post("/v2/sandboxes", json!({"templateID": "script", "timeout": 600})).await
+    }
+
+    /// Runs code; gives the lines of the answer, or the status.
+    async fn execute(&self, sandbox: &Value, code: &str) -> Result<Vec<Value>, u16> {
+        let request = self
+            .http
+            .post(format!("{}/execute", self.base))
+            .header("e2b-sandbox-id", sandbox["sandboxID"].as_str().unwrap())
+            .header("x-access-token", sandbox["envdAccessToken"].as_str().unwrap())
+            .body(json!({"code": code}).to_string());
+        let response = request.send().await.unwrap();
+        if !response.status().is_success() {
+            return Err(response.status().as_u16());
+        }
+        let text = response.text().await.unwrap();
+        Ok(text.lines().map(|line| serde_json::from_str(line).unwrap()).collect())
+    }
+
+    /// The text of code's value.
+    async fn value(&self, sandbox: &Value, code: &str) -> String {
+        let lines = self.execute(sandbox, code).await.unwrap();
+        let result = lines.iter().find(|line| line["type"] == "result");
+        result.unwrap_or_else(|| panic!("{lines:?}"))["text"].as_str().unwrap().to_owned()
+    }
+}
+
+fn path(sandbox: &Value, rest: &str) -> String {
+    format!("/sandboxes/{}{rest}", sandbox["sandboxID"].as_str().unwrap())
+}
+
+#[test]
+fn code_runs_on_from_code_and_what_came_of_it_is_told_apart() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let server = serve(with(sandboxes(dir.path(), &script))).await;
+        let client = Client::of(&server);
+        let sandbox = client.create().await;
+        let code = "let x = 20; console.log('out', [1, 'a']); console.error({e: 1}); x * 2";
+        let lines = client.execute(&sandbox, code).await.unwrap();
+        let kinds: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
+        assert_eq!(
+            kinds,
+            ["number_of_executions", "stdout", "stderr", "result", "end_of_execution"]
+        );
+        assert_eq!(lines[1]["text"], "out [1, \"a\"]\n");
+        assert_eq!(lines[2]["text"], "{ e: 1 }\n");
+        assert_eq!((&lines[3]["text"], &lines[3]["is_main_result"]), (&json!("40"), &json!(true)));
+        assert_eq!(client.value(&sandbox, "x + 2").await, "22");
+        assert_eq!(client.value(&sandbox, "Promise.resolve({a: [x]})").await, "{ a: [20] }");
+        let lines = client.execute(&sandbox, "throw new RangeError('no')").await.unwrap();
+        assert_eq!((&lines[1]["name"], &lines[1]["value"]), (&json!("RangeError"), &json!("no")));
+        let lines = client.execute(&sandbox, "let let = 1").await.unwrap();
+        assert_eq!(lines[1]["name"], "SyntaxError");
+        // An error of the language does not undo what came before it.
+        client.execute(&sandbox, "x = 50; throw 1").await.unwrap();
+        assert_eq!(client.value(&sandbox, "x").await, "50");
+        // Others see nothing of it.
+        let another = client.create().await;
+        assert_eq!(client.value(&another, "typeof x").await, "\"undefined\"");
+        server.end().await;
+    });
+}
+
+#[test]
+fn code_that_is_cut_short_is_undone() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.call_timeout = Duration::from_secs(2);
+        sandboxes.templates[0].memory = 64 << 20;
+        let server = serve(with(sandboxes)).await;
+        let client = Client::of(&server);
+        let sandbox = client.create().await;
+        client.execute(&sandbox, "var kept = 1").await.unwrap();
+        for (code, name) in [
+            ("kept = 2; for (;;) {}", "TimeoutError"),
+            ("kept = 3; const a = []; for (;;) a.push(new Array(1000).fill(kept))", ""),
+        ] {
+            let lines = client.execute(&sandbox, code).await.unwrap();
+            let error = lines.iter().find(|line| line["type"] == "error").expect("it fails");
+            assert!(name.is_empty() || error["name"] == name, "{error}");
+        }
+        let kept = client.value(&sandbox, "kept").await;
+        // Without memory the engine may throw, which undoes nothing; a time limit always does.
+        assert!(kept == "1" || kept == "3", "{kept}");
+        server.end().await;
+    });
+}
+
+#[test]
+fn checkpoints_rollbacks_forks_trees_and_differences() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let server = serve(with(sandboxes(dir.path(), &script))).await;
+        let client = Client::of(&server);
+        let sandbox = client.create().await;
+        client.execute(&sandbox, "var n = 1").await.unwrap();
+        let one = client.post(&path(&sandbox, "/checkpoints"), json!({"name": "one"})).await;
+        client.execute(&sandbox, "n = 2").await.unwrap();
+        client.post(&path(&sandbox, "/checkpoints"), json!({"name": "two"})).await;
+        client.execute(&sandbox, "n = 3").await.unwrap();
+        for (to, n) in [("one", "1"), ("two", "2"), (one["checkpointID"].as_str().unwrap(), "1")] {
+            client.post(&path(&sandbox, "/rollback"), json!({ "to": to })).await;
+            assert_eq!(client.value(&sandbox, "n").await, n);
+        }
+        let forks = client.post(&path(&sandbox, "/fork"), json!({"count": 20})).await;
+        let forks = forks.as_array().unwrap();
+        assert_eq!(forks.len(), 20);
+        for (number, fork) in forks.iter().enumerate() {
+            let fork = &fork["sandbox"];
+            assert_eq!(
+                client.value(fork, &format!("n += {number}")).await,
+                (1 + number).to_string()
+            );
+        }
+        assert_eq!(client.value(&sandbox, "n").await, "1");
+        // The status page has no script but its own, and nothing that reaches a sandbox.
+        let page = client.http.get(server.url("/status")).send().await.unwrap();
+        assert!(
+            page.headers()["content-security-policy"]
+                .to_str()
+                .unwrap()
+                .starts_with("default-src 'none'")
+        );
+        let page = page.text().await.unwrap();
+        assert!(!page.contains("src=") && !page.contains("https:"), "it loads something");
+        let status = common::get(&client.http, &server.url("/status.json")).await.1;
+        let token = sandbox["envdAccessToken"].as_str().unwrap();
+        let id = sandbox["sandboxID"].as_str().unwrap();
+        let shown = &id[id.len() - 6..];
+        assert!(!status.contains(token) && !status.contains(id) && status.contains(shown));
+        let status: Value = serde_json::from_str(&status).unwrap();
+        assert_eq!(status["sandboxes"]["live"], 21);
+        let map = server.url(&format!("/status/pages.json?sandbox={shown}"));
+        let (code, map) = common::get(&client.http, &map).await;
+        let map: Value = serde_json::from_str(&map).unwrap();
+        let changed = map["changedPages"].as_u64().unwrap();
+        assert!(code == 200 && changed > 0 && changed < map["pages"].as_u64().unwrap(), "{map}");
+        let runs = map["runs"].as_array().unwrap();
+        assert_eq!(runs.iter().map(|run| run[1].as_u64().unwrap()).sum::<u64>(), changed);
+        for none in ["", "?sandbox=", "?sandbox=nobody"] {
+            let url = server.url(&format!("/status/pages.json{none}"));
+            assert_eq!(common::get(&client.http, &url).await.0, 404, "{none}");
+        }
+        let (_, tree) = client.ask(Method::GET, &path(&sandbox, "/tree"), json!({})).await;
+        let names: Vec<_> =
+            tree["states"].as_array().unwrap().iter().filter_map(|s| s["name"].as_str()).collect();
+        assert_eq!(names, ["one", "two"]);
+        let (status, same) =
+            client.ask(Method::GET, &path(&sandbox, "/diff?from=one&to=one"), json!({})).await;
+        assert_eq!((status, &same["pages"]), (200, &json!(0)));
+        let (_, differs) =
+            client.ask(Method::GET, &path(&sandbox, "/diff?from=one&to=two"), json!({})).await;
+        assert!(differs["bytes"].as_u64().unwrap() > 0, "{differs}");
+        for (method, rest, body, status) in [
+            (Method::POST, "/rollback", json!({"to": "three"}), 404),
+            (Method::POST, "/rollback", json!({}), 400),
+            (Method::POST, "/checkpoints", json!({"name": ""}), 400),
+            (Method::POST, "/fork", json!({"count": 0}), 400),
+            (Method::POST, "/fork", json!({"count": 1_000_000}), 400),
+            (Method::DELETE, "/checkpoints/two", json!({}), 204),
+            (Method::DELETE, "/checkpoints/two", json!({}), 404),
+        ] {
+            assert_eq!(client.ask(method, &path(&sandbox, rest), body).await.0, status, "{rest}");
+        }
+        server.end().await;
+    });
+}
+
+#[test]
+fn paused_idle_and_saved_sandboxes_come_back_also_in_another_process() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.idle_timeout = Duration::from_millis(50);
+        let server = serve(with(sandboxes.clone())).await;
+        let client = Client::of(&server);
+        let (paused, idle) = (client.create().await, client.create().await);
+        for sandbox in [&paused, &idle] {
+            client
+                .execute(sandbox, "var all = []; var add = (n) => all.push(n); add(1)")
+                .await
+                .unwrap();
+        }
+        assert_eq!(client.ask(Method::POST, &path(&paused, "/pause"), json!({})).await.0, 204);
+        assert_eq!(client.ask(Method::POST, &path(&paused, "/pause"), json!({})).await.0, 409);
+        assert_eq!(client.execute(&paused, "1").await, Err(502));
+        // The idle one goes to the store by itself, and comes back with the next call, again and again.
+        for round in 2..5 {
+            let saved = r#"afresh_sandboxes{place="saved"} 2"#;
+            while !common::get(&client.http, &server.url("/metrics")).await.1.contains(saved) {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+            assert_eq!(
+                client.value(&idle, &format!("add({round}); all.length")).await,
+                round.to_string()
+            );
+        }
+        let kept = client.post(&path(&idle, "/snapshots"), json!({"name": "kept"})).await;
+        client.execute(&idle, "add('after')").await.unwrap();
+        server.end().await;
+
+        let server = serve(with(sandboxes)).await;
+        let client = Client::of(&server);
+        // What nobody paused was saved when the server ended.
+        assert_eq!(client.value(&idle, "all.length").await, "5");
+        assert_eq!(client.execute(&paused, "1").await, Err(502));
+        client.post(&path(&paused, "/connect"), json!({"timeout": 600})).await;
+        assert_eq!(client.value(&paused, "all.length").await, "1");
+        for name in ["kept", kept["snapshotID"].as_str().unwrap()] {
+            let made = client.post("/sandboxes", json!({"templateID": name})).await;
+            assert_eq!(client.value(&made, "all").await, "[1, 2, 3, 4]");
+        }
+        let (_, snapshots) = client.ask(Method::GET, "/snapshots", json!({})).await;
+        assert_eq!(snapshots.as_array().unwrap().len(), 1);
+        for status in [204, 404] {
+            let deleted = client.ask(Method::DELETE, "/templates/kept", json!({})).await.0;
+            assert_eq!(deleted, status);
+        }
+        for sandbox in [&paused, &idle] {
+            assert_eq!(client.ask(Method::DELETE, &path(sandbox, ""), json!({})).await.0, 204);
+            assert_eq!(client.ask(Method::DELETE, &path(sandbox, ""), json!({})).await.0, 404);
+            assert_eq!(client.execute(sandbox, "1").await, Err(502));
+        }
+        server.end().await;
+    });
+}
+
+#[test]
+fn a_sandbox_ends_when_its_time_is_over() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let server = serve(with(sandboxes(dir.path(), &script))).await;
+        let client = Client::of(&server);
+        let short = client.post("/sandboxes", json!({"templateID": "x", "timeout": 1})).await;
+        let kept = json!({"templateID": "x", "timeout": 1, "autoPause": true});
+        let kept = client.post("/sandboxes", kept).await;
+        let long = client.create().await;
+        client.execute(&kept, "var n = 7").await.unwrap();
+        loop {
+            let (_, all) = client.ask(Method::GET, "/v2/sandboxes", json!({})).await;
+            let states: Vec<_> = all
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|s| (s["sandboxID"].clone(), s["state"].clone()))
+                .collect();
+            let of = |sandbox: &Value| states.iter().find(|(id, _)| *id == sandbox["sandboxID"]);
+            if of(&short).is_none() && of(&kept).is_some_and(|(_, state)| state == "paused") {
+                assert_eq!(of(&long).unwrap().1, "running");
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        client.post(&path(&kept, "/connect"), json!({"timeout": 600})).await;
+        assert_eq!(client.value(&kept, "n").await, "7");
+        server.end().await;
+    });
+}
+
+#[test]
+fn keys_and_tokens_are_asked_for_and_tenants_are_kept_apart() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.max_sandboxes = 3;
+        let server = serve(with(sandboxes)).await;
+        let mut client = Client::of(&server);
+        let mut own = client.create().await;
+        client.execute(&own, "var secret = 'canary'").await.unwrap();
+        for key in ["", "wrong", "key-of-acm", "key-of-other"] {
+            client.key = key;
+            let expected = if key == "key-of-other" { 404 } else { 401 };
+            for (method, rest) in [
+                (Method::GET, ""),
+                (Method::DELETE, ""),
+                (Method::POST, "/pause"),
+                (Method::POST, "/fork"),
+                (Method::POST, "/snapshots"),
+                (Method::GET, "/tree"),
+            ] {
+                let (status, answer) = client.ask(method, &path(&own, rest), json!({})).await;
+                assert_eq!(status, expected, "{key} {rest}");
+                assert!(answer["message"].is_string(), "{answer}");
+            }
+        }
+        let (_, listed) = client.ask(Method::GET, "/v2/sandboxes", json!({})).await;
+        assert_eq!(listed, json!([]));
+        client.key = KEY;
+        let token = own["envdAccessToken"].take();
+        for wrong in [json!("wrong"), json!("")] {
+            own["envdAccessToken"] = wrong;
+            assert_eq!(client.execute(&own, "secret").await, Err(401));
+        }
+        own["envdAccessToken"] = token;
+        assert_eq!(client.value(&own, "secret").await, "\"canary\"");
+        // One too many, alone or as forks.
+        client.create().await;
+        let (status, _) = client.ask(Method::POST, &path(&own, "/fork"), json!({"count": 2})).await;
+        assert_eq!(status, 429);
+        client.create().await;
+        let (status, _) = client.ask(Method::POST, "/sandboxes", json!({"templateID": "x"})).await;
+        assert_eq!(status, 429);
+        for (body, expected) in [(json!([]), 400), (json!({"timeout": "x"}), 400)] {
+            assert_eq!(client.ask(Method::POST, "/sandboxes", body).await.0, expected);
+        }
+        assert_eq!(client.ask(Method::GET, "/sandboxes/x/nothing", json!({})).await.0, 404);
+        server.end().await;
+    });
+}
+
+#[test]
+fn what_goes_beyond_is_as_its_description_says() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let server = serve(with(sandboxes(dir.path(), &script))).await;
+        let client = Client::of(&server);
+        let sandbox = client.create().await;
+        let (_, doc) = client.ask(Method::GET, "/openapi.json", json!({})).await;
+        let paths = doc["paths"].as_object().expect("it describes paths");
+        assert!(paths.len() >= 6);
+        client.post(&path(&sandbox, "/checkpoints"), json!({"name": "a"})).await;
+        let mut seen = 0;
+        for (template, operations) in paths {
+            for (method, operation) in operations.as_object().unwrap() {
+                let method = Method::from_bytes(method.to_uppercase().as_bytes()).unwrap();
+                let mut target = template.replace("{checkpoint}", "a");
+                target = target.replace("{id}", sandbox["sandboxID"].as_str().unwrap());
+                if target.ends_with("/diff") {
+                    target.push_str("?from=a&to=a");
+                }
+                let body = json!({"name": "b", "to": "a", "count": 1});
+                // The one that takes the checkpoint away comes last.
+                let (status, answer) = match method {
+                    Method::DELETE => continue,
+                    _ => client.ask(method.clone(), &target, body).await,
+                };
+                let described = &operation["responses"][status.to_string()];
+                assert!(described.is_object(), "{method} {template} answered {status}: {answer}");
+                assert!(status < 300, "{method} {template}: {answer}");
+                let schema = &described["content"]["application/json"]["schema"];
+                for needed in schema["required"].as_array().into_iter().flatten() {
+                    assert!(answer.get(needed.as_str().unwrap()).is_some(), "{template}: {answer}");
+                }
+                seen += 1;
+                if operation["security"] != json!([]) {
+                    let none = client.http.request(method, format!("{}{target}", client.base));
+                    assert_eq!(none.send().await.unwrap().status(), 401, "{template}");
+                    assert!(operation["responses"]["401"].is_object());
+                }
+            }
+        }
+        assert!(seen >= 6);
+        let (status, _) =
+            client.ask(Method::DELETE, &path(&sandbox, "/checkpoints/a"), json!({})).await;
+        assert_eq!(status, 204);
+        server.end().await;
+    });
+}
+
+/// Has a client of E2B, a program of its own, do all that it knows to do; without the variable that names what it needs, nothing.
+fn client_of_e2b(variable: &str, program: impl FnOnce(&Path) -> Command) {
+    let Some(script) = built("script.wasm") else { return };
+    let Some(place) = std::env::var_os(variable) else {
+        println!(
+            "SKIPPED: {variable} does not name a client of E2B; `cargo xtask test` installs it"
+        );
+        return;
+    };
+    let mut command = program(Path::new(&place));
+    let dir = scratch();
+    run(async {
+        let server = serve(with(sandboxes(dir.path(), &script))).await;
+        let url = server.url("");
+        let asking = tokio::task::spawn_blocking(move || {
+            command
+                .env("E2B_API_URL", &url)
+                .env("E2B_SANDBOX_URL", &url)
+                .env("E2B_API_KEY", KEY)
+                .env("NO_PROXY", "127.0.0.1")
+                .output()
+                .unwrap()
+        });
+        let output = tokio::time::timeout(LONG, asking).await.expect("it ends").unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}\n{error}");
+        assert!(said.ends_with("all done\n"), "{said}\n{error}");
+        server.end().await;
+    });
+}
+
+#[test]
+fn an_unmodified_client_of_e2b_does_all_that_there_is() {
+    client_of_e2b("AFRESH_TEST_E2B", |python| {
+        let mut command = Command::new(python);
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b_client.py"));
+        command
+    });
+}
+
+#[test]
+fn so_does_the_one_in_javascript() {
+    client_of_e2b("AFRESH_TEST_E2B_JS", |_| {
+        let mut command = Command::new("node");
+        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b_client.mjs"));
+        command
+    });
+}

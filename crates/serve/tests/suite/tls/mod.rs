@@ -1,0 +1,77 @@
+//! HTTPS: the same answers for who shakes hands, none for who does not, and clear words about files that will not do.
+//!
+//! The certificate and key beside this file are for 127.0.0.1, and for nothing else.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use crate::common::{LONG, config, keeper, post, raw, run, scratch, serve};
+use afresh_serve::{Config, Server, TlsConfig};
+
+fn file(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/suite/tls").join(name)
+}
+
+fn with_tls(mut config: Config) -> Config {
+    config.tls = Some(TlsConfig { certificate: file("certificate.pem"), key: file("key.pem") });
+    config
+}
+
+#[test]
+fn who_shakes_hands_is_answered_and_nobody_else() {
+    let dir = scratch();
+    run(async {
+        let mut config = with_tls(config([keeper(dir.path())]));
+        config.head_timeout = Duration::from_secs(2);
+        let server = serve(config).await;
+        let pem = std::fs::read(file("certificate.pem")).unwrap();
+        let known = reqwest::Certificate::from_pem(&pem).unwrap();
+        let builder = || reqwest::Client::builder().no_proxy().timeout(LONG);
+        let client = builder().tls_certs_only([known]).build().unwrap();
+        let url = format!("https://{}/", server.addr);
+        for _ in 0..3 {
+            assert_eq!(post(&client, &url, "x").await, (200, "warm".to_owned()));
+        }
+        // A client that does not know the certificate turns away, and plain HTTP gets no answer.
+        let stranger = builder().tls_certs_only([]).build().unwrap();
+        assert!(stranger.get(&url).send().await.is_err());
+        let answer = raw(server.addr, b"GET / HTTP/1.1\r\nHost: x\r\n\r\n").await;
+        assert!(!answer.starts_with("HTTP/"), "{answer}");
+        // One that says nothing is given up, and holds nobody up meanwhile.
+        let silent = tokio::net::TcpStream::connect(server.addr).await.unwrap();
+        assert_eq!(post(&client, &url, "y").await, (200, "warm".to_owned()));
+        let mut byte = [0; 1];
+        let closed = async {
+            loop {
+                silent.readable().await.unwrap();
+                match silent.try_read(&mut byte) {
+                    Ok(1..) => {}
+                    Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {}
+                    Ok(0) | Err(_) => break,
+                }
+            }
+        };
+        tokio::time::timeout(LONG, closed).await.expect("it is given up");
+        server.end().await;
+    });
+}
+
+#[test]
+fn files_that_will_not_do_are_named() {
+    let dir = scratch();
+    run(async {
+        let empty = dir.path().join("empty.pem");
+        std::fs::write(&empty, "").unwrap();
+        for (certificate, key, named) in [
+            (dir.path().join("missing.pem"), file("key.pem"), "missing.pem"),
+            (empty.clone(), file("key.pem"), "empty.pem"),
+            (file("certificate.pem"), empty.clone(), "empty.pem"),
+            (file("certificate.pem"), file("certificate.pem"), "certificate.pem"),
+        ] {
+            let mut config = config([keeper(dir.path())]);
+            config.tls = Some(TlsConfig { certificate, key });
+            let error = Server::bind(config).await.expect_err("it will not do").to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    });
+}

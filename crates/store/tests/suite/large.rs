@@ -1,0 +1,109 @@
+//! Memories of many batches, which one pass writes and several threads check.
+
+use std::fs::{self, OpenOptions, Permissions};
+use std::os::unix::fs::{FileExt, PermissionsExt};
+
+use crate::support::{PAGE, bytes, options, store};
+use afresh_store::{Encoding, LayerError, MemoryPages, OpenError};
+use afresh_sys::PageRange;
+
+/// Enough pages that a layer of them is checked by more than one thread.
+const PAGES: usize = 12_000;
+
+/// Whether page `n` of the memory is zero, and the page that it is a duplicate of.
+fn origin(n: usize) -> Option<usize> {
+    match n {
+        _ if n % 7 == 3 || (4000..4600).contains(&n) => None,
+        _ if n.is_multiple_of(97) => Some(1),
+        _ => Some(n),
+    }
+}
+
+fn memory() -> MemoryPages {
+    let mut memory = vec![0; PAGES * PAGE];
+    for (n, page) in memory.chunks_exact_mut(PAGE).enumerate() {
+        if let Some(origin) = origin(n) {
+            page.chunks_exact_mut(8).enumerate().for_each(|(at, word)| {
+                let value = ((origin * 512 + at) as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+                word.copy_from_slice(&value.to_le_bytes());
+            });
+        }
+    }
+    MemoryPages(memory)
+}
+
+#[test]
+fn distinct_pages_are_stored_in_order_across_batches() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let memory = memory();
+    for encoding in [Encoding::Raw, Encoding::Zstd] {
+        let mut save = options();
+        save.encoding = encoding;
+        store.save("a", &memory, &save).unwrap();
+        let snapshot = store.load("a").unwrap();
+        snapshot.verify().unwrap();
+        assert!(bytes(&snapshot) == memory.0, "{encoding:?}");
+        // Page 0 is the first with the content of page 1.
+        let stored: Vec<usize> =
+            (0..PAGES).filter(|n| *n == 0 || (*n != 1 && origin(*n) == Some(*n))).collect();
+        let layer = &snapshot.layers()[0];
+        assert_eq!(layer.stored(), stored.len() as u64);
+        if encoding == Encoding::Raw {
+            let blob = fs::read(store.blob_path(layer.digest())).unwrap();
+            for (n, page) in stored.iter().zip(blob.chunks_exact(PAGE)) {
+                assert!(page == &memory.0[n * PAGE..][..PAGE], "page {n}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_delta_of_scattered_pages_holds_them_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let mut memory = memory();
+    store.save("a", &memory, &options()).unwrap();
+    let changed: Vec<_> = (0..PAGES).step_by(10).map(|n| PageRange::new(n, 2)).collect();
+    for range in &changed {
+        memory.0[range.byte_start() + 5] ^= 0x55;
+    }
+    let mut delta = options();
+    delta.parent = Some(store.load("a").unwrap());
+    delta.changed = Some(changed.clone());
+    store.save("b", &memory, &delta).unwrap();
+    let snapshot = store.load("b").unwrap();
+    snapshot.verify().unwrap();
+    assert!(bytes(&snapshot) == memory.0);
+    let stored = snapshot.layers()[1].stored();
+    assert!((1..=changed.len() as u64).contains(&stored), "{stored} pages");
+}
+
+#[test]
+fn damage_anywhere_in_a_large_layer_is_found_and_stays_found() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    store.save("a", &memory(), &options()).unwrap();
+    let layer = &store.load("a").unwrap().layers()[0].digest();
+    let path = store.blob_path(*layer);
+    fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+    let file = OpenOptions::new().read(true).write(true).open(&path).unwrap();
+    let stored = store.load("a").unwrap().layers()[0].stored();
+    for page in [0, 15, 16, stored / 2, stored - 1] {
+        let (at, mut byte) = (page * PAGE as u64 + 77, [0]);
+        file.read_exact_at(&mut byte, at).unwrap();
+        file.write_all_at(&[byte[0] ^ 4], at).unwrap();
+        let snapshot = store.load("a").unwrap();
+        for _ in 0..2 {
+            match snapshot.verify().unwrap_err() {
+                OpenError::Layer { source: LayerError::Group { first, end }, .. } => {
+                    assert!((first..end).contains(&page), "{first}..{end} for {page}");
+                }
+                other => panic!("page {page}: {other}"),
+            }
+        }
+        file.write_all_at(&byte, at).unwrap();
+        // What was found damaged is not remembered as whole, nor the other way round.
+        snapshot.verify().unwrap();
+    }
+}

@@ -1,0 +1,23 @@
+//! The crate's tests, in one program that is linked once.
+
+mod archive;
+mod flips;
+mod format;
+mod golden;
+mod image;
+mod kill;
+mod large;
+mod limits;
+#[cfg(feature = "remote")]
+mod outage;
+#[cfg(feature = "remote")]
+mod remote;
+#[cfg(feature = "remote")]
+mod remote_servers;
+#[cfg(feature = "seal")]
+mod seal;
+#[cfg(all(feature = "remote", feature = "seal"))]
+mod seal_remote;
+mod shared;
+mod support;
+mod turns;

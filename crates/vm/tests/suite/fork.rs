@@ -1,0 +1,94 @@
+//! A forked child makes micro-VMs of its own, with deadlines that are kept; its parent's it cannot run.
+
+use std::time::Duration;
+
+use crate::common::{guest, kvm, words};
+use afresh_sys::alone;
+use afresh_vm::{CallError, GuestError, Sandbox, VerifyError};
+
+#[test]
+fn deadlines_are_kept_in_a_child_and_the_parents_guest_is_refused_there() {
+    if !kvm() {
+        return;
+    }
+    let name = "fork::deadlines_are_kept_in_a_child_and_the_parents_guest_is_refused_there";
+    // Other tests' locks might be held when it forks.
+    alone(name, deadlines);
+}
+
+fn deadlines() {
+    let spin = guest("spin");
+    let stopped = |sandbox: &mut Sandbox| {
+        let error = sandbox.run(b"spin").unwrap_err();
+        assert!(matches!(error, CallError::Guest(GuestError::Timeout { .. })), "{error}");
+        assert_eq!(sandbox.run(b"").unwrap(), b"did not spin");
+    };
+    let build = || Sandbox::builder().timeout(Duration::from_millis(300)).build(&spin).unwrap();
+    let mut parents = build();
+    stopped(&mut parents);
+    // SAFETY: no other thread of this process holds a lock that the child wants: the watchdog sleeps.
+    let child = unsafe { libc::fork() };
+    if child == 0 {
+        // SAFETY: ends a child that hangs.
+        unsafe { libc::alarm(60) };
+        let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let error = parents.run(b"").unwrap_err();
+            assert!(matches!(error, CallError::Forked), "{error}");
+            stopped(&mut build());
+        }));
+        // SAFETY: ends the child without running the parent's destructors.
+        unsafe { libc::_exit(i32::from(good.is_err())) };
+    }
+    let mut status = 0;
+    // SAFETY: waits for the child just made.
+    assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+    assert_eq!(status, 0);
+    stopped(&mut parents);
+}
+
+/// The dirty ring is memory that parent and child share: what a child took out of it, its parent would not
+/// restore.
+#[test]
+fn whatever_a_child_tries_with_its_parents_guest_the_parents_reset_is_whole() {
+    if !kvm() {
+        return;
+    }
+    let name = "fork::whatever_a_child_tries_with_its_parents_guest_the_parents_reset_is_whole";
+    alone(name, tries);
+}
+
+fn tries() {
+    let dirty = guest("dirty");
+    let mut parents = Sandbox::builder().memory(4 << 20).build(&dirty).unwrap();
+    let snapshot = parents.pristine();
+    for round in 1..4 {
+        // Pages that no round before wrote.
+        let pages = [1, 200 * round, 200, 1, round];
+        parents.call(&words(&pages)).unwrap();
+        // SAFETY: this process has one thread besides the harness's, which waits.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            // SAFETY: ends a child that hangs.
+            unsafe { libc::alarm(60) };
+            let good = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+                assert!(matches!(parents.run(&words(&[0])), Err(CallError::Forked)));
+                assert!(matches!(parents.reset(), Err(CallError::Forked)));
+                assert!(matches!(parents.restore(&snapshot), Err(CallError::Forked)));
+                assert!(matches!(parents.snapshot(), Err(CallError::Forked)));
+                assert!(matches!(parents.verify(), Err(VerifyError::Call(CallError::Forked))));
+                // A guest of its own is as good as any, and draws other numbers.
+                let mut own = snapshot.fork().unwrap();
+                assert_eq!(own.run(&words(&[2, 200 * round, 200, 1])).unwrap(), [0; 8]);
+            }));
+            // SAFETY: ends the child without running the parent's destructors.
+            unsafe { libc::_exit(i32::from(good.is_err())) };
+        }
+        let mut status = 0;
+        // SAFETY: waits for the child just made.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0);
+        parents.reset().unwrap();
+        parents.verify().unwrap();
+        assert_eq!(parents.run(&words(&[2, 200 * round, 200, 1])).unwrap(), [0; 8]);
+    }
+}

@@ -1,0 +1,21 @@
+//! The crate's tests, in one program that is linked once.
+
+mod asynchronous;
+mod bytes;
+mod embedder;
+mod files;
+mod fork;
+mod fresh;
+mod frozen;
+mod handles;
+mod kept;
+mod matched;
+mod nested;
+mod owned;
+mod poor;
+mod preview2;
+mod reset;
+mod roots;
+mod store;
+mod wasi_suite;
+mod watch;

@@ -1,0 +1,553 @@
+//! What the compiler is asked while the tests are built, and what lints and documentation make of it.
+//!
+//! `cargo clippy` and `cargo doc` would compile every dependency a second time, in a mode of their own whose results
+//! no build can use: on two cores, minutes for nothing. So the tests are built with this program as cargo's
+//! `RUSTC_WRAPPER`. It writes down what cargo asks for each target of the workspace, and runs the compiler. Clippy
+//! and rustdoc are then asked the same, over the dependencies that are there. A wrapper changes nothing of what is
+//! built, so that whoever runs plain `cargo test` shares it.
+//!
+//! A target that was built without being written down, or whose dependencies have changed since, is built anew.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::ffi::OsString;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use anyhow::{Context, Result, bail};
+use serde_json::{Value, json};
+
+use crate::command::{cargo, describe, output, run};
+use crate::host;
+
+/// Where the wrapper writes; set for no other process.
+const FOLDER: &str = "AFRESH_UNITS";
+/// The variables that cargo itself was started with, which say nothing of a target; separated by commas.
+const KNOWN: &str = "AFRESH_UNITS_KNOWN";
+
+/// One target of the workspace, as cargo asks for it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Unit {
+    name: String,
+    source: PathBuf,
+    /// Whether it is built with the harness of tests.
+    test: bool,
+    folder: PathBuf,
+    /// What the compiler is asked, without the compiler's own path.
+    arguments: Vec<String>,
+    variables: BTreeMap<String, String>,
+}
+
+/// All targets of the workspace.
+#[derive(Debug, Default)]
+pub(crate) struct Units(Vec<Unit>);
+
+/// The folder to write to, where this process was started by cargo as a wrapper of the compiler.
+pub(crate) fn wrapped() -> Option<PathBuf> {
+    std::env::var_os(FOLDER).map(PathBuf::from)
+}
+
+/// Writes down what is asked of the compiler for a member of the workspace, and becomes the compiler.
+pub(crate) fn wrap(folder: &Path) -> Result<std::convert::Infallible> {
+    let mut arguments = std::env::args_os().skip(1);
+    let compiler = arguments.next().context("a wrapper is told the compiler first")?;
+    let arguments: Vec<OsString> = arguments.collect();
+    // Cargo sets it for members of the workspace alone.
+    if std::env::var_os("CARGO_PRIMARY_PACKAGE").is_some()
+        && let Some(unit) = Unit::asked(&arguments)
+    {
+        unit.keep(folder)?;
+    }
+    let error = Command::new(&compiler).args(arguments).env_remove(FOLDER).env_remove(KNOWN).exec();
+    Err(error).with_context(|| format!("cannot run {}", compiler.display()))
+}
+
+impl Unit {
+    /// The target that this process, a wrapper, was asked for.
+    fn asked(arguments: &[OsString]) -> Option<Self> {
+        // What is not UTF-8 cargo does not write.
+        let arguments: Option<Vec<String>> =
+            arguments.iter().map(|word| word.to_str().map(str::to_owned)).collect();
+        let known = std::env::var(KNOWN).unwrap_or_default();
+        let known: BTreeSet<&str> = known.split(',').collect();
+        let variables = std::env::vars_os()
+            .filter_map(|(name, value)| {
+                Some((name.to_str()?.to_owned(), value.to_str()?.to_owned()))
+            })
+            .filter(|(name, _)| !known.contains(name.as_str()) && name != FOLDER && name != KNOWN)
+            .collect();
+        Self::new(std::env::current_dir().ok()?, arguments?, variables)
+    }
+
+    fn new(
+        folder: PathBuf,
+        arguments: Vec<String>,
+        variables: BTreeMap<String, String>,
+    ) -> Option<Self> {
+        let name = after(&arguments, "--crate-name")?.to_owned();
+        let source = arguments.iter().find(|word| word.ends_with(".rs"))?;
+        let source = folder.join(source);
+        let test = arguments.iter().any(|word| word == "--test");
+        Some(Self { name, source, test, folder, arguments, variables })
+    }
+
+    /// How cargo tells apart what it builds of one name.
+    fn hash(&self) -> &str {
+        let extra = |word: &&String| word.starts_with("extra-filename=");
+        let word = self.arguments.iter().find(extra).map_or("", String::as_str);
+        word.strip_prefix("extra-filename=").unwrap_or(word)
+    }
+
+    /// Writes this down, whole or not at all: another wrapper may do the same.
+    fn keep(&self, folder: &Path) -> Result<()> {
+        let name = format!("{}{}.json", self.name, self.hash());
+        let text = json!({
+            "folder": self.folder, "arguments": self.arguments, "variables": self.variables,
+        });
+        let part = folder.join(format!("{name}.{}", std::process::id()));
+        std::fs::write(&part, text.to_string()).with_context(|| part.display().to_string())?;
+        std::fs::rename(&part, folder.join(name)).with_context(|| part.display().to_string())
+    }
+
+    fn read(text: &str) -> Option<Self> {
+        let value: Value = serde_json::from_str(text).ok()?;
+        let words = |value: &Value| value.as_str().map(str::to_owned);
+        let arguments: Option<_> = value["arguments"].as_array()?.iter().map(words).collect();
+        let variables: Option<_> = value["variables"]
+            .as_object()?
+            .iter()
+            .map(|(name, value)| Some((name.clone(), words(value)?)))
+            .collect();
+        Self::new(value["folder"].as_str()?.into(), arguments?, variables?)
+    }
+
+    /// The files of its dependencies.
+    fn dependencies(&self) -> impl Iterator<Item = PathBuf> {
+        let of = |word: &String| Some(self.folder.join(word.split_once('=')?.1));
+        let externs = self.arguments.iter().zip(self.arguments.iter().skip(1));
+        externs.filter(|(word, _)| *word == "--extern").filter_map(move |(_, word)| of(word))
+    }
+
+    /// Another program that is asked the same.
+    fn command(&self, program: &Path, without: &[&str]) -> Command {
+        let mut command = Command::new(program);
+        command.current_dir(&self.folder).envs(&self.variables).env_remove("RUSTC_WRAPPER");
+        let mut arguments = self.arguments.iter();
+        while let Some(word) = arguments.next() {
+            let own = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
+            if !without.contains(&own) {
+                command.arg(word);
+            } else if own == word && word != "--test" {
+                arguments.next();
+            }
+        }
+        command
+    }
+
+    /// Whether it is a program, or a part of one.
+    fn program(&self) -> bool {
+        after(&self.arguments, "--crate-type") == Some("bin")
+    }
+
+    /// Whether it is a library or a program that users meet.
+    fn documented(&self) -> bool {
+        let example = self.source.components().any(|part| part.as_os_str() == "examples");
+        !self.test && !example && self.name != "build_script_build"
+    }
+}
+
+/// The word after `name`.
+fn after<'a>(words: &'a [String], name: &str) -> Option<&'a str> {
+    let at = words.iter().position(|word| word == name)?;
+    words.get(at + 1).map(String::as_str)
+}
+
+/// Builds all tests of the workspace, and returns what was asked of the compiler for them.
+///
+/// `arguments`: what follows `cargo`, as the tests are run later.
+pub(crate) fn build(arguments: &[&str]) -> Result<Units> {
+    let folder = host::target_folder().join("units");
+    std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+    // The build replaces this program's own file.
+    let wrapper = folder.join("wrapper");
+    let own = std::env::current_exe().context("cannot find this program's own file")?;
+    drop(std::fs::remove_file(&wrapper));
+    std::fs::copy(&own, &wrapper).with_context(|| wrapper.display().to_string())?;
+    let built = compile(arguments, &wrapper, &folder)?;
+    let (units, missing) = built.units(&folder)?;
+    if missing.is_empty() {
+        return Ok(units);
+    }
+    println!("{} packages were built without this program, and are built anew", missing.len());
+    let mut clean = cargo();
+    clean.current_dir(host::repository()).args(["clean", "--quiet", "--locked"]);
+    run(clean.args(missing.iter().flat_map(|package| ["--package", package])))?;
+    let (units, missing) = compile(arguments, &wrapper, &folder)?.units(&folder)?;
+    if !missing.is_empty() {
+        bail!("nothing is known of how {missing:?} were built; remove {}", folder.display());
+    }
+    Ok(units)
+}
+
+fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<Built> {
+    let known: Vec<String> =
+        std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
+    let mut command = cargo();
+    command.current_dir(host::repository()).args(arguments).args([
+        "--no-run",
+        "--message-format",
+        "json-render-diagnostics",
+    ]);
+    println!("$ {}", describe(&command));
+    // This program runs with what cargo sets for it; what cargo sets anew for a target is told again.
+    let known = known.into_iter().filter(|name| !name.starts_with("CARGO") && name != "OUT_DIR");
+    command
+        .env("RUSTC_WRAPPER", wrapper)
+        .env(FOLDER, folder)
+        .env(KNOWN, known.collect::<Vec<_>>().join(","));
+    let said = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output()
+        .with_context(|| format!("cannot run {}", command.get_program().display()))?;
+    if !said.status.success() {
+        bail!("the tests do not compile: {}", said.status);
+    }
+    Built::read(&String::from_utf8_lossy(&said.stdout))
+}
+
+/// What cargo says that it built.
+#[derive(Debug, Default)]
+struct Built {
+    /// The members' targets: where each begins, whether it is one of tests, and of which package it is.
+    targets: BTreeMap<(PathBuf, bool), String>,
+    /// Every file, those of dependencies included.
+    files: BTreeSet<PathBuf>,
+}
+
+impl Built {
+    fn read(said: &str) -> Result<Self> {
+        let mut built = Self::default();
+        for line in said.lines() {
+            let told: Value = serde_json::from_str(line).with_context(|| line.to_owned())?;
+            if told["reason"] != "compiler-artifact" {
+                continue;
+            }
+            let files = told["filenames"].as_array().into_iter().flatten();
+            built.files.extend(files.filter_map(|file| Some(PathBuf::from(file.as_str()?))));
+            // "path+file:///…/crates/sys#afresh-sys@0.1.0", or without the name where the folder has it.
+            let id = told["package_id"].as_str().unwrap_or_default();
+            let Some(id) = id.strip_prefix("path+file://") else { continue };
+            let source = told["target"]["src_path"].as_str().context("a target has a source")?;
+            let test = told["profile"]["test"].as_bool().context("a profile says if of tests")?;
+            built.targets.insert((source.into(), test), package(id).to_owned());
+        }
+        Ok(built)
+    }
+
+    /// What was written down of these targets, and the packages of those of which nothing was.
+    fn units(&self, folder: &Path) -> Result<(Units, BTreeSet<String>)> {
+        let mut found = BTreeMap::new();
+        for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+            let path = entry?.path();
+            if path.extension().is_none_or(|extension| extension != "json") {
+                continue;
+            }
+            let text =
+                std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+            // Of an earlier build are those whose dependencies are not those of this one.
+            if let Some(unit) = Unit::read(&text).filter(|unit| self.fits(unit)) {
+                found.insert((unit.source.clone(), unit.test), unit);
+            }
+        }
+        let mut missing = BTreeSet::new();
+        let mut units = Vec::new();
+        for (target, package) in &self.targets {
+            match found.remove(target) {
+                Some(unit) => units.push(unit),
+                None => drop(missing.insert(package.clone())),
+            }
+        }
+        Ok((Units(units), missing))
+    }
+
+    fn fits(&self, unit: &Unit) -> bool {
+        unit.dependencies().all(|file| {
+            // Where the compiler is asked before a library is whole, it is told its first half.
+            self.files.contains(&file) || self.files.contains(&file.with_extension("rlib"))
+        })
+    }
+}
+
+/// The package's name in cargo's identifier of it.
+fn package(id: &str) -> &str {
+    let (folder, version) = id.rsplit_once('#').unwrap_or((id, ""));
+    match version.split_once('@') {
+        Some((name, _)) => name,
+        None => folder.rsplit('/').next().unwrap_or(folder),
+    }
+}
+
+impl Units {
+    /// Lints every target; what clippy says against one is an error.
+    pub(crate) fn clippy(&self) -> Result<()> {
+        let driver = tool("clippy-driver")?;
+        self.lint(&driver, &host::target_folder().join("units/lints"))
+    }
+
+    fn lint(&self, driver: &Path, made: &Path) -> Result<()> {
+        self.each("clippy", |unit| {
+            let mut command =
+                unit.command(driver, &["--emit", "--out-dir", "--error-format", "--json"]);
+            // As `cargo clippy -- -D warnings` tells it.
+            let deny = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
+            command.args(["--emit", "metadata", "--out-dir"]).arg(made).env("CLIPPY_ARGS", deny);
+            Some(command)
+        })
+    }
+
+    /// Lints a package's library or program as whoever takes only `features` of it compiles it: with the code of those
+    /// features, and without the dependencies that they do not ask for. Dependencies that are there have all of theirs.
+    pub(crate) fn part(&self, package: &str, features: &str) -> Result<()> {
+        let told = cargo_metadata()?;
+        let packages = told["packages"].as_array().context("cargo tells packages")?;
+        let package = packages
+            .iter()
+            .find(|one| one["name"] == package)
+            .with_context(|| format!("there is no package {package}"))?;
+        let part = Part::new(package, features);
+        let driver = tool("clippy-driver")?;
+        let made = host::target_folder().join("units/parts");
+        let of = package["manifest_path"].as_str().context("a package has a manifest")?;
+        let source = Path::new(of).with_file_name("src");
+        let mut found = false;
+        for unit in &self.0 {
+            if unit.test || !unit.source.parent().is_some_and(|folder| folder == source) {
+                continue;
+            }
+            found = true;
+            let only = Self(vec![part.of(unit)]);
+            only.lint(&driver, &made).with_context(|| format!("with features {features}"))?;
+        }
+        if !found {
+            bail!("no target of {of} was built");
+        }
+        Ok(())
+    }
+
+    /// Documents every library and program; a warning is an error.
+    pub(crate) fn document(&self) -> Result<()> {
+        let rustdoc = tool("rustdoc")?;
+        let made = host::target_folder().join("units/documentation");
+        self.each("rustdoc", |unit| {
+            if !unit.documented() {
+                return None;
+            }
+            // What only the compiler of code is asked.
+            let without =
+                ["--emit", "--out-dir", "--error-format", "--json", "-C", "--diagnostic-width"];
+            let mut command = unit.command(&rustdoc, &without);
+            command.args(["-D", "warnings", "--out-dir"]);
+            // As cargo does: readers of a program are its authors. A library may have the same name.
+            if unit.program() {
+                command.arg(made.join("programs")).arg("--document-private-items");
+            } else {
+                command.arg(&made);
+            }
+            Some(command)
+        })
+    }
+
+    /// Runs a command for each target that it is made for, as many at a time as there are processors.
+    fn each(&self, what: &str, make: impl Fn(&Unit) -> Option<Command> + Sync) -> Result<()> {
+        println!("$ {what} of {} targets", self.0.len());
+        let next = AtomicUsize::new(0);
+        let failed = Mutex::new(Vec::new());
+        let work = || {
+            while let Some(unit) = self.0.get(next.fetch_add(1, Ordering::Relaxed)) {
+                let Some(mut command) = make(unit) else { continue };
+                let said = command.stdin(Stdio::null()).output();
+                let fault = match said {
+                    Ok(said) if said.status.success() => continue,
+                    Ok(said) => String::from_utf8_lossy(&said.stderr).into_owned(),
+                    Err(error) => error.to_string(),
+                };
+                println!("{what}: {}\n{fault}", unit.source.display());
+                let mut failed = failed.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+                failed.push(unit.source.display().to_string());
+            }
+        };
+        let processors = std::thread::available_parallelism().map_or(1, usize::from);
+        std::thread::scope(|scope| (0..processors).for_each(|_| drop(scope.spawn(work))));
+        let failed = failed.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
+        if !failed.is_empty() {
+            bail!("{what} has something against {}", failed.join(", "));
+        }
+        Ok(())
+    }
+}
+
+/// Some features of a package, with those that they bring.
+#[derive(Debug)]
+struct Part {
+    features: BTreeSet<String>,
+    /// The crates of dependencies that only other features ask for.
+    without: BTreeSet<String>,
+}
+
+impl Part {
+    /// `package`: as cargo's metadata tells it.
+    fn new(package: &Value, features: &str) -> Self {
+        let mut part = Self { features: BTreeSet::new(), without: BTreeSet::new() };
+        let mut asked = BTreeSet::new();
+        let mut next: Vec<&str> = features.split(',').collect();
+        while let Some(name) = next.pop() {
+            // "dep:name", "name/feature", "name?/feature", or another feature of the package.
+            if let Some(dependency) = name.strip_prefix("dep:") {
+                asked.insert(dependency);
+            } else if let Some((dependency, _)) = name.split_once('/') {
+                if !dependency.ends_with('?') {
+                    asked.insert(dependency);
+                }
+            } else if part.features.insert(name.to_owned()) {
+                let brought = package["features"][name].as_array().into_iter().flatten();
+                next.extend(brought.filter_map(Value::as_str));
+            }
+        }
+        for dependency in package["dependencies"].as_array().into_iter().flatten() {
+            let name = dependency["name"].as_str().unwrap_or_default();
+            if dependency["optional"] == true && !asked.contains(name) {
+                part.without.insert(name.replace('-', "_"));
+            }
+        }
+        part
+    }
+
+    fn of(&self, unit: &Unit) -> Unit {
+        let mut words = Vec::new();
+        let mut arguments = unit.arguments.iter().peekable();
+        while let Some(word) = arguments.next() {
+            let value = arguments.peek().map_or("", |word| word.as_str());
+            let feature = value.strip_prefix("feature=\"").and_then(|name| name.strip_suffix('"'));
+            let dropped = match word.as_str() {
+                "--cfg" => feature.is_some_and(|name| !self.features.contains(name)),
+                "--extern" => {
+                    value.split_once('=').is_some_and(|(name, _)| self.without.contains(name))
+                }
+                _ => false,
+            };
+            if dropped {
+                arguments.next();
+            } else {
+                words.push(word.clone());
+            }
+        }
+        Unit { arguments: words, ..unit.clone() }
+    }
+}
+
+fn cargo_metadata() -> Result<Value> {
+    let mut command = cargo();
+    command.current_dir(host::repository());
+    let told =
+        output(command.args(["metadata", "--no-deps", "--locked", "--format-version", "1"]))?;
+    serde_json::from_str(&told).context("cargo's metadata is JSON")
+}
+
+/// A program of the toolchain in use.
+fn tool(name: &str) -> Result<PathBuf> {
+    let sysroot = output(Command::new("rustc").args(["--print", "sysroot"]))?;
+    Ok(Path::new(&sysroot).join("bin").join(name))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn unit(words: &[&str]) -> Unit {
+        let words = words.iter().map(|word| (*word).to_owned()).collect();
+        Unit::new("/w".into(), words, BTreeMap::new()).expect("a target")
+    }
+
+    #[test]
+    fn a_target_comes_back_as_it_was_written_down() {
+        let folder = std::env::temp_dir().join(format!("afresh-units-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        let mut one = unit(&[
+            "--crate-name",
+            "one",
+            "crates/one/src/lib.rs",
+            "--test",
+            "-C",
+            "extra-filename=-1f",
+            "--extern",
+            "two=/t/libtwo-2.rmeta",
+        ]);
+        one.variables.insert("OUT_DIR".to_owned(), "two words\n".to_owned());
+        one.keep(&folder).expect("kept");
+        let text = std::fs::read_to_string(folder.join("one-1f.json")).expect("its file");
+        assert_eq!(Unit::read(&text), Some(one));
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
+    fn another_program_is_asked_the_same_but_for_what_is_not_its_own() {
+        let one = unit(&[
+            "--crate-name",
+            "one",
+            "--emit=dep-info,link",
+            "--out-dir",
+            "/o",
+            "one.rs",
+            "-C",
+            "opt-level=1",
+            "--cfg",
+            "x",
+        ]);
+        let command = one.command(Path::new("lint"), &["--emit", "--out-dir", "-C"]);
+        let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
+        assert_eq!(words, ["--crate-name", "one", "one.rs", "--cfg", "x"]);
+    }
+
+    #[test]
+    fn a_part_has_the_features_that_its_own_bring_and_not_what_others_ask_for() {
+        let package = json!({
+            "features": {
+                "wasm": ["files", "dep:two", "three/x", "four?/x"], "files": [], "vm": ["dep:four"],
+            },
+            "dependencies": [
+                {"name": "two", "optional": true}, {"name": "three", "optional": true},
+                {"name": "four", "optional": true}, {"name": "five", "optional": false},
+            ],
+        });
+        let mut words = vec!["--crate-name", "one", "one.rs"];
+        let features = ["feature=\"files\"", "feature=\"vm\"", "feature=\"wasm\"", "unix"];
+        let externs = ["two=/2", "three=/3", "four=/4", "five=/5"];
+        words.extend(features.iter().flat_map(|feature| ["--cfg", feature]));
+        words.extend(externs.iter().flat_map(|name| ["--extern", name]));
+        let part = Part::new(&package, "wasm").of(&unit(&words));
+        let dropped: Vec<_> =
+            words.iter().filter(|word| !part.arguments.contains(&(**word).into())).collect();
+        assert_eq!(dropped, [&"feature=\"vm\"", &"four=/4"]);
+        assert_eq!(part.arguments.len(), words.len() - 4, "{:?}", part.arguments);
+    }
+
+    #[test]
+    fn a_target_of_other_dependencies_or_of_which_nothing_is_known_is_missed() {
+        let said = |hash: &str| {
+            format!(
+                r#"{{"reason":"compiler-artifact","package_id":"registry+x#two@1.0.0","filenames":["/t/libtwo-{hash}.rlib"],"target":{{}},"profile":{{}}}}
+{{"reason":"compiler-artifact","package_id":"path+file:///w/crates/one#afresh-one@0.1.0","filenames":[],"target":{{"src_path":"/w/one.rs"}},"profile":{{"test":false}}}}
+{{"reason":"build-finished","success":true}}"#
+            )
+        };
+        let one = unit(&["--crate-name", "one", "one.rs", "--extern", "two=/t/libtwo-2.rmeta"]);
+        let built = Built::read(&said("2")).expect("as cargo says it");
+        assert!(built.fits(&one));
+        assert_eq!(built.targets[&("/w/one.rs".into(), false)], "afresh-one");
+        assert!(!Built::read(&said("3")).expect("as cargo says it").fits(&one));
+        assert_eq!(package("/w/xtask#0.1.0"), "xtask");
+    }
+}
