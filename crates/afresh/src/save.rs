@@ -224,10 +224,6 @@ impl Frozen {
     }
 
     /// The pages that one call touches in a guest of its own that starts warm.
-    #[cfg_attr(
-        not(any(feature = "wasm", feature = "vm")),
-        allow(unused_variables, reason = "of Linux programs nothing is recorded")
-    )]
     fn touched(
         &self,
         snapshot: Snapshot,
@@ -253,7 +249,14 @@ impl Frozen {
                 Ok(frozen.memory().touched())
             }
             #[cfg(feature = "linux")]
-            Self::Program(_) => Err(NO_RECORD.into()),
+            Self::Program(_) => {
+                let frozen = afresh_linux::Frozen::record(snapshot)?;
+                let grants = options.program(std::path::Path::new("/"));
+                let warm = afresh_linux::Warm::thaw(&frozen, &grants)?;
+                let guest = Guest::assemble(crate::program::programs(warm, options)?, options);
+                guest.ask(call)?;
+                Ok(frozen.memory().touched())
+            }
         }
     }
 
@@ -419,9 +422,6 @@ fn quiet(options: &Options) -> Options {
     options
 }
 
-#[cfg(feature = "linux")]
-const NO_RECORD: &str = "the memory of a Linux program is read at once, so no working set helps it; leave the recorded calls out";
-
 #[cfg(feature = "wasm")]
 const NO_COMPONENT: SaveError = SaveError::Guest(
     "a component can be saved in its warm state only, not after a call; a core module can",
@@ -461,14 +461,9 @@ impl Guest {
                 machines.pristine.freeze().map_err(|e| SaveError::Freeze(e.into()))?,
             ),
             #[cfg(feature = "linux")]
-            Ready::Program(programs) => {
-                if !options.record.is_empty() {
-                    return Err(SaveError::Guest(NO_RECORD));
-                }
-                Frozen::Program(
-                    programs.pristine.freeze().map_err(|e| SaveError::Freeze(e.into()))?,
-                )
-            }
+            Ready::Program(programs) => Frozen::Program(
+                programs.pristine.freeze().map_err(|e| SaveError::Freeze(e.into()))?,
+            ),
         };
         frozen.write(to, None, options, &self.inner().options)
     }
@@ -496,9 +491,6 @@ impl Lease<'_> {
             }
             #[cfg(feature = "linux")]
             Instance::Program(program) => {
-                if !options.record.is_empty() {
-                    return Err(SaveError::Guest(NO_RECORD));
-                }
                 Frozen::Program(program.freeze().map_err(|e| freeze(e.into()))?)
             }
         };

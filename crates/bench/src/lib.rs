@@ -16,6 +16,8 @@ pub mod grow;
 pub mod js;
 #[cfg(feature = "linux")]
 pub mod linux;
+#[cfg(feature = "linux")]
+mod linux_files;
 pub mod live;
 pub mod modules;
 pub mod restore;

@@ -66,8 +66,8 @@ const CASES: [Case; 3] = [
 
 /// A server of HTTP in JavaScript, and what it is asked.
 const NODE: &str = "/usr/bin/node";
-const SERVER: &str = "require('http').createServer((request, response) => \
-    response.end('hello ' + request.url)).listen(PORT, '127.0.0.1');";
+const SERVER: &str = "let served = 0; require('http').createServer((request, response) => { \
+    response.setHeader('Served', ++served); response.end('hello ' + request.url) }).listen(PORT, '127.0.0.1');";
 const GET: &str = "GET /there HTTP/1.1\r\nHost: localhost\r\n\r\n";
 /// Requests before it is warm: as long as V8 has not compiled what they run, each call would interpret it again.
 const NODE_WARMING: usize = 400;
@@ -94,7 +94,7 @@ impl Case {
 }
 
 /// The interpreter, and directories of it that are not the system's.
-struct Python {
+pub(crate) struct Python {
     path: String,
     prefixes: Vec<String>,
 }
@@ -123,10 +123,14 @@ impl Python {
         out.is_ok_and(|status| status.success())
     }
 
+    /// The interpreter with a script, as a guest.
+    pub(crate) fn guest(&self, script: &str) -> Program {
+        let program = Program::new(&self.path).arg("-c").arg(script);
+        self.prefixes.iter().fold(program, |program, prefix| program.grant(prefix))
+    }
+
     fn program(&self, case: &Case) -> Program {
-        let program = Program::new(&self.path).arg("-c").arg(case.script(false));
-        let program = program.env("OPENBLAS_NUM_THREADS", case.threads);
-        let program = self.prefixes.iter().fold(program, |program, prefix| program.grant(prefix));
+        let program = self.guest(&case.script(false)).env("OPENBLAS_NUM_THREADS", case.threads);
         (0..WARMING).fold(program, |program, _| program.request(case.request))
     }
 }
@@ -223,6 +227,33 @@ fn calls(
     Ok(())
 }
 
+/// Snapshots of a warm program: of nothing but its pages, and with what one request touches beside them.
+struct Kept {
+    store: Store,
+}
+
+const WHOLE: &str = "warm";
+const KNOWN: &str = "known";
+
+impl Kept {
+    fn new(dir: &Path, warm: &Warm, program: &Program, request: &[u8]) -> anyhow::Result<Self> {
+        let store = Store::create(dir)?;
+        let frozen = warm.freeze()?;
+        frozen.save(&store, WHOLE, &SnapshotOptions::default())?;
+        let recorded = Frozen::record(store.load(WHOLE)?)?;
+        Warm::thaw(&recorded, program)?.instance().call(request)?;
+        let working_set = recorded.memory().touched();
+        frozen.save(&store, KNOWN, &SnapshotOptions { working_set, ..Default::default() })?;
+        Ok(Self { store })
+    }
+
+    /// The answer of the program in the snapshot `name`.
+    fn thaw(&self, name: &str, program: &Program, request: &[u8]) -> anyhow::Result<Vec<u8>> {
+        let frozen = Frozen::load(self.store.load(name)?, &afresh_pager::Options::default())?;
+        Ok(Warm::thaw(&frozen, program)?.instance().call(request)?)
+    }
+}
+
 fn beginnings(
     python: &Python,
     case: &Case,
@@ -237,14 +268,17 @@ fn beginnings(
     let clone = vec![Contestant::new("afresh", clone), native()];
     contest(TABLE, &format!("clone/{}", case.name), options, clone, sink)?;
 
-    let store = Store::create(dir.join(case.name))?;
-    warm.freeze()?.save(&store, "warm", &SnapshotOptions::default())?;
     let program = python.program(case);
-    let thaw = || {
-        let frozen = Frozen::load(store.load("warm")?, &afresh_pager::Options::default())?;
-        check(case, &Warm::thaw(&frozen, &program)?.instance().call(request)?)
+    let kept = Kept::new(&dir.join(case.name), warm, &program, request)?;
+    let thaw = |name: &'static str| {
+        let (kept, program) = (&kept, &program);
+        move || check(case, &kept.thaw(name, program, request)?)
     };
-    let thaw = vec![Contestant::new("afresh", thaw), native()];
+    let thaw = vec![
+        Contestant::new("afresh", thaw(WHOLE)),
+        Contestant::new("afresh/working-set", thaw(KNOWN)),
+        native(),
+    ];
     contest(TABLE, &format!("thaw/{}", case.name), options, thaw, sink)?;
 
     let start = || check(case, &program.warm()?.instance().call(request)?);
@@ -290,7 +324,7 @@ impl Listening {
             }
         }
         self.kept = Some(stream);
-        Ok(())
+        check_http(&answer, None)
     }
 }
 
@@ -301,11 +335,17 @@ impl Drop for Listening {
     }
 }
 
-fn check_http(answer: &[u8]) -> anyhow::Result<()> {
+/// Whether it is the answer, and, if `nth` says so, of a server that has answered exactly so many.
+fn check_http(answer: &[u8], nth: Option<usize>) -> anyhow::Result<()> {
+    let text = String::from_utf8_lossy(answer);
+    let served: Option<usize> =
+        text.lines().find_map(|line| line.strip_prefix("Served: ")?.trim().parse().ok());
     ensure!(
-        answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(b"hello /there"),
-        "the answer is {:?}",
-        String::from_utf8_lossy(answer)
+        text.starts_with("HTTP/1.1 200")
+            && text.ends_with("hello /there")
+            && served.is_some()
+            && (nth.is_none() || served == nth),
+        "the answer is {text:?}, which should be the {nth:?}th"
     );
     Ok(())
 }
@@ -317,23 +357,31 @@ fn node(dir: &Path, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()
     let warm = program.warm()?;
     let mut ours = warm.instance();
     let mut plain = Listening::start()?;
+    // As warm as ours.
+    (0..NODE_WARMING).try_for_each(|_| plain.ask())?;
+    // Each call finds the server as its warm-up left it, after so many answers.
+    let nth = Some(NODE_WARMING + 1);
     let calls = vec![
-        Contestant::new("afresh", || check_http(&ours.call_pristine(GET.as_bytes())?)),
+        Contestant::new("afresh", || check_http(&ours.call_pristine(GET.as_bytes())?, nth)),
         Contestant::new("none", || plain.ask()),
         Contestant::new("new-process", || Listening::start().map(drop)),
     ];
     contest(TABLE, "node/http", options, calls, sink)?;
     ours.verify()?;
     let native = || Contestant::new("new-process", || Listening::start().map(drop));
-    let clone = || check_http(&warm.instance().call(GET.as_bytes())?);
+    let clone = || check_http(&warm.instance().call(GET.as_bytes())?, nth);
     contest(TABLE, "clone/node", options, vec![Contestant::new("afresh", clone), native()], sink)?;
-    let store = Store::create(dir.join("node"))?;
-    warm.freeze()?.save(&store, "warm", &SnapshotOptions::default())?;
-    let thaw = || {
-        let frozen = Frozen::load(store.load("warm")?, &afresh_pager::Options::default())?;
-        check_http(&Warm::thaw(&frozen, &program)?.instance().call(GET.as_bytes())?)
+    let kept = Kept::new(&dir.join("node"), &warm, &program, GET.as_bytes())?;
+    let thaw = |name: &'static str| {
+        let (kept, program) = (&kept, &program);
+        move || check_http(&kept.thaw(name, program, GET.as_bytes())?, Some(NODE_WARMING + 1))
     };
-    contest(TABLE, "thaw/node", options, vec![Contestant::new("afresh", thaw), native()], sink)
+    let thaw = vec![
+        Contestant::new("afresh", thaw(WHOLE)),
+        Contestant::new("afresh/working-set", thaw(KNOWN)),
+        native(),
+    ];
+    contest(TABLE, "thaw/node", options, thaw, sink)
 }
 
 /// All cases whose modules the interpreter has. `dir` is where snapshots are made, `omitted` is told what is left out.
@@ -358,6 +406,7 @@ pub fn all(
         calls(&python, case, &warm, options, sink)?;
         beginnings(&python, case, &warm, dir, options, sink)
     });
+    let result = result.and_then(|()| crate::linux_files::all(&python, options, sink));
     let result = result.and_then(|()| match Path::new(NODE).exists() {
         true => node(dir, options, sink),
         false => {

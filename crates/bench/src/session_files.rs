@@ -83,7 +83,7 @@ fn directory() -> anyhow::Result<tempfile::TempDir> {
     Ok(directory)
 }
 
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
+pub(crate) fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
     std::fs::create_dir(to)?;
     for entry in std::fs::read_dir(from)? {
         let entry = entry?;

@@ -8,6 +8,7 @@
 //! checks, and no host path is opened that the caller did not grant.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
@@ -28,6 +29,9 @@ const KIND: &str = "linux";
 /// What gives the state its meaning: the form of the bytes below, and the stub's. Goes up when either changes in a way that
 /// older states do not survive.
 const ENGINE: &str = "afresh-linux state 3";
+
+/// How long what nobody has asked for yet stays in its file: a first answer needs little of it, and the processor itself.
+const HEAD_START: Duration = Duration::from_millis(10);
 
 /// The bytes of a frozen program.
 #[derive(Serialize, Deserialize)]
@@ -117,7 +121,8 @@ impl Warm {
         let own = own.ok_or_else(|| damaged("its files are longer than its pages"))?;
         let image = all.slice(PageRange::new(0, own));
         let written = all.slice(PageRange::new(own, all.pages() - own));
-        written.complete().map_err(|e| ThawError::State(e.to_string()))?;
+        let there = written.resolve(PageRange::new(0, written.pages()));
+        there.map_err(|e| ThawError::State(e.to_string()))?;
         let mut files = vec![0; header.files as usize];
         written.read(0, &mut files);
         let segments = Segments::checked(header.segments, image.pages()).map_err(damaged)?;
@@ -214,13 +219,25 @@ impl Frozen {
         Ok(self.memory.save(store, name, self.build(), self.bytes.to_vec(), with)?)
     }
 
-    /// Opens a snapshot.
+    /// Opens a snapshot, lazily: see [`SnapshotMemory::load`].
     ///
     /// # Errors
     /// [`ThawError`]: a snapshot of another kind of guest or for a processor with more features, a damaged one, or no memory for
     /// it.
     pub fn load(snapshot: Snapshot, options: &Options) -> Result<Self, ThawError> {
-        Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, options))
+        // What is far away cannot be begun too early.
+        let delay =
+            if snapshot.is_distant() { options.delay } else { options.delay.max(HEAD_START) };
+        let options = Options { delay, ..options.clone() };
+        Self::open(snapshot, |snapshot| SnapshotMemory::load(snapshot, &options))
+    }
+
+    /// Opens a snapshot to learn which pages its guest touches: [`SnapshotMemory::touched`] lists them.
+    ///
+    /// # Errors
+    /// As [`Frozen::load`].
+    pub fn record(snapshot: Snapshot) -> Result<Self, ThawError> {
+        Self::open(snapshot, SnapshotMemory::record)
     }
 
     fn open(

@@ -81,7 +81,7 @@ impl Live {
     /// A new process in the state `standing`.
     fn new(standing: &Standing, limits: &Limits) -> Result<Self, PlatformError> {
         let rest = &standing.rest;
-        let shown = Shown::new(&standing.image)?;
+        let shown = Shown::ahead(&standing.image)?;
         let process = Process::new(Some((&shown, &rest.segments)))?;
         let person = Person::new(Arc::clone(&rest.state), limits.output);
         let mut guest = Guest::new(process, person);
@@ -111,7 +111,8 @@ impl Live {
         self.guest.process.carry_out(&orders, Then::Ask)?;
         let parts: Vec<Segment> =
             ranges.iter().flat_map(|range| standing.rest.segments.within(range)).collect();
-        self.guest.process.show(&Shown::new(&standing.image)?, &parts)?;
+        let shown = self.guest.process.shown(&standing.image)?;
+        self.guest.process.show(&shown, &parts)?;
         if !self.shown.last().is_some_and(|last| last.same(&standing.image)) {
             self.shown.push(standing.image.clone());
         }
@@ -273,6 +274,7 @@ impl Instance {
             return Ok(Orders { wipe: true, ..Orders::default() });
         }
         live.guest.end_others();
+        live.guest.process.look_for_content();
         let mut disturbed = std::mem::take(&mut live.guest.disturbed);
         if planted::is(Bug::Mapping) {
             disturbed = Ranges::default();

@@ -6,6 +6,7 @@
 
 mod attach;
 mod boot;
+mod content;
 mod control;
 mod filter;
 mod frame;

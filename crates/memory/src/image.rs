@@ -286,6 +286,21 @@ impl Image {
         Ok(self.runs().into_iter().map(ImageFile).collect())
     }
 
+    /// As [`Image::files`], but content that is filled lazily may still be missing where this host can put it in place
+    /// under whoever maps it ([`Image::fills_first`]). Whoever does must have userfaultfd report missing pages of all of these
+    /// mappings before anybody touches one, and answer with [`ImageFile::resolve`]: the kernel would put a page of zeros into the
+    /// file, for good.
+    ///
+    /// # Errors
+    /// As [`Image::files`].
+    #[cfg(not(miri))]
+    pub fn files_ahead(&self) -> Result<Vec<ImageFile>, ImageError> {
+        if self.fills_first() {
+            return self.files();
+        }
+        Ok(self.runs().into_iter().map(ImageFile).collect())
+    }
+
     /// How many mappings show the image. A long chain of derived images fragments; past a few hundred,
     /// [`Image::compact`] pays.
     #[must_use]

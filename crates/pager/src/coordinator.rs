@@ -28,12 +28,12 @@ pub(crate) fn end(slot: &Mutex<Option<Engine>>) {
     }
 }
 
-/// Starts the thread for `work`. `keep` is dropped when the work ends.
+/// Starts the thread for `work`, with so many that stream after a delay. `keep` is dropped when the work ends.
 pub(crate) fn spawn(
     slot: Arc<Mutex<Option<Engine>>>,
     work: Work,
     keep: Option<Arc<dyn PageSource>>,
-    streams: usize,
+    (streams, delay): (usize, Duration),
 ) -> Result<(), RestoreError> {
     let control = match &work {
         Work::Lazy(lazy) => lazy.control.clone(),
@@ -43,7 +43,7 @@ pub(crate) fn spawn(
         let guard = Guard(Some(&*control));
         let whole = match &work {
             Work::Lazy(lazy) => {
-                run(lazy, streams);
+                run(lazy, streams, delay);
                 lazy.remaining.load(Ordering::Acquire) == 0
             }
             Work::Detach(detach) => match detach.run() {
@@ -73,11 +73,8 @@ pub(crate) fn spawn(
 }
 
 /// Runs the fillers until every window is present or the restore has failed.
-fn run(lazy: &Lazy, streams: usize) {
+fn run(lazy: &Lazy, streams: usize, delay: Duration) {
     let control = &*lazy.control;
-    if streams > 0 {
-        lazy.next_hugepage.store(0, Ordering::Release);
-    }
     let over =
         || control.stop.load(Ordering::Acquire) || lazy.remaining.load(Ordering::Acquire) == 0;
     let started = Instant::now();
@@ -109,16 +106,14 @@ fn run(lazy: &Lazy, streams: usize) {
             lazy.stream();
             guard.disarm();
         };
-        for _ in 0..streams {
-            scope.spawn(stream);
-        }
-        let mut streaming = streams > 0;
+        let mut streaming = false;
         // Windows that faulting threads still fill, or a filler that hangs.
         while !over() {
-            if !streaming && lazy.rush.load(Ordering::Acquire) {
+            let due = streams > 0 && started.elapsed() >= delay;
+            if !streaming && (due || lazy.rush.load(Ordering::Acquire)) {
                 streaming = true;
                 lazy.next_hugepage.store(0, Ordering::Release);
-                scope.spawn(stream);
+                (0..streams.max(1)).for_each(|_| drop(scope.spawn(stream)));
             }
             std::thread::sleep(TICK / 10);
             let busy = lazy.busy.load(Ordering::Acquire);

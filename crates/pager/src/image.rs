@@ -18,7 +18,7 @@ use afresh_memory::{Filler, Image, Inserter};
 use afresh_sys::{PAGE_SIZE, PageRange, fork};
 
 use crate::control::Control;
-use crate::lazy::{Fill, Lazy};
+use crate::lazy::{self, Fill, Lazy};
 use crate::restore::{Engine, Work};
 use crate::staging::Staging;
 use crate::{Options, PageSource, RestoreError, SourceError, coordinator};
@@ -54,7 +54,7 @@ impl LazyImage {
             true if source.is_distant() => options.streams.max(DISTANT_STREAMS),
             true => options.streams.max(1),
         };
-        Self::fill(source, window, around, streams, options.timeout, &set)
+        Self::fill(source, (window, around), (streams, options.delay), options.timeout, &set)
     }
 
     /// Begins an image that fetches exactly the pages that are touched, to learn the working set:
@@ -63,14 +63,13 @@ impl LazyImage {
     /// # Errors
     /// As [`LazyImage::start`].
     pub fn record(source: Arc<dyn PageSource>) -> Result<Self, RestoreError> {
-        Self::fill(source, 1, 1, 0, Options::default().timeout, &[])
+        Self::fill(source, (1, 1), (0, Duration::ZERO), Options::default().timeout, &[])
     }
 
     fn fill(
         source: Arc<dyn PageSource>,
-        window: usize,
-        around: usize,
-        streams: usize,
+        (window, around): (usize, usize),
+        streams: (usize, Duration),
         timeout: Duration,
         set: &[PageRange],
     ) -> Result<Self, RestoreError> {
@@ -151,7 +150,11 @@ fn lazy_image(
     for page in inserter.filled().iter().flat_map(|run| run.start..run.end()) {
         awaited[page / window] |= !inserter.has(page);
     }
-    let lazy = Lazy {
+    // What was filled before anybody could touch it, or needs no filling, is present; a guest may have reserved far more than it has.
+    let states =
+        awaited.iter().map(|awaited| AtomicU32::new(lazy::first_state(*awaited))).collect();
+    let remaining = awaited.iter().filter(|awaited| **awaited).count();
+    Ok(Lazy {
         inline: source.signal_safe(),
         control: control.clone(),
         source,
@@ -163,16 +166,14 @@ fn lazy_image(
         fill: Fill::Insert(inserter),
         small: Some(Staging::new(window.max(STAGED)).map_err(SourceError::from)?),
         huge: None,
-        states: (0..windows).map(|_| AtomicU32::new(0)).collect(),
-        remaining: AtomicUsize::new(windows),
+        states,
+        remaining: AtomicUsize::new(remaining),
         next_hugepage: AtomicUsize::new(usize::MAX / 2),
         wanted: (0..windows.div_ceil(64)).map(|_| AtomicU64::new(0)).collect(),
         bell: AtomicU32::new(0),
         busy: AtomicU64::new(0),
         rush: AtomicBool::new(false),
-    };
-    (0..windows).filter(|window| !awaited[*window]).for_each(|window| lazy.mark_present(window));
-    Ok(lazy)
+    })
 }
 
 /// Puts the working set in place before anybody can touch it.
@@ -227,7 +228,8 @@ impl Filler for Filling {
     }
 
     fn fill(&self, pages: PageRange) -> bool {
-        self.ask(|lazy| lazy.resolve(pages, lazy.inline))
+        // Who is not in a handler reads what is near by itself: to ask another thread takes longer.
+        self.ask(|lazy| lazy.resolve(pages, lazy.inline || lazy.source.is_near()))
     }
 
     fn failure(&self) -> Option<String> {

@@ -30,6 +30,11 @@ const FILLING: u32 = 1;
 const AWAITED: u32 = 2;
 const PRESENT: u32 = 3;
 
+/// The state of a window at first.
+pub(crate) fn first_state(missing: bool) -> u32 {
+    if missing { MISSING } else { PRESENT }
+}
+
 /// How pages are put in place.
 #[derive(Debug)]
 pub(crate) enum Fill {
@@ -412,7 +417,25 @@ impl Lazy {
     /// Makes every page of `pages`, relative to the range, present. `inline` says whether this thread
     /// may read the source, and so hang with it.
     pub(crate) fn resolve(&self, pages: PageRange, inline: bool) -> bool {
-        self.windows_of(pages).all(|window| self.ensure(window, inline))
+        let windows = self.windows_of(pages);
+        // Images take any number of windows at once; other memory is staged one by one.
+        let at_once = inline && matches!(self.fill, Fill::Insert(_));
+        let mut at = windows.start;
+        while at < windows.end {
+            if at_once && !self.control.has_failed() && self.claim(at) {
+                // What lies around comes along, as it does when a server thread is asked.
+                let group = (at / self.around + 1) * self.around;
+                match self.fill_from(at, windows.end.max(group).min(self.states.len())) {
+                    Some(until) => at = until,
+                    None => return false,
+                }
+            } else if self.ensure(at, inline) {
+                at += 1;
+            } else {
+                return false;
+            }
+        }
+        true
     }
 
     /// The pages of all present windows.
@@ -429,13 +452,6 @@ impl Lazy {
             }
         }
         ranges
-    }
-
-    /// Marks a window as present that was filled before anybody could touch it, or needs no filling.
-    pub(crate) fn mark_present(&self, window: usize) {
-        if self.claim(window) {
-            self.publish(window);
-        }
     }
 
     /// A fault on a present window: somebody filled it just now, or the guest has thrown the page away,

@@ -17,6 +17,9 @@ pub struct Options {
     pub background: bool,
     /// Threads that stream.
     pub streams: usize,
+    /// How long they wait before they begin with an image, so that the guest first gets what it touches: where both share a
+    /// processor its first answer comes sooner. Who waits for the whole image ends it.
+    pub delay: Duration,
     /// How long a filler may take for one window before the memory is closed. Longer than a remote source
     /// sits out an outage of its server, so that a guest lives once the server is back.
     pub timeout: Duration,
@@ -32,6 +35,7 @@ impl Default for Options {
             window: None,
             background: true,
             streams: 1,
+            delay: Duration::ZERO,
             timeout: Duration::from_secs(45),
             mostly_written: false,
         }

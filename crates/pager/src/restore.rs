@@ -180,7 +180,12 @@ impl Restore {
                     registration: Some(registration),
                     coordinated: true,
                 }));
-                coordinator::spawn(restore.engine.clone(), Work::Detach(detach), Some(source), 1)?;
+                coordinator::spawn(
+                    restore.engine.clone(),
+                    Work::Detach(detach),
+                    Some(source),
+                    (1, Duration::ZERO),
+                )?;
                 Ok(restore)
             }
             FillStrategy::Stream | FillStrategy::WorkingSet => {
@@ -202,6 +207,7 @@ impl Restore {
                     coordinated,
                 }));
                 if coordinated {
+                    let streams = (streams, Duration::ZERO);
                     coordinator::spawn(restore.engine.clone(), Work::Lazy(lazy), None, streams)?;
                 }
                 Ok(restore)
@@ -274,7 +280,8 @@ impl Restore {
                 lazy.rush.store(true, Ordering::Release);
                 if !engine.coordinated {
                     engine.coordinated = true;
-                    coordinator::spawn(self.engine.clone(), engine.work.clone(), None, 0)?;
+                    let streams = (0, Duration::ZERO);
+                    coordinator::spawn(self.engine.clone(), engine.work.clone(), None, streams)?;
                 }
             }
         }

@@ -51,6 +51,12 @@ pub trait PageSource: Send + Sync {
         false
     }
 
+    /// Whether reads answer as fast as a local disk, so that whoever needs a page may read it, outside of signal handlers. All others
+    /// are read by threads that may hang, and those who wait do not wait for ever.
+    fn is_near(&self) -> bool {
+        self.signal_safe()
+    }
+
     /// Whether every read costs a round trip, so that it pays to read what is there already with the rest.
     fn is_distant(&self) -> bool {
         false
@@ -255,6 +261,10 @@ impl PageSource for SnapshotSource {
 
     fn occupied(&self) -> Vec<PageRange> {
         Pages::occupied(&self.snapshot)
+    }
+
+    fn is_near(&self) -> bool {
+        !self.snapshot.is_distant()
     }
 
     fn is_distant(&self) -> bool {

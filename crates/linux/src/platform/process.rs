@@ -12,12 +12,13 @@ use rustix::io::Errno;
 use rustix::process::Pid;
 
 use super::attach::{Attached, require_bases};
+use super::content::Coming;
 use super::control::Control;
 use super::frame::{self, Bases, Context, Register, Registers};
 use super::listener::{Answer, Listener, Notice};
 use super::orders::{Orders, Then};
 use super::segments::Segments;
-use super::show::Shown;
+use super::show::{Piece, Shown};
 use super::track::Track;
 use super::{PlatformError, boot, memory, spawn, stub};
 
@@ -75,6 +76,8 @@ pub(crate) struct Process {
     listener: Listener,
     control: Control,
     pub(super) track: Option<Track>,
+    /// What it shows, while content of that may be missing.
+    pub(super) coming: Option<Coming>,
     /// The question that waits, if the stub asked.
     asked: Option<u64>,
     /// Whether it was told to interrupt itself and did not yet.
@@ -107,6 +110,9 @@ impl Process {
             })?;
         let mut control = Control::new()?;
         let pieces = image.map(|(shown, segments)| shown.all(segments)).unwrap_or_default();
+        let coming = image.is_some_and(|(shown, _)| shown.is_coming());
+        let files = pieces.iter().filter(|piece| coming && piece.file.is_some());
+        let files: Vec<_> = files.map(Piece::range).collect();
         let main = image.and_then(|(shown, _)| shown.main());
         let (mut first, mut rest) = (Vec::new(), Vec::new());
         for piece in pieces {
@@ -153,6 +159,7 @@ impl Process {
             listener: attached.listener,
             control,
             track: attached.track,
+            coming: None,
             asked: None,
             interrupting: false,
             frame: None,
@@ -171,8 +178,10 @@ impl Process {
             ),
             error => error,
         })?;
-        if let Some((_, segments)) = image {
+        if let Some((shown, segments)) = image {
             process.map_pieces(&rest)?;
+            // Nothing has touched any of it yet: the stub does only what it is told.
+            process.await_content(shown, segments, files)?;
             if let Some(track) = &mut process.track {
                 let writable = segments.iter().filter(|s| s.allows(libc::PROT_WRITE));
                 writable.for_each(|segment| track.begin(segment.range()));
@@ -396,11 +405,13 @@ impl Process {
     }
 
     pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> Result<bool, PlatformError> {
+        self.bring(address, out.len() as u64)?;
         memory::read(self.pid, address, out)
     }
 
     /// Writes guest memory; the pages count as written.
     pub(crate) fn write(&mut self, address: u64, bytes: &[u8]) -> Result<bool, PlatformError> {
+        self.bring(address, bytes.len() as u64)?;
         if let Some(track) = &mut self.track {
             track.touch(address..address.saturating_add(bytes.len() as u64))?;
         }
@@ -532,8 +543,8 @@ impl Process {
                     .map_err(|e| PlatformError::kernel("waiting for the process", e))?;
                 return Err(PlatformError::Ended(status));
             }
-            if faulted && let Some(track) = &mut self.track {
-                track.serve()?;
+            if faulted {
+                self.serve_faults()?;
             }
             if called && let Some(notice) = self.listener.receive()? {
                 return Ok(Some(notice));

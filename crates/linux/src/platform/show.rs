@@ -2,8 +2,12 @@
 //! the stub's, which copies are made from.
 //!
 //! The process is lent the image's files while it maps them, and keeps none: a file may hold other images, too.
+//!
+//! An image may still be on its way while a process is made that shows it ([`super::content`]). Everything else waits for all of it.
 
-use afresh_memory::{Image, ImageFile, PAGE_SIZE, PageRange};
+use std::ops::Range;
+
+use afresh_memory::{Image, ImageError, ImageFile, PAGE_SIZE, PageRange};
 
 use super::orders::{Orders, Then};
 use super::process::Process;
@@ -24,6 +28,11 @@ pub(super) struct Piece {
 }
 
 impl Piece {
+    /// Where it is.
+    pub(super) fn range(&self) -> Range<u64> {
+        self.start..self.start + self.len
+    }
+
     /// The call that makes it; `descriptor` is the file's in the process.
     pub(super) fn order(&self, descriptor: u64) -> [u64; 7] {
         let mut flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
@@ -39,24 +48,50 @@ impl Piece {
     }
 }
 
+/// An image whose content cannot be had.
+pub(super) fn unread(error: &ImageError) -> PlatformError {
+    PlatformError::kernel("reading the image", std::io::Error::other(error.to_string()))
+}
+
 /// An image to be shown: its files, looked up once.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Shown {
     files: Vec<ImageFile>,
+    /// The image, if content of it may be missing.
+    coming: Option<Image>,
 }
 
 impl Shown {
     /// Waits for content that is still to come.
     pub(crate) fn new(image: &Image) -> Result<Self, PlatformError> {
-        let files = image.files().map_err(|error| {
-            PlatformError::kernel("reading the image", std::io::Error::other(error.to_string()))
-        })?;
-        Ok(Self { files })
+        Ok(Self { files: image.files().map_err(|error| unread(&error))?, coming: None })
+    }
+
+    /// Content may still be to come where this host can put it in place under a guest that runs.
+    pub(crate) fn ahead(image: &Image) -> Result<Self, PlatformError> {
+        let files = image.files_ahead().map_err(|error| unread(&error))?;
+        // Asked afterwards: what is complete stays so.
+        Ok(Self { files, coming: (!image.is_complete()).then(|| image.clone()) })
+    }
+
+    /// Whether it is `image`, and came before all content of that.
+    pub(super) fn is_coming_of(&self, image: &Image) -> bool {
+        self.coming.as_ref().is_some_and(|coming| coming.same(image))
+    }
+
+    /// Whether content of it may be missing.
+    pub(super) fn is_coming(&self) -> bool {
+        self.coming.as_ref().is_some_and(|image| !image.is_complete())
+    }
+
+    /// The parts of files that show `run`.
+    pub(super) fn parts(&self, run: PageRange) -> impl Iterator<Item = ImageFile> + '_ {
+        let first = self.files.partition_point(|file| file.pages().end() <= run.start);
+        self.files[first..].iter().map_while(move |file| file.within(run))
     }
 
     /// The pieces that show `run` from `start` on.
     fn pieces_at(&self, start: u64, run: PageRange, protection: u64, out: &mut Vec<Piece>) {
-        let first = self.files.partition_point(|file| file.pages().end() <= run.start);
         let mut at = run.start;
         let zeros = |from: usize, to: usize| Piece {
             start: start + (from - run.start) as u64 * PAGE,
@@ -64,7 +99,7 @@ impl Shown {
             protection,
             file: None,
         };
-        for file in self.files[first..].iter().map_while(|file| file.within(run)) {
+        for file in self.parts(run) {
             let pages = file.pages();
             if at < pages.start {
                 out.push(zeros(at, pages.start));
@@ -150,6 +185,12 @@ impl Process {
         let mut pieces = Vec::new();
         segments.iter().for_each(|segment| image.segment(segment, &mut pieces));
         self.map_pieces(&pieces)?;
+        if image.is_coming()
+            && let Some(track) = &mut self.track
+        {
+            let files = pieces.iter().filter(|piece| piece.file.is_some());
+            files.map(Piece::range).try_for_each(|range| track.await_content(range))?;
+        }
         let writable = segments.iter().filter(|segment| segment.allows(libc::PROT_WRITE));
         writable.into_iter().try_for_each(|segment| self.watch(segment.range()))
     }

@@ -13,8 +13,8 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 
 use afresh_sys::{Interest, PAGE_SIZE, SysError, Uffd, UffdEvent, UffdMode};
 use linux_raw_sys::general::{
-    UFFD_API, UFFD_FEATURE_PAGEFAULT_FLAG_WP, UFFD_FEATURE_WP_HUGETLBFS_SHMEM,
-    UFFD_FEATURE_WP_UNPOPULATED, uffdio_api,
+    UFFD_API, UFFD_FEATURE_MISSING_SHMEM, UFFD_FEATURE_PAGEFAULT_FLAG_WP,
+    UFFD_FEATURE_WP_HUGETLBFS_SHMEM, UFFD_FEATURE_WP_UNPOPULATED, uffdio_api,
 };
 use linux_raw_sys::ioctl::UFFDIO_API;
 
@@ -33,6 +33,8 @@ pub(crate) struct Track {
     open: Ranges,
     /// Ranges that show an image, have done so since they were mapped, and are not registered yet.
     fresh: Ranges,
+    /// Ranges that show an image of which content may be missing, and report that.
+    coming: Ranges,
     /// Pages that were opened since the last drain, each once.
     written: Vec<u64>,
 }
@@ -41,6 +43,7 @@ impl Track {
     /// Takes over the userfaultfd that the guest's process opened on itself.
     pub(crate) fn new(descriptor: OwnedFd) -> Result<Self, PlatformError> {
         let features = UFFD_FEATURE_PAGEFAULT_FLAG_WP
+            | UFFD_FEATURE_MISSING_SHMEM
             | UFFD_FEATURE_WP_HUGETLBFS_SHMEM
             | UFFD_FEATURE_WP_UNPOPULATED;
         let mut api =
@@ -61,6 +64,7 @@ impl Track {
             watched: Ranges::default(),
             open: Ranges::default(),
             fresh: Ranges::default(),
+            coming: Ranges::default(),
             written: Vec::new(),
         })
     }
@@ -92,10 +96,41 @@ impl Track {
 
     /// Watches `range`, which must just have been mapped.
     pub(crate) fn watch(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
-        let (start, len) = pointer(&range);
-        self.uffd.register(start, len, Interest::WRITES).map_err(refused)?;
+        let mut from = range.start;
+        let coming = self.coming.within(range.clone());
+        for coming in coming.into_iter().chain(std::iter::once(range.end..range.end)) {
+            self.register(from..coming.start, Interest::WRITES)?;
+            // A registration takes the place of the one before.
+            self.register(coming.clone(), Interest { missing: true, ..Interest::WRITES })?;
+            from = coming.end;
+        }
         self.watched.insert(range.clone());
         self.protect(range)
+    }
+
+    fn register(&self, range: Range<u64>, interest: Interest) -> Result<(), PlatformError> {
+        let (start, len) = pointer(&range);
+        if len == 0 {
+            return Ok(());
+        }
+        self.uffd.register(start, len, interest).map_err(refused)
+    }
+
+    /// Has missing pages of `range` reported, which must just have been mapped.
+    pub(super) fn await_content(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
+        self.coming.insert(range.clone());
+        self.register(range, Interest::MISSING)
+    }
+
+    /// Notes that nothing is missing any more.
+    pub(super) fn is_filled(&mut self) {
+        self.coming = Ranges::default();
+    }
+
+    /// Lets whoever waits for pages of `range` look again.
+    pub(super) fn wake(&self, range: &Range<u64>) -> Result<(), PlatformError> {
+        let (start, len) = pointer(range);
+        self.uffd.wake(start, len).map_err(refused)
     }
 
     /// Protects `range` again.
@@ -115,6 +150,7 @@ impl Track {
     /// Forgets `range`, whose mapping went.
     pub(crate) fn forget(&mut self, range: Range<u64>) {
         self.fresh.remove(range.clone());
+        self.coming.remove(range.clone());
         self.watched.remove(range.clone());
         self.open.remove(range);
     }
@@ -128,15 +164,18 @@ impl Track {
         written
     }
 
-    /// Notes what faulted, and lets the guest go on.
-    pub(crate) fn serve(&mut self) -> Result<(), PlatformError> {
+    /// Notes what was written, and lets the guest go on. Says which page it waits for, if one is missing.
+    pub(super) fn serve(&mut self) -> Result<Option<u64>, PlatformError> {
         while let Some(event) = self.uffd.next_event().map_err(refused)? {
-            if let UffdEvent::Fault { address, .. } = event {
+            if let UffdEvent::Fault { address, write_protected, .. } = event {
                 let page = address as u64 & !(PAGE - 1);
+                if !write_protected {
+                    return Ok(Some(page));
+                }
                 self.note(page..page + PAGE)?;
             }
         }
-        Ok(())
+        Ok(None)
     }
 
     /// Opens the pages of `bytes`, which the sentry is about to write.

@@ -33,7 +33,11 @@ static void from_stub(int nth, long n, long a, long b, long c, long d) {
 
 static const char marker[] = "/tmp/afresh-hostile-marker";
 
+/* In the image, and touched by nobody. */
+static char initial[64 << 12];
+
 int main(void) {
+    memset(initial, 1, sizeof initial);
     static char in[256], out[256];
     for (;;) {
         long n = read(0, in, sizeof in - 1);
@@ -96,7 +100,8 @@ int main(void) {
             frame[0] = 6, frame[2] = (long)stack, frame[4] = sizeof stack;
             frame[5 + 15] = (long)(stack + 2048), frame[5 + 16] = (long)raw, frame[5 + 17] = 0x202, frame[5 + 18] = 0x33 | 0x2bL << 48;
             frame[5 + 8] = SYS_brk; /* rdi of the call to raw */
-            frame[5 + 32] = nth ? -1 : 0;
+            frame[5 + 32] = nth == 1 ? -1 : 0;
+            if (nth == 2) frame[2] = (long)initial, frame[4] = sizeof initial; /* The kernel is to write there. */
             const unsigned char *code = (void *)STUB;
             int last = 0;
             for (int i = 0; i < 4095; i++)
@@ -138,6 +143,14 @@ int main(void) {
                     at[5 + 13] = SYS_read, at[5 + 8] = 0, at[5 + 9] = (long)in, at[5 + 12] = 64;
                     __asm__ volatile("mov %0, %%rsp\n std\n jmp *%1" ::"r"(at - 1), "r"(STUB) : "memory");
                 }
+            break;
+        }
+        case 20: { /* A return from a frame that the kernel is to read where nobody has been. */
+            const unsigned char *code = (void *)STUB;
+            int last = 0;
+            for (int i = 0; i < 4095; i++)
+                if (code[i] == 0xb8 && code[i + 1] == 15) last = i;
+            __asm__ volatile("mov %0, %%rsp\n jmp *%1" ::"r"(0x710000000000UL + 4096L * nth), "r"(code + last) : "memory");
             break;
         }
         default: made = -1;

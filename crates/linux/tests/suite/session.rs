@@ -7,6 +7,7 @@ use crate::common;
 use std::time::Duration;
 
 use afresh_linux::{Frozen, Instance, Program, ThawError, Warm};
+use afresh_memory::PageRange;
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_snapshot::{Branch, Tree};
 use afresh_store::Store;
@@ -176,6 +177,108 @@ fn python_thaws_with_the_files_it_was_granted_and_without_them_is_refused() {
         Ok(_) => println!("SKIPPED: this python lies in the system's own directories"),
         Err(error) => panic!("{error}"),
     }
+}
+
+/// The warm canary, saved in a folder.
+fn saved(warm: &Warm, with: &SnapshotOptions) -> (tempfile::TempDir, Store) {
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(folder.path()).unwrap();
+    warm.freeze().unwrap().save(&store, "warm", with).unwrap();
+    (folder, store)
+}
+
+/// A snapshot of which nothing comes but what is touched.
+fn untouched(store: &Store) -> Frozen {
+    let options = Options { background: false, window: Some(1), ..Options::default() };
+    Frozen::load(store.load("warm").unwrap(), &options).unwrap()
+}
+
+#[test]
+fn a_thawed_program_answers_while_pages_are_still_on_their_way() {
+    let Some(warm) = canary() else { return };
+    let clean = warm.instance().call(b"look\n").unwrap();
+    let (_folder, store) = saved(&warm, &SnapshotOptions::default());
+    for request in [&b"dirty\n"[..], b"scribble\n", b"heavy\n", b"exit\n", b"crash\n"] {
+        let frozen = untouched(&store);
+        let thawed = Warm::thaw(&frozen, &Program::new("/")).unwrap();
+        if thawed.image().is_complete() {
+            println!("SKIPPED: this host fills images before they are used");
+            return;
+        }
+        // Two at a time, which share what has come.
+        let (mut one, mut other) = (thawed.instance(), thawed.instance());
+        for _ in 0..3 {
+            assert_eq!(one.call_pristine(b"look\n").unwrap(), clean);
+            assert!(!thawed.image().is_complete());
+            let _ = one.call_pristine(request);
+            let _ = other.call_pristine(request);
+        }
+        assert_eq!(other.call_pristine(b"look\n").unwrap(), clean);
+        assert!(!thawed.image().is_complete());
+        // What is compared must have come.
+        one.verify().unwrap();
+        other.verify().unwrap();
+        assert!(thawed.image().is_complete());
+        assert_eq!(one.call_pristine(b"look\n").unwrap(), clean);
+        one.verify().unwrap();
+    }
+}
+
+#[test]
+fn what_a_call_touches_is_there_beforehand_next_time() {
+    let Some(warm) = canary() else { return };
+    let (_folder, store) = saved(&warm, &SnapshotOptions::default());
+    let frozen = Frozen::record(store.load("warm").unwrap()).unwrap();
+    let thawed = Warm::thaw(&frozen, &Program::new("/")).unwrap();
+    if thawed.image().is_complete() {
+        println!("SKIPPED: this host fills images before they are used");
+        return;
+    }
+    let clean = thawed.instance().call(b"look\n").unwrap();
+    let touched = frozen.memory().touched();
+    // Of its memory: the files it has written are read as a whole.
+    let memory = PageRange::new(0, thawed.image().pages());
+    let pages = |runs: &[PageRange]| -> usize {
+        runs.iter().filter_map(|run| run.intersect(memory)).map(|run| run.len).sum()
+    };
+    let (few, all) = (pages(&touched), thawed.image().stored_pages());
+    assert!(few > 0 && few < all / 2, "{few} of {all} pages");
+    let with = SnapshotOptions { working_set: touched.clone(), ..SnapshotOptions::default() };
+    let (_folder, store) = saved(&warm, &with);
+    let frozen = untouched(&store);
+    let before = pages(&frozen.memory().touched());
+    let thawed = Warm::thaw(&frozen, &Program::new("/")).unwrap();
+    assert_eq!(thawed.instance().call(b"look\n").unwrap(), clean);
+    assert_eq!(pages(&frozen.memory().touched()), before);
+}
+
+/// Changes a bit in the first half of the layer: of the memory, which lies before the files.
+fn damage(folder: &std::path::Path) {
+    let blobs = std::fs::read_dir(folder.join("blobs/sha256")).unwrap().map(|blob| blob.unwrap());
+    let layer = blobs.max_by_key(|blob| blob.metadata().unwrap().len()).unwrap().path();
+    let mut bytes = std::fs::read(&layer).unwrap();
+    let place = bytes.len() / 4;
+    bytes[place] ^= 1;
+    std::fs::remove_file(&layer).unwrap();
+    std::fs::write(&layer, bytes).unwrap();
+}
+
+#[test]
+fn damage_that_is_met_late_ends_the_call_and_says_so() {
+    let Some(warm) = canary() else { return };
+    let (folder, store) = saved(&warm, &SnapshotOptions::default());
+    damage(folder.path());
+    let frozen = untouched(&store);
+    let thawed = Warm::thaw(&frozen, &Program::new("/")).unwrap();
+    let mut instance = thawed.instance();
+    // Somewhere between its first page and its last.
+    let called = instance.call(b"look\n");
+    let verified = instance.verify();
+    let said = format!("{:?} {}", called.err(), verified.unwrap_err());
+    assert!(said.contains("reading the image") && said.contains("digest"), "{said}");
+    // It stays so, for all that share the pages.
+    assert!(thawed.instance().verify().is_err());
+    assert!(thawed.image().failure().is_some());
 }
 
 /// Whatever a snapshot's state says, it is refused, or becomes a guest that harms nobody.

@@ -7,7 +7,9 @@ use crate::common;
 use std::path::Path;
 use std::time::Duration;
 
-use afresh_linux::{CallError, End, Instance, PlatformError, Program};
+use afresh_linux::{CallError, End, Frozen, Instance, PlatformError, Program, Warm};
+use afresh_pager::{Options, SnapshotOptions};
+use afresh_store::Store;
 use afresh_sys::alone;
 
 const MARKER: &str = "/tmp/afresh-hostile-marker";
@@ -97,7 +99,7 @@ fn hostile_guest() {
     let answer = attempt(&mut warm, "17\n");
     assert!(ended(&answer) || answer.is_ok(), "{answer:?}");
     // Forged frames: a signal stack of its own, SIGSYS blocked.
-    for request in ["12 0\n", "12 1\n"] {
+    for request in ["12 0\n", "12 1\n", "12 2\n", "20 3\n"] {
         let answer = attempt(&mut warm, request);
         assert!(forged(&answer) || ended(&answer), "{request}: {answer:?}");
     }
@@ -109,6 +111,39 @@ fn hostile_guest() {
     assert!(ended(&attempt(&mut warm, "16\n")));
     // The stub copies forwards, however it was entered.
     assert_eq!(attempt(&mut warm, "19\n").unwrap(), "0\n");
+}
+
+/// While pages are still to come, nothing may come in their place: the kernel would put zeros there, for every guest.
+#[test]
+fn a_hostile_guest_spoils_no_page_that_is_still_to_come() {
+    let Some(path) = common::compiled("hostile.c", &["-static"]) else { return };
+    let program = Program::new(path).time_limit(Duration::from_secs(5));
+    let Some(warm) = common::here(program.warm()) else { return };
+    let folder = tempfile::tempdir().unwrap();
+    let store = Store::create(folder.path()).unwrap();
+    warm.freeze().unwrap().save(&store, "warm", &SnapshotOptions::default()).unwrap();
+    // Nothing comes but what is touched.
+    let options = Options { background: false, ..Options::default() };
+    let frozen = Frozen::load(store.load("warm").unwrap(), &options).unwrap();
+    let thawed = Warm::thaw(&frozen, &program).unwrap();
+    if thawed.image().is_complete() {
+        println!("SKIPPED: this host fills images before they are used");
+        return;
+    }
+    let mut requests: Vec<_> = [8, 9, 14, 16].into_iter().map(|mode| format!("{mode}\n")).collect();
+    requests.extend((0..3).map(|nth| format!("12 {nth}\n")));
+    requests.extend((0..thawed.image().pages()).step_by(7).map(|page| format!("20 {page}\n")));
+    for request in &requests {
+        let answer = thawed.instance().call(request.as_bytes());
+        assert!(answer.is_err() || request == "14\n", "{request}: {answer:?}");
+        assert!(!Path::new(MARKER).exists(), "{request}");
+    }
+    assert!(!thawed.image().is_complete());
+    let mut other = thawed.instance();
+    assert_eq!(other.call(b"99\n").unwrap(), b"-1\n");
+    other.verify().unwrap();
+    assert!(thawed.image().is_complete());
+    assert_eq!(thawed.image().digest(), warm.image().digest());
 }
 
 #[test]

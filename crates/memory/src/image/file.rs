@@ -8,6 +8,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use afresh_sys::PageRange;
 
 use super::Extent;
+use crate::ImageError;
 
 /// A run of an image's pages, and the part of a file that holds it. Cheap to clone.
 #[derive(Clone, Debug)]
@@ -42,6 +43,14 @@ impl ImageFile {
     #[must_use]
     pub fn same(&self, other: &ImageFile) -> bool {
         self.shares_file(other) && self.first() == other.first() && self.pages() == other.pages()
+    }
+
+    /// Waits until all of it is in place, the zeros between its pages included.
+    ///
+    /// # Errors
+    /// [`ImageError::Filler`] with the cause when it will never be.
+    pub fn resolve(&self) -> Result<(), ImageError> {
+        self.0.backing.resolve(PageRange::new(self.0.at, self.0.range.len))
     }
 
     /// The part inside `range`, if any.

@@ -1,0 +1,111 @@
+//! `linux`, its files: a session of CPython that has ten files of its own, and one that has ten thousand, go back to where they were
+//! after a turn that changed ten. Beside them, what is done where nobody knows which files those were: the directory is copied again.
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use afresh_linux::Instance;
+use afresh_snapshot::{Branch, SnapshotId, Tree};
+use anyhow::ensure;
+
+use crate::linux::Python;
+use crate::row::{Contestant, Options, Sink, contest};
+use crate::session_files::copy;
+
+/// Name of the table.
+const TABLE: &str = "linux";
+/// How many files there are.
+const COUNTS: [usize; 2] = [10, 10_000];
+/// Bytes that the program may write.
+const STORAGE: u64 = 1 << 30;
+
+/// Makes FILES files; a turn changes ten of them, and each answer says how many turns there were and how long the first ten are.
+const SCRIPT: &str = "import sys, os
+path = lambda i: f'/files/d{i % 100}/f{i}'
+for i in range(FILES):
+    os.makedirs(os.path.dirname(path(i)), exist_ok=True)
+    with open(path(i), 'w') as file: file.write('7' * 2000)
+turns = 0
+for line in sys.stdin:
+    if line == 'turn\\n':
+        turns += 1
+        for i in range(10):
+            with open(path((turns * 37 + i * 997) % FILES), 'w') as file: file.write('8' * 1000)
+            with open(path(i), 'a') as file: file.write('9')
+    print(turns, sum(os.stat(path(i)).st_size for i in range(10)), flush=True)
+";
+
+/// A session, and the state that it goes back to.
+struct Session {
+    branch: Branch<Instance>,
+    root: SnapshotId,
+}
+
+impl Session {
+    fn new(python: &Python, files: usize) -> anyhow::Result<Self> {
+        let script = SCRIPT.replace("FILES", &files.to_string());
+        let warm = python.guest(&script).storage_limit(STORAGE).request("look\n").warm()?;
+        let branch = Branch::sow(&Tree::new(), warm.home(), warm.state());
+        let root = branch.at();
+        Ok(Self { branch, root })
+    }
+
+    fn ask(&mut self, request: &str) -> anyhow::Result<Vec<u8>> {
+        Ok(self.branch.guest_mut()?.call(request.as_bytes())?)
+    }
+
+    /// Time for going back, the first answer there included: the way back is made with that.
+    fn go_back(&mut self) -> anyhow::Result<Duration> {
+        let changed = self.ask("turn\n")?;
+        ensure!(changed.starts_with(b"1 ") && changed != b"1 20000\n", "nothing was changed");
+        let started = Instant::now();
+        self.branch.restore(self.root)?;
+        let found = self.ask("look\n")?;
+        let took = started.elapsed();
+        ensure!(
+            found == b"0 20000\n",
+            "after the rollback it is {:?}",
+            String::from_utf8_lossy(&found)
+        );
+        Ok(took)
+    }
+}
+
+/// As many files in a directory of the host's.
+fn directory(files: usize) -> anyhow::Result<(tempfile::TempDir, PathBuf, PathBuf)> {
+    let directory = tempfile::tempdir()?;
+    let (from, to) = (directory.path().join("kept"), directory.path().join("files"));
+    for index in 0..files {
+        let folder = from.join(format!("d{}", index % 100));
+        std::fs::create_dir_all(&folder)?;
+        std::fs::write(folder.join(format!("f{index}")), [b'7'; 2000])?;
+    }
+    copy(&from, &to)?;
+    Ok((directory, from, to))
+}
+
+/// The contest.
+///
+/// # Errors
+/// The first that any contestant meets.
+pub(crate) fn all(python: &Python, options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    const CASE: &str = "rollback/files";
+    if !COUNTS.iter().any(|count| options.wants(CASE, &format!("afresh/{count}"))) {
+        return Ok(());
+    }
+    let few = Options { rounds: options.rounds.min(7), ..options.clone() };
+    let mut field = Vec::new();
+    for count in COUNTS {
+        let mut session = Session::new(python, count)?;
+        field.push(Contestant::timed(format!("afresh/{count}"), move |n| {
+            (0..n).map(|_| session.go_back()).sum()
+        }));
+        let (held, from, to) = directory(count)?;
+        field.push(Contestant::new(format!("copy of a directory/{count}"), move || {
+            let _ = &held;
+            std::fs::remove_dir_all(&to)?;
+            copy(&from, &to)
+        }));
+    }
+    contest(TABLE, CASE, &few, field, sink)
+}
