@@ -220,11 +220,26 @@ fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<Built> {
     Built::read(&String::from_utf8_lossy(&said.stdout))
 }
 
+/// A target, as cargo speaks of it once it is built.
+#[derive(Debug)]
+struct Target {
+    package: String,
+    files: Vec<PathBuf>,
+}
+
+impl Target {
+    /// Whether a file of it is named as that target's are. Programs are named by their names alone.
+    fn is(&self, unit: &Unit) -> bool {
+        let named = |file: &PathBuf| file.to_string_lossy().contains(unit.hash());
+        self.files.iter().any(named)
+    }
+}
+
 /// What cargo says that it built.
 #[derive(Debug, Default)]
 struct Built {
-    /// The members' targets: where each begins, whether it is one of tests, and of which package it is.
-    targets: BTreeMap<(PathBuf, bool), String>,
+    /// The members' targets: where each begins, and whether it is one of tests.
+    targets: BTreeMap<(PathBuf, bool), Target>,
     /// Every file, those of dependencies included.
     files: BTreeSet<PathBuf>,
 }
@@ -238,13 +253,16 @@ impl Built {
                 continue;
             }
             let files = told["filenames"].as_array().into_iter().flatten();
-            built.files.extend(files.filter_map(|file| Some(PathBuf::from(file.as_str()?))));
+            let files: Vec<_> =
+                files.filter_map(|file| Some(PathBuf::from(file.as_str()?))).collect();
+            built.files.extend(files.iter().cloned());
             // "path+file:///…/crates/sys#afresh-sys@0.1.0", or without the name where the folder has it.
             let id = told["package_id"].as_str().unwrap_or_default();
             let Some(id) = id.strip_prefix("path+file://") else { continue };
             let source = told["target"]["src_path"].as_str().context("a target has a source")?;
             let test = told["profile"]["test"].as_bool().context("a profile says if of tests")?;
-            built.targets.insert((source.into(), test), package(id).to_owned());
+            let package = package(id).to_owned();
+            built.targets.insert((source.into(), test), Target { package, files });
         }
         Ok(built)
     }
@@ -253,23 +271,31 @@ impl Built {
     fn units(&self, folder: &Path) -> Result<(Units, BTreeSet<String>)> {
         let mut found = BTreeMap::new();
         for entry in std::fs::read_dir(folder).with_context(|| folder.display().to_string())? {
-            let path = entry?.path();
+            let entry = entry?;
+            let path = entry.path();
             if path.extension().is_none_or(|extension| extension != "json") {
                 continue;
             }
             let text =
                 std::fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-            // Of an earlier build are those whose dependencies are not those of this one.
-            if let Some(unit) = Unit::read(&text).filter(|unit| self.fits(unit)) {
-                found.insert((unit.source.clone(), unit.test), unit);
+            let Some(unit) = Unit::read(&text) else { continue };
+            let key = (unit.source.clone(), unit.test);
+            let Some(target) = self.targets.get(&key) else { continue };
+            // Of an earlier build are those whose dependencies are not those of this one, and the older ones of the same.
+            if !self.fits(&unit) {
+                continue;
+            }
+            let rank = (target.is(&unit), entry.metadata()?.modified()?);
+            if found.get(&key).is_none_or(|(other, _)| *other < rank) {
+                found.insert(key, (rank, unit));
             }
         }
         let mut missing = BTreeSet::new();
         let mut units = Vec::new();
-        for (target, package) in &self.targets {
-            match found.remove(target) {
-                Some(unit) => units.push(unit),
-                None => drop(missing.insert(package.clone())),
+        for (key, target) in &self.targets {
+            match found.remove(key) {
+                Some((_, unit)) => units.push(unit),
+                None => drop(missing.insert(target.package.clone())),
             }
         }
         Ok((Units(units), missing))
@@ -326,7 +352,7 @@ impl Units {
         let source = Path::new(of).with_file_name("src");
         let mut found = false;
         for unit in &self.0 {
-            if unit.test || !unit.source.parent().is_some_and(|folder| folder == source) {
+            if unit.test || unit.source.parent().is_none_or(|folder| folder != source) {
                 continue;
             }
             found = true;
@@ -514,6 +540,31 @@ mod tests {
     }
 
     #[test]
+    fn of_two_that_fit_the_one_whose_file_was_built_is_taken_also_when_it_is_older() {
+        let folder = std::env::temp_dir().join(format!("afresh-ranks-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).expect("a folder");
+        for (hash, at) in [("-new", 2), ("-old", 1), ("-older", 0)] {
+            let extra = format!("extra-filename={hash}");
+            let words = ["--crate-name", "one", "one.rs", "-C", &extra];
+            unit(&words).keep(&folder).expect("kept");
+            let time = std::time::SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(at);
+            let file =
+                std::fs::File::options().write(true).open(folder.join(format!("one{hash}.json")));
+            file.and_then(|file| file.set_modified(time)).expect("its time");
+        }
+        let of = |file: &str| {
+            let said = format!(
+                r#"{{"reason":"compiler-artifact","package_id":"path+file:///w/crates/one#afresh-one@0.1.0","filenames":["{file}"],"target":{{"src_path":"/w/one.rs"}},"profile":{{"test":false}}}}"#
+            );
+            let built = Built::read(&said).expect("as cargo says it");
+            built.units(&folder).expect("read").0.0[0].hash().to_owned()
+        };
+        assert_eq!(of("/t/libone-old.rlib"), "-old");
+        assert_eq!(of("/t/one"), "-new");
+        std::fs::remove_dir_all(&folder).expect("removed");
+    }
+
+    #[test]
     fn a_part_has_the_features_that_its_own_bring_and_not_what_others_ask_for() {
         let package = json!({
             "features": {
@@ -548,7 +599,7 @@ mod tests {
         let one = unit(&["--crate-name", "one", "one.rs", "--extern", "two=/t/libtwo-2.rmeta"]);
         let built = Built::read(&said("2")).expect("as cargo says it");
         assert!(built.fits(&one));
-        assert_eq!(built.targets[&("/w/one.rs".into(), false)], "afresh-one");
+        assert_eq!(built.targets[&("/w/one.rs".into(), false)].package, "afresh-one");
         assert!(!Built::read(&said("3")).expect("as cargo says it").fits(&one));
         assert_eq!(package("/w/xtask#0.1.0"), "xtask");
     }

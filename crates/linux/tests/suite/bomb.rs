@@ -37,6 +37,11 @@ for line in sys.stdin:
 
 #[test]
 fn a_fork_bomb_meets_its_budget_and_leaves_nothing() {
+    // All children of the process are counted.
+    afresh_sys::alone("bomb::a_fork_bomb_meets_its_budget_and_leaves_nothing", bomb);
+}
+
+fn bomb() {
     let Some(program) = common::python() else { return };
     let program = program.arg("/app.py").file("/app.py", BOMB);
     let Some(warm) = common::here(program.time_limit(LIMIT).start_limit(LIMIT).warm()) else {

@@ -109,7 +109,7 @@ fn kill_during_push_leaves_old_or_new() {
                 break;
             }
             let after = Duration::from_micros(attempt % ATTEMPTS * 17_731 + attempt * 499);
-            place.kill("kill::kill_during_push_leaves_old_or_new", &here, after);
+            place.kill("remote_servers::kill::kill_during_push_leaves_old_or_new", &here, after);
             let there = check(&remote.load("a").unwrap());
             let mine = local.load("a").unwrap();
             mine.verify().unwrap();
@@ -146,7 +146,7 @@ fn kill_during_pull_leaves_old_or_new() {
         let local = store(&here);
         for attempt in 0..ATTEMPTS {
             let after = Duration::from_micros(attempt * 13_337);
-            place.kill("kill::kill_during_pull_leaves_old_or_new", &here, after);
+            place.kill("remote_servers::kill::kill_during_pull_leaves_old_or_new", &here, after);
             let mine = local.load("a").unwrap();
             mine.verify().unwrap();
             let other = if check(&mine) == 1 { "two" } else { "one" };
