@@ -298,7 +298,7 @@ impl Guest {
     }
 
     /// A guest that lives behind the scenes.
-    #[cfg(any(feature = "wasm", feature = "vm"))]
+    #[cfg(any(feature = "linux", feature = "vm", feature = "wasm"))]
     pub(crate) fn assemble(ready: Ready, options: &Options) -> Self {
         Self::put_together(ready, options, None, "the guest".to_owned())
     }
