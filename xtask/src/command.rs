@@ -8,6 +8,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use serde_json::Value;
+
+use crate::host;
 
 /// Prints the command, runs it with this process's output, and fails unless it succeeds. It reads
 /// nothing: a command that would ask a question fails instead of waiting.
@@ -139,6 +142,13 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
 /// The cargo that runs this program.
 pub(crate) fn cargo() -> Command {
     Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+}
+
+/// What cargo says of the workspace, with further `arguments` for `cargo metadata`.
+pub(crate) fn metadata(arguments: &[&str]) -> Result<Value> {
+    let mut command = cargo();
+    command.current_dir(host::repository()).args(["metadata", "--format-version=1", "--locked"]);
+    serde_json::from_str(&output(command.args(arguments))?).context("cargo's metadata is JSON")
 }
 
 /// The file that a command of this name would run, from `PATH`.

@@ -10,8 +10,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::command::find;
-use crate::host;
-use crate::tools::wait;
+use crate::tools::{self, wait};
 
 /// A client.
 struct Client {
@@ -32,8 +31,7 @@ const CLIENTS: [Client; 2] = [
         packages: &["e2b-code-interpreter==2.11.5", "e2b==2.63.0"],
         variable: "AFRESH_TEST_E2B",
         needs: &["python3"],
-        script: "python3 -m venv --clear \"$0\" && \
-            \"$0/bin/python\" -m pip install --quiet --disable-pip-version-check \"$@\"",
+        script: tools::PIP,
         place: "bin/python",
     },
     Client {
@@ -50,9 +48,7 @@ const LIMIT: Duration = Duration::from_secs(5 * 60);
 
 impl Client {
     fn folder(&self) -> PathBuf {
-        let name =
-            self.packages[0].trim_start_matches('@').replace("==", "-").replace(['/', '@'], "-");
-        host::target_folder().join("tools").join(name)
+        tools::of_registry(self.packages[0])
     }
 
     /// Written once everything is there.

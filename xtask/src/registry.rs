@@ -10,10 +10,10 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-use crate::command::{cargo, find, output, run};
+use crate::command::{find, metadata, run};
 use crate::host;
-use crate::stamp;
 use crate::wasm::{self, Kind};
+use crate::{stamp, tools};
 
 /// A handler and the tool that builds it.
 struct Handler {
@@ -24,7 +24,7 @@ struct Handler {
     /// The tool, as its registry names it.
     package: &'static str,
     needs: &'static [&'static str],
-    /// Installs the package `$1` in the folder `$0`.
+    /// Installs the package, its argument, in the folder `$0`.
     install: &'static str,
     /// Builds `$1`, in its folder, to `$3` in the world of `$2`, with the tool in `$0`.
     build: &'static str,
@@ -48,8 +48,7 @@ const ALL: [Handler; 2] = [
         source: "handler.py",
         package: "componentize-py==0.25.1",
         needs: &["python3"],
-        install: "python3 -m venv --clear \"$0\" && \
-            \"$0/bin/python\" -m pip install --quiet --disable-pip-version-check \"$1\"",
+        install: tools::PIP,
         build: "\"$0/bin/componentize-py\" --wit-path \"$2\" --world handler componentize \
             --output \"$3\" \"$(basename \"$1\" .py)\"",
         wasi: WASI,
@@ -73,18 +72,12 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
 
 /// Where wasmtime's own crate has the interfaces.
 fn interfaces() -> Result<PathBuf> {
-    let metadata = output(cargo().current_dir(host::repository()).args([
-        "metadata",
-        "--format-version=1",
-        "--locked",
-    ]))?;
-    let end = "/Cargo.toml\"";
-    let crates = metadata.split("\"manifest_path\":\"").filter_map(|rest| rest.split_once(end));
-    let found = crates.map(|(path, _)| path).find(|path| {
-        let name = path.rsplit('/').next().unwrap_or_default();
-        name.starts_with("wasmtime-wasi-http-")
-    });
-    Ok(Path::new(found.context("the workspace does not have wasmtime-wasi-http")?).join("wit/deps"))
+    let told = metadata(&[])?;
+    let mut packages = told["packages"].as_array().into_iter().flatten();
+    let found = packages.find(|one| one["name"] == "wasmtime-wasi-http");
+    let manifest = found.and_then(|one| one["manifest_path"].as_str());
+    let manifest = manifest.context("the workspace does not have wasmtime-wasi-http")?;
+    Ok(Path::new(manifest).with_file_name("wit").join("deps"))
 }
 
 impl Handler {
@@ -101,8 +94,7 @@ impl Handler {
         if let Some(missing) = self.needs.iter().find(|program| find(program).is_none()) {
             bail!("the guest {} needs {missing}, which is not there", self.name);
         }
-        let tool = self.package.trim_start_matches('@').replace("==", "-").replace(['/', '@'], "-");
-        let tool = host::target_folder().join("tools").join(tool);
+        let tool = tools::of_registry(self.package);
         if !tool.join("installed").is_file() {
             run(Command::new("sh").args(["-c", self.install]).arg(&tool).arg(self.package))?;
             fs::write(tool.join("installed"), "")?;

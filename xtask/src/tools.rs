@@ -75,6 +75,16 @@ impl Tool {
     }
 }
 
+/// Installs the packages that are its arguments, from Python's index, in the folder `$0`.
+pub(crate) const PIP: &str = "python3 -m venv --clear \"$0\" && \
+    \"$0/bin/python\" -m pip install --quiet --disable-pip-version-check \"$@\"";
+
+/// Where a package of a registry of another language is installed, by how that registry writes its name and version.
+pub(crate) fn of_registry(package: &str) -> PathBuf {
+    let name = package.trim_start_matches('@').replace("==", "-").replace(['/', '@'], "-");
+    host::target_folder().join("tools").join(name)
+}
+
 /// What Go needs while it builds.
 fn cache() -> PathBuf {
     host::target_folder().join("tools/cache")

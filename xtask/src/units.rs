@@ -8,6 +8,8 @@
 //!
 //! A target that was built without being written down, or whose dependencies have changed since, is built anew.
 
+mod part;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt;
@@ -19,13 +21,17 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
-use crate::command::{cargo, describe, output, run};
+use crate::command::{cargo, describe, metadata, output, run};
 use crate::host;
+use part::Part;
 
 /// Where the wrapper writes; set for no other process.
 const FOLDER: &str = "AFRESH_UNITS";
 /// The variables that cargo itself was started with, which say nothing of a target; separated by commas.
 const KNOWN: &str = "AFRESH_UNITS_KNOWN";
+
+/// Where and how the compiler is to put what it makes and says.
+const OUTPUT: [&str; 4] = ["--emit", "--out-dir", "--error-format", "--json"];
 
 /// One target of the workspace, as cargo asks for it.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -130,7 +136,7 @@ impl Unit {
         externs.filter(|(word, _)| *word == "--extern").filter_map(move |(_, word)| of(word))
     }
 
-    /// Another program that is asked the same.
+    /// Another program that is asked the same, but for where its output goes, and `without` some arguments.
     fn command(&self, program: &Path, without: &[&str]) -> Command {
         let mut command = Command::new(program);
         command.current_dir(&self.folder).envs(&self.variables);
@@ -139,9 +145,10 @@ impl Unit {
         let mut arguments = self.arguments.iter();
         while let Some(word) = arguments.next() {
             let own = word.split_once('=').map_or(word.as_str(), |(name, _)| name);
-            if !without.contains(&own) {
+            if !OUTPUT.contains(&own) && !without.contains(&own) {
                 command.arg(word);
-            } else if own == word && word != "--test" {
+            } else if own == word {
+                // Its value is the next word.
                 arguments.next();
             }
         }
@@ -194,8 +201,6 @@ pub(crate) fn build(arguments: &[&str]) -> Result<Units> {
 }
 
 fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<Built> {
-    let known: Vec<String> =
-        std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).collect();
     let mut command = cargo();
     command.current_dir(host::repository()).args(arguments).args([
         "--no-run",
@@ -203,8 +208,11 @@ fn compile(arguments: &[&str], wrapper: &Path, folder: &Path) -> Result<Built> {
         "json-render-diagnostics",
     ]);
     println!("$ {}", describe(&command));
-    // This program runs with what cargo sets for it; what cargo sets anew for a target is told again.
-    let known = known.into_iter().filter(|name| !name.starts_with("CARGO") && name != "OUT_DIR");
+    // What clippy and rustdoc inherit need not be written down, and a registry's token must not be. Of this program's own
+    // package, which cargo told it, every target has another.
+    let own = |name: &String| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok());
+    let known = known.filter(|name| !own(name));
     command
         .env("RUSTC_WRAPPER", wrapper)
         .env(FOLDER, folder)
@@ -321,14 +329,14 @@ fn package(id: &str) -> &str {
 impl Units {
     /// Lints every target; what clippy says against one is an error.
     pub(crate) fn clippy(&self) -> Result<()> {
-        let driver = tool("clippy-driver")?;
-        self.lint(&driver, &host::target_folder().join("units/lints"))
+        self.lint(&host::target_folder().join("units/lints"))
     }
 
-    fn lint(&self, driver: &Path, made: &Path) -> Result<()> {
+    /// What clippy makes of the targets goes to the folder `made`.
+    fn lint(&self, made: &Path) -> Result<()> {
+        let driver = tool("clippy-driver")?;
         self.each("clippy", |unit| {
-            let mut command =
-                unit.command(driver, &["--emit", "--out-dir", "--error-format", "--json"]);
+            let mut command = unit.command(&driver, &[]);
             // As `cargo clippy -- -D warnings` tells it.
             let deny = "-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__";
             command.args(["--emit", "metadata", "--out-dir"]).arg(made).env("CLIPPY_ARGS", deny);
@@ -339,30 +347,22 @@ impl Units {
     /// Lints a package's library or program as whoever takes only `features` of it compiles it: with the code of those
     /// features, and without the dependencies that they do not ask for. Dependencies that are there have all of theirs.
     pub(crate) fn part(&self, package: &str, features: &str) -> Result<()> {
-        let told = cargo_metadata()?;
+        let told = metadata(&["--no-deps"])?;
         let packages = told["packages"].as_array().context("cargo tells packages")?;
         let package = packages
             .iter()
             .find(|one| one["name"] == package)
             .with_context(|| format!("there is no package {package}"))?;
-        let part = Part::new(package, features);
-        let driver = tool("clippy-driver")?;
-        let made = host::target_folder().join("units/parts");
         let of = package["manifest_path"].as_str().context("a package has a manifest")?;
         let source = Path::new(of).with_file_name("src");
-        let mut found = false;
-        for unit in &self.0 {
-            if unit.test || unit.source.parent().is_none_or(|folder| folder != source) {
-                continue;
-            }
-            found = true;
-            let only = Self(vec![part.of(unit)]);
-            only.lint(&driver, &made).with_context(|| format!("with features {features}"))?;
-        }
-        if !found {
+        let part = Part::new(package, features);
+        let own = self.0.iter().filter(|unit| !unit.test && unit.source.parent() == Some(&source));
+        let only = Self(own.map(|unit| part.of(unit)).collect());
+        if only.0.is_empty() {
             bail!("no target of {of} was built");
         }
-        Ok(())
+        only.lint(&host::target_folder().join("units/parts"))
+            .with_context(|| format!("with features {features}"))
     }
 
     /// Documents every library and program; a warning is an error.
@@ -374,9 +374,7 @@ impl Units {
                 return None;
             }
             // What only the compiler of code is asked.
-            let without =
-                ["--emit", "--out-dir", "--error-format", "--json", "-C", "--diagnostic-width"];
-            let mut command = unit.command(&rustdoc, &without);
+            let mut command = unit.command(&rustdoc, &["-C", "--diagnostic-width"]);
             command.args(["-D", "warnings", "--out-dir"]);
             // As cargo does: readers of a program are its authors. A library may have the same name.
             if unit.program() {
@@ -417,73 +415,6 @@ impl Units {
     }
 }
 
-/// Some features of a package, with those that they bring.
-#[derive(Debug)]
-struct Part {
-    features: BTreeSet<String>,
-    /// The crates of dependencies that only other features ask for.
-    without: BTreeSet<String>,
-}
-
-impl Part {
-    /// `package`: as cargo's metadata tells it.
-    fn new(package: &Value, features: &str) -> Self {
-        let mut part = Self { features: BTreeSet::new(), without: BTreeSet::new() };
-        let mut asked = BTreeSet::new();
-        let mut next: Vec<&str> = features.split(',').collect();
-        while let Some(name) = next.pop() {
-            // "dep:name", "name/feature", "name?/feature", or another feature of the package.
-            if let Some(dependency) = name.strip_prefix("dep:") {
-                asked.insert(dependency);
-            } else if let Some((dependency, _)) = name.split_once('/') {
-                if !dependency.ends_with('?') {
-                    asked.insert(dependency);
-                }
-            } else if part.features.insert(name.to_owned()) {
-                let brought = package["features"][name].as_array().into_iter().flatten();
-                next.extend(brought.filter_map(Value::as_str));
-            }
-        }
-        for dependency in package["dependencies"].as_array().into_iter().flatten() {
-            let name = dependency["name"].as_str().unwrap_or_default();
-            if dependency["optional"] == true && !asked.contains(name) {
-                part.without.insert(name.replace('-', "_"));
-            }
-        }
-        part
-    }
-
-    fn of(&self, unit: &Unit) -> Unit {
-        let mut words = Vec::new();
-        let mut arguments = unit.arguments.iter().peekable();
-        while let Some(word) = arguments.next() {
-            let value = arguments.peek().map_or("", |word| word.as_str());
-            let feature = value.strip_prefix("feature=\"").and_then(|name| name.strip_suffix('"'));
-            let dropped = match word.as_str() {
-                "--cfg" => feature.is_some_and(|name| !self.features.contains(name)),
-                "--extern" => {
-                    value.split_once('=').is_some_and(|(name, _)| self.without.contains(name))
-                }
-                _ => false,
-            };
-            if dropped {
-                arguments.next();
-            } else {
-                words.push(word.clone());
-            }
-        }
-        Unit { arguments: words, ..unit.clone() }
-    }
-}
-
-fn cargo_metadata() -> Result<Value> {
-    let mut command = cargo();
-    command.current_dir(host::repository());
-    let told =
-        output(command.args(["metadata", "--no-deps", "--locked", "--format-version", "1"]))?;
-    serde_json::from_str(&told).context("cargo's metadata is JSON")
-}
-
 /// A program of the toolchain in use.
 fn tool(name: &str) -> Result<PathBuf> {
     let sysroot = output(Command::new("rustc").args(["--print", "sysroot"]))?;
@@ -494,7 +425,7 @@ fn tool(name: &str) -> Result<PathBuf> {
 mod tests {
     use super::*;
 
-    fn unit(words: &[&str]) -> Unit {
+    pub(super) fn unit(words: &[&str]) -> Unit {
         let words = words.iter().map(|word| (*word).to_owned()).collect();
         Unit::new("/w".into(), words, BTreeMap::new()).expect("a target")
     }
@@ -534,7 +465,7 @@ mod tests {
             "--cfg",
             "x",
         ]);
-        let command = one.command(Path::new("lint"), &["--emit", "--out-dir", "-C"]);
+        let command = one.command(Path::new("lint"), &["-C"]);
         let words: Vec<_> = command.get_args().map(|word| word.to_string_lossy()).collect();
         assert_eq!(words, ["--crate-name", "one", "one.rs", "--cfg", "x"]);
     }
@@ -562,29 +493,6 @@ mod tests {
         assert_eq!(of("/t/libone-old.rlib"), "-old");
         assert_eq!(of("/t/one"), "-new");
         std::fs::remove_dir_all(&folder).expect("removed");
-    }
-
-    #[test]
-    fn a_part_has_the_features_that_its_own_bring_and_not_what_others_ask_for() {
-        let package = json!({
-            "features": {
-                "wasm": ["files", "dep:two", "three/x", "four?/x"], "files": [], "vm": ["dep:four"],
-            },
-            "dependencies": [
-                {"name": "two", "optional": true}, {"name": "three", "optional": true},
-                {"name": "four", "optional": true}, {"name": "five", "optional": false},
-            ],
-        });
-        let mut words = vec!["--crate-name", "one", "one.rs"];
-        let features = ["feature=\"files\"", "feature=\"vm\"", "feature=\"wasm\"", "unix"];
-        let externs = ["two=/2", "three=/3", "four=/4", "five=/5"];
-        words.extend(features.iter().flat_map(|feature| ["--cfg", feature]));
-        words.extend(externs.iter().flat_map(|name| ["--extern", name]));
-        let part = Part::new(&package, "wasm").of(&unit(&words));
-        let dropped: Vec<_> =
-            words.iter().filter(|word| !part.arguments.contains(&(**word).into())).collect();
-        assert_eq!(dropped, [&"feature=\"vm\"", &"four=/4"]);
-        assert_eq!(part.arguments.len(), words.len() - 4, "{:?}", part.arguments);
     }
 
     #[test]

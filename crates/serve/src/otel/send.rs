@@ -16,6 +16,7 @@ use tokio::time::{Instant, sleep, timeout_at};
 use super::Counts;
 use super::encode::{self, Finished};
 use super::settings::{Settings, SettingsError};
+use crate::failure::describe;
 
 /// How often a batch is sent before it is given up.
 const TRIES: u32 = 5;
@@ -171,17 +172,6 @@ impl Sender {
             status => Came::Refused(format!("it answers {status}")),
         }
     }
-}
-
-/// An error with what led to it.
-fn describe(error: &reqwest::Error) -> String {
-    let mut text = error.to_string();
-    let mut cause = std::error::Error::source(error);
-    while let Some(error) = cause {
-        text = format!("{text}: {error}");
-        cause = error.source();
-    }
-    text
 }
 
 /// How many spans a collector that took the others refused.
