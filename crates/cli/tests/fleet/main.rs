@@ -5,6 +5,8 @@
 
 mod apart;
 mod hosts;
+#[path = "../../../store/tests/suite/support/listening.rs"]
+mod listening;
 mod servers;
 mod soak;
 

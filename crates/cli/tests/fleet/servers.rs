@@ -9,10 +9,12 @@ use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tempfile::TempDir;
+
+use super::listening::listens;
 
 /// Far longer than anything takes on a busy host.
 pub(crate) const LONG: Duration = Duration::from_secs(120);
@@ -25,19 +27,6 @@ pub(crate) fn with_us(command: &mut Command) -> &mut Command {
 
 fn free() -> SocketAddr {
     TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap()
-}
-
-/// Waits until somebody takes connections there.
-fn answers(child: &mut Child, address: SocketAddr) -> bool {
-    let deadline = Instant::now() + LONG;
-    while Instant::now() < deadline && child.try_wait().unwrap().is_none() {
-        if TcpStream::connect(address).is_ok() {
-            std::thread::sleep(Duration::from_millis(30));
-            return child.try_wait().unwrap().is_none();
-        }
-        std::thread::sleep(Duration::from_millis(10));
-    }
-    false
 }
 
 /// What `cargo xtask test` could install, by its variable.
@@ -70,7 +59,7 @@ impl Nats {
         for _ in 0..5 {
             let (dir, address) = (tempfile::tempdir().unwrap(), free());
             let mut child = Self::spawn(&program, address, dir.path());
-            if answers(&mut child, address) {
+            if listens(&mut child, address, LONG) {
                 return Some(Self { child, address, dir });
             }
         }
@@ -98,7 +87,7 @@ impl Nats {
     pub(crate) fn start_again(&mut self) {
         let program = program("AFRESH_TEST_NATS_SERVER").unwrap();
         self.child = Self::spawn(&program, self.address, self.dir.path());
-        assert!(answers(&mut self.child, self.address));
+        assert!(listens(&mut self.child, self.address, LONG));
     }
 }
 
@@ -138,7 +127,7 @@ impl Place {
                 .stdout(Stdio::null())
                 .stderr(fs::File::create(dir.path().join("stderr")).unwrap());
             let mut child = with_us(&mut command).spawn().unwrap();
-            if answers(&mut child, address) {
+            if listens(&mut child, address, LONG) {
                 return Self { child: Some(child), address: Some(address), dir };
             }
         }

@@ -1,14 +1,16 @@
 //! Real servers on loopback: started for one test, killed at its end.
 
 use std::fs;
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpListener};
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use afresh_store::remote::{Remote, RetryPolicy};
 use rustix::process::{Signal, set_parent_process_death_signal};
 use tempfile::TempDir;
+
+use crate::support::listening::listens;
 
 const ACCESS: &str = "afresh-test";
 const SECRET: &str = "not-a-secret";
@@ -78,16 +80,7 @@ impl Server {
 
     /// Waits until it takes connections; `false` when it ended.
     fn answers(&mut self) -> bool {
-        let deadline = Instant::now() + Duration::from_secs(30);
-        while Instant::now() < deadline && self.child.try_wait().unwrap().is_none() {
-            if TcpStream::connect(self.address).is_ok() {
-                // It may be another process that has the port, while ours is about to fail.
-                std::thread::sleep(Duration::from_millis(30));
-                return self.child.try_wait().unwrap().is_none();
-            }
-            std::thread::sleep(Duration::from_millis(10));
-        }
-        false
+        listens(&mut self.child, self.address, Duration::from_secs(30))
     }
 
     pub(crate) fn kill(&mut self) {

@@ -3,6 +3,8 @@
 
 pub(crate) mod forge;
 #[cfg(feature = "remote")]
+pub(crate) mod listening;
+#[cfg(feature = "remote")]
 pub(crate) mod objects;
 
 use std::path::Path;
