@@ -68,12 +68,13 @@ fn a_control_groups_limit_is_an_error_and_not_a_signal() {
         Err(why) => return println!("SKIPPED: {why}"),
     };
     let procs = group.0.join("cgroup.procs");
+    let test = afresh_sys::again(NAME);
     let mut child = Command::new("/bin/sh")
         .arg("-c")
-        .arg(r#"echo $$ > "$0" && exec "$1" --exact "$2""#)
+        .arg(r#"echo $$ > "$0" && exec "$@""#)
         .arg(&procs)
-        .arg(std::env::current_exe().unwrap())
-        .arg(NAME)
+        .arg(test.get_program())
+        .args(test.get_args())
         .env("AFRESH_TEST_EXHAUST", "1")
         .spawn()
         .unwrap();

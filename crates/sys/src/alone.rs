@@ -1,11 +1,13 @@
 //! A test in a process of its own: for what concerns the whole process (a fork, a filter of system calls, a
 //! limit), and must not meet other tests.
 //!
-//! What it promises: the test ran, alone, and passed; one that hangs is ended. For the tests of this workspace
-//! only.
+//! What it promises: the test ran, alone, and passed; one that hangs is ended; a name that no test has is an
+//! error. For the tests of this workspace only.
 
+use std::collections::BTreeSet;
 use std::io::Read;
 use std::process::{Command, Stdio};
+use std::sync::{Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -14,16 +16,41 @@ const CHILD: &str = "AFRESH_TEST_ALONE";
 /// A test that takes longer hangs.
 const LIMIT: Duration = Duration::from_secs(240);
 
+/// The command that runs the test `name`, and no other, in this program once more. The caller says by a variable
+/// of its own what that process is for.
+///
+/// # Panics
+/// When no test has that name: the process would run nothing, and end well.
+pub fn again(name: &str) -> Command {
+    static KNOWN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let program = std::env::current_exe().expect("a program knows its file");
+    let mut known = KNOWN.lock().unwrap_or_else(PoisonError::into_inner);
+    if !known.contains(name) {
+        let list = Command::new(&program)
+            .args([name, "--exact", "--list"])
+            .output()
+            .expect("this program runs once more");
+        let list = String::from_utf8_lossy(&list.stdout);
+        assert!(
+            list.lines().any(|line| line.strip_suffix(": test") == Some(name)),
+            "no test is called {name}"
+        );
+        known.insert(name.to_owned());
+    }
+    let mut command = Command::new(program);
+    command.args([name, "--exact", "--nocapture"]);
+    command
+}
+
 /// Runs the body of the test `name` in a process in which no other test runs.
 ///
 /// # Panics
-/// When it fails there, or does not end.
+/// When it fails there, or does not end, or no test has that name.
 pub fn alone(name: &str, test: impl FnOnce()) {
     if std::env::var(CHILD).is_ok_and(|only| only == name) {
         return test();
     }
-    let mut child = Command::new(std::env::current_exe().expect("a program knows its file"))
-        .args([name, "--exact", "--nocapture"])
+    let mut child = again(name)
         .env(CHILD, name)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -56,4 +83,22 @@ fn listen(stream: Option<impl Read + Send + 'static>) -> JoinHandle<String> {
         }
         String::from_utf8_lossy(&bytes).into_owned()
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{again, alone};
+
+    #[test]
+    #[should_panic(expected = "no test is called alone::tests::that_nobody_wrote")]
+    fn a_name_that_no_test_has_is_not_a_test_that_passed() {
+        alone("alone::tests::that_nobody_wrote", || ());
+    }
+
+    /// Part of a name is not a name: `--exact` would run nothing.
+    #[test]
+    #[should_panic(expected = "no test is called alone::tests")]
+    fn a_module_is_not_a_test() {
+        again("alone::tests");
+    }
 }

@@ -25,8 +25,8 @@
 //! * `kvm`: the gate that KVM's calls pass, the dirty ring and dirty log, and stopping a vCPU (x86_64 only).
 //! * [`errno`]: names of the kernel's errors.
 //! * [`inject`]: makes the nth call of a kind fail, for tests of the error paths.
-//! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings `alone`, a
-//!   test in a process of its own.
+//! * [`planted`]: makes the reset wrong on purpose, for tests of the tests; its feature also brings `alone` and `again`,
+//!   a test in a process of its own.
 //!
 //! Under Miri a fake replaces the maps and files, so that the logic above runs in the interpreter.
 
@@ -57,7 +57,7 @@ mod fake;
 use fake as imp;
 
 #[cfg(all(feature = "planted", not(miri)))]
-pub use alone::alone;
+pub use alone::{again, alone};
 pub use error::{Call, SysError};
 pub use features::{Feature, Features, UnknownFeature};
 pub use imp::fault;

@@ -6,7 +6,7 @@
 
 use std::ffi::c_int;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicPtr, AtomicUsize, Ordering};
 
@@ -126,8 +126,7 @@ const CHILD: &str = "AFRESH_TEST_SIGNALS";
 const RUDE: i32 = 77;
 
 fn end_of(case: usize, with_us: bool) -> Option<End> {
-    let status = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "child", "--nocapture"])
+    let status = afresh_sys::again("child")
         .env(CHILD, format!("{case} {}", u8::from(with_us)))
         .env("RUST_BACKTRACE", "0")
         .stdout(Stdio::null())

@@ -128,8 +128,8 @@ fn the_pager_serves_a_monitor() {
     let socket = dir.path().join("socket");
     let mut child = None;
     let served = pager::serve_one(&snapshot, &socket, || {
-        let mut monitor = std::process::Command::new(std::env::current_exe().unwrap());
-        monitor.args(["--exact", "examples::the_pager_serves_a_monitor"]).env(SOCKET, &socket);
+        let mut monitor = afresh_sys::again("examples::the_pager_serves_a_monitor");
+        monitor.env(SOCKET, &socket);
         monitor.stdout(std::process::Stdio::null());
         child = Some(monitor.spawn().unwrap());
     });

@@ -1,7 +1,6 @@
 //! Sessions that are saved turn by turn, and deltas of them: opened elsewhere they are what they were.
 
 use std::path::Path;
-use std::process::Command;
 
 use crate::common::{Random, WASM_PAGE, ints, machine, val, words};
 use afresh::files::{Budget, Layer, Tree};
@@ -215,15 +214,11 @@ fn whatever_a_session_did_it_opens_as_it_was_saved() {
             assert_eq!(here.bytes.len(), there.bytes.len());
             assert!(here == there, "seed {seed}, turn {turn}: {saved:?}");
         }
-        let child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "session_turns::whatever_a_session_did_it_opens_as_it_was_saved",
-                "--nocapture",
-            ])
-            .env(ELSEWHERE, to.to_string())
-            .output()
-            .unwrap();
+        let child =
+            afresh_sys::again("session_turns::whatever_a_session_did_it_opens_as_it_was_saved")
+                .env(ELSEWHERE, to.to_string())
+                .output()
+                .unwrap();
         let said = String::from_utf8_lossy(&child.stdout).into_owned();
         assert!(said.contains(&digest(&look(&mut session))), "{said}");
     }

@@ -224,8 +224,7 @@ fn touching_a_page_that_never_comes_raises_sigsegv() {
         return;
     }
     if std::env::var_os(CHILD).is_none() {
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args(["lazy::touching_a_page_that_never_comes_raises_sigsegv", "--exact"])
+        let status = afresh_sys::again("lazy::touching_a_page_that_never_comes_raises_sigsegv")
             .env(CHILD, "1")
             .status()
             .unwrap();

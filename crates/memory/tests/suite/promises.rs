@@ -82,8 +82,8 @@ fn signal_of_touching(test: &str, strategy: Strategy, page: isize) -> Option<i32
         unsafe { slot.base().offset(page * PAGE_SIZE as isize).write_volatile(1) };
         std::process::exit(0);
     }
-    std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", test, "--test-threads=1"])
+    afresh_sys::again(test)
+        .arg("--test-threads=1")
         .env("AFRESH_TEST_TOUCH", format!("{strategy} {page}"))
         .stdout(std::process::Stdio::null())
         .stderr(std::process::Stdio::null())
@@ -396,8 +396,8 @@ fn an_image_that_stores_a_page_in_a_gap_is_refused() {
 
 /// Runs one test of this file again, in a child with the given changes.
 fn again(test: &str, change: impl FnOnce(&mut std::process::Command)) -> std::io::Result<String> {
-    let mut child = std::process::Command::new(std::env::current_exe()?);
-    child.args(["--exact", test, "--test-threads=1", "--show-output"]);
+    let mut child = afresh_sys::again(test);
+    child.arg("--test-threads=1");
     change(&mut child);
     let output = child.output()?;
     let text = String::from_utf8_lossy(&output.stdout).into_owned();

@@ -7,7 +7,6 @@
 #[path = "../../../store/tests/suite/support/forge.rs"]
 mod forge;
 
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,10 +29,7 @@ fn in_a_child(test: &str) -> bool {
     if std::env::var_os(CHILD).is_some() {
         return true;
     }
-    let program = std::env::current_exe().unwrap();
-    let mut command = Command::new(program);
-    command.args(["--exact", test, "--nocapture"]).env(CHILD, "1");
-    let out = command.output().unwrap();
+    let out = afresh_sys::again(test).env(CHILD, "1").output().unwrap();
     let said =
         String::from_utf8_lossy(&out.stdout).into_owned() + &String::from_utf8_lossy(&out.stderr);
     assert!(out.status.success(), "{test} ended with {}:\n{said}", out.status);

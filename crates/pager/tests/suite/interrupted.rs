@@ -149,8 +149,8 @@ fn files(dir: &Path) -> BTreeSet<PathBuf> {
 
 /// This process's own child, running the test `name` again with `variable` set to `value`.
 fn again(name: &str, variable: &str, value: impl AsRef<std::ffi::OsStr>) -> Command {
-    let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", name, "--nocapture"]).env(variable, value);
+    let mut command = afresh_sys::again(name);
+    command.env(variable, value);
     command
 }
 

@@ -326,15 +326,12 @@ fn a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest() {
     }
     for number in 0..faulty_options().len() * 3 {
         let started = Instant::now();
-        let output = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "restore::a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest",
-                "--nocapture",
-            ])
-            .env(CHILD, number.to_string())
-            .output()
-            .unwrap();
+        let output = afresh_sys::again(
+            "restore::a_dead_or_stuck_filler_never_yields_a_page_and_never_hangs_the_guest",
+        )
+        .env(CHILD, number.to_string())
+        .output()
+        .unwrap();
         let text = String::from_utf8_lossy(&output.stdout).into_owned();
         assert!(!text.contains("READ"), "{number}: {text}");
         assert_eq!(output.status.signal(), Some(11), "{number}: {output:?}");

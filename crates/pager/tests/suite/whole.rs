@@ -193,8 +193,8 @@ fn no_thread_ever_sees_a_part_of_a_page() {
 
 /// Runs `name` again in a process of its own, with `argument` for it, and returns how that ended.
 fn in_a_child(name: &str, argument: &str) -> std::process::Output {
-    std::process::Command::new(std::env::current_exe().unwrap())
-        .args([name, "--exact", "--nocapture", "--test-threads=1"])
+    afresh_sys::again(name)
+        .arg("--test-threads=1")
         .env("AFRESH_TEST_CHILD", argument)
         .output()
         .unwrap()

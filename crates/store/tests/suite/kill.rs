@@ -1,7 +1,7 @@
 //! A save that is killed leaves the old snapshot or the new one.
 
 use std::io::{BufRead, BufReader};
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use crate::support::{bytes, memory, options, store};
@@ -34,8 +34,7 @@ fn kill_during_save_leaves_old_or_new() {
     store.save("a", &memory(&content(0)), &save).unwrap();
     let mut left_behind = 0;
     for attempt in 0..15 {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "kill::kill_during_save_leaves_old_or_new", "--nocapture"])
+        let mut child = afresh_sys::again("kill::kill_during_save_leaves_old_or_new")
             .env(CHILD, dir.path())
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

@@ -8,7 +8,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -157,9 +157,8 @@ impl Drop for Server {
 }
 
 fn spawn(address: SocketAddr, dir: &Path, busy: usize) -> Child {
-    let mut command = Command::new(std::env::current_exe().unwrap());
+    let mut command = afresh_sys::again("outage::serve");
     command
-        .args(["--exact", "outage::serve", "--nocapture"])
         .env(SERVE, format!("{address} {busy} {}", dir.display()))
         .stdin(Stdio::null())
         .stdout(Stdio::null());

@@ -5,7 +5,7 @@ use crate::support;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use crate::support::{PAGE, bytes, memory, options, store};
 use afresh_store::{
@@ -326,17 +326,13 @@ fn a_kill_leaves_every_turn_that_was_said_to_be_saved() {
     let store = store(dir.path());
     drop(session(&store, "a", 0));
     for attempt in 0..12 {
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args([
-                "--exact",
-                "turns::a_kill_leaves_every_turn_that_was_said_to_be_saved",
-                "--nocapture",
-            ])
-            .env(CHILD, dir.path())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child =
+            afresh_sys::again("turns::a_kill_leaves_every_turn_that_was_said_to_be_saved")
+                .env(CHILD, dir.path())
+                .stdout(Stdio::piped())
+                .stderr(Stdio::null())
+                .spawn()
+                .unwrap();
         let mut lines = BufReader::new(child.stdout.take().unwrap()).lines();
         let mut saved = 0;
         let mut note = |line: String| {

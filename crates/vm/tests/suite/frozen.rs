@@ -477,15 +477,13 @@ fn without_a_userfaultfd_for_the_kernel_everything_is_there_first() {
         return;
     }
     if std::env::var_os(CHILD).is_none() {
-        let status = std::process::Command::new(std::env::current_exe().unwrap())
-            .args([
-                "frozen::without_a_userfaultfd_for_the_kernel_everything_is_there_first",
-                "--exact",
-            ])
-            .env(CHILD, "1")
-            .env("AFRESH_WITHOUT", "uffd-kernel")
-            .status()
-            .unwrap();
+        let status = afresh_sys::again(
+            "frozen::without_a_userfaultfd_for_the_kernel_everything_is_there_first",
+        )
+        .env(CHILD, "1")
+        .env("AFRESH_WITHOUT", "uffd-kernel")
+        .status()
+        .unwrap();
         assert!(status.success());
         return;
     }

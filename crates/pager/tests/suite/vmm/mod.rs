@@ -207,8 +207,7 @@ fn a_page_that_can_not_be_filled_raises_sigbus() {
         std::process::exit(3);
     }
     let start = Instant::now();
-    let output = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", "vmm::a_page_that_can_not_be_filled_raises_sigbus", "--nocapture"])
+    let output = afresh_sys::again("vmm::a_page_that_can_not_be_filled_raises_sigbus")
         .env(CHILD, "1")
         .output()
         .unwrap();
@@ -242,8 +241,7 @@ fn a_refused_vmm_is_ended_and_not_left_waiting() {
         std::process::exit(3);
     }
     let (done, ended) = std::sync::mpsc::channel();
-    let child = std::process::Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", NAME, "--nocapture"])
+    let child = afresh_sys::again(NAME)
         .env(CHILD, "1")
         .stdout(std::process::Stdio::piped())
         .spawn()

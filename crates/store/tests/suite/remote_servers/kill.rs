@@ -2,7 +2,7 @@
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 use std::time::Duration;
 
 use afresh_store::remote::{Remote, RetryPolicy};
@@ -47,8 +47,7 @@ impl Place {
     fn kill(&self, test: &str, dir: &Path, after: Duration) {
         let options = self.options.iter().map(|(key, value)| format!("|{key}={value}"));
         let task = format!("{}|{}{}", dir.display(), self.url, options.collect::<String>());
-        let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", test, "--nocapture"])
+        let mut child = afresh_sys::again(test)
             .env(CHILD, task)
             .stdout(Stdio::piped())
             .stderr(Stdio::null())

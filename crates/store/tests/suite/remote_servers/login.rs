@@ -1,7 +1,5 @@
 //! Registries that ask who we are: by password, and by token.
 
-use std::process::Command;
-
 use afresh_store::Encoding;
 use afresh_store::remote::{Remote, RemoteError};
 
@@ -68,12 +66,7 @@ fn dockers_configuration_is_used() {
     open(&server, PASSWORD).push(&here, &snapshot, "a", Encoding::Raw, &mut |_| {}).unwrap();
     let config = format!(r#"{{"auths": {{"{}": {{"auth": "{PAIR}"}}}}}}"#, server.address);
     std::fs::write(dir.path().join("config.json"), config).unwrap();
-    let output = Command::new(std::env::current_exe().unwrap())
-        .args([
-            "--exact",
-            "remote_servers::login::a_process_with_dockers_configuration",
-            "--nocapture",
-        ])
+    let output = afresh_sys::again("remote_servers::login::a_process_with_dockers_configuration")
         .env(CHILD, format!("oci://{}/team/guest:a", server.address))
         .env("DOCKER_CONFIG", dir.path())
         .env_remove("AFRESH_REGISTRY_USER")

@@ -1,6 +1,5 @@
 //! Push, pull, and reading in place.
 
-use std::process::Command;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -138,12 +137,7 @@ fn two_processes_share_a_cache() {
         let start = || {
             let (url, options) = server.url(proxy.address);
             let options = options.iter().map(|(key, value)| format!("|{key}={value}"));
-            Command::new(std::env::current_exe().unwrap())
-                .args([
-                    "--exact",
-                    "remote_servers::transfer::a_process_that_reads_through_the_cache",
-                ])
-                .arg("--nocapture")
+            afresh_sys::again("remote_servers::transfer::a_process_that_reads_through_the_cache")
                 .env(CHILD, format!("{url}|{}{}", cache.display(), options.collect::<String>()))
                 .stdout(std::process::Stdio::piped())
                 .spawn()
