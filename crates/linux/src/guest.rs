@@ -216,12 +216,12 @@ impl Guest {
             }
             let now = now_moment();
             let Some((member, id)) = self.find(now) else {
-                match self.nobody(now, deadline) {
+                match self.nobody(now, deadline)? {
                     Some(halt) => return Ok(Next::Halts(halt)),
                     None => continue,
                 }
             };
-            self.seat(member);
+            self.seat(member)?;
             self.switch(id);
             let Some(wait) = self.person.state.threads.current().wait.clone() else {
                 return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
@@ -262,8 +262,8 @@ impl Guest {
     }
 
     /// Nobody can go on: the guest waits for the caller, for a time to come, or for ever.
-    fn nobody(&mut self, now: u64, deadline: Instant) -> Option<Halt> {
-        self.come_home();
+    fn nobody(&mut self, now: u64, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+        self.come_home()?;
         // What is frozen or ended has a thread in the stub.
         let threads = &self.person.state.threads;
         if threads.get(threads.current_id()).is_none() {
@@ -273,11 +273,11 @@ impl Guest {
         let state = &self.person.state;
         let until = state.next_moment(now).map(|at| Duration::from_nanos(at - now));
         let left = deadline.saturating_duration_since(Instant::now());
-        match (state.ear(self.person.streams.through), until) {
+        Ok(match (state.ear(self.person.streams.through), until) {
             (Some(ear), until) => {
                 if let Some(until) = until.filter(|until| *until < left && self.owes(ear)) {
                     self.process.pause(until);
-                    return None;
+                    return Ok(None);
                 }
                 self.person.streams.expects = false;
                 Some(Halt::Idle(Wait::Parked(ear)))
@@ -291,7 +291,7 @@ impl Guest {
                 Some(Halt::Late)
             }
             (None, None) => Some(Halt::End(End::Deadlock, Place::Stub)),
-        }
+        })
     }
 
     /// Whether the caller has a right to wait for an answer.

@@ -373,6 +373,7 @@ impl Instance {
 
     fn capture(&mut self, moves: bool) -> Result<Standing, PlatformError> {
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
+        live.guest.publish()?;
         let old = &self.standing.rest;
         let state = Arc::clone(&live.guest.person.state);
         let registers = live.guest.process.registers();

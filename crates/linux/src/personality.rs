@@ -21,6 +21,7 @@ mod pipe_calls;
 mod poll_calls;
 mod process_calls;
 mod readiness;
+mod shared;
 mod signal_calls;
 mod signals;
 mod socket_calls;
@@ -30,7 +31,7 @@ mod thread_calls;
 mod threads;
 mod transfer_calls;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -78,6 +79,8 @@ pub(crate) struct State {
     alarm: Option<(Moment, u64)>,
     pub(crate) threads: Threads,
     channels: Channels,
+    /// Files that are held because memory is shared through them.
+    shares: BTreeSet<Node>,
     /// Which process all of this belongs to, and the others.
     pub(crate) family: Family,
 }
@@ -97,6 +100,7 @@ impl State {
             alarm: None,
             threads: Threads::new(),
             channels: Channels::default(),
+            shares: BTreeSet::new(),
             family: Family::new(),
         }
     }
@@ -238,7 +242,7 @@ impl Person {
         process: &mut Process,
         call: &Call,
     ) -> Result<Outcome, PlatformError> {
-        match self.dispatch(process, call) {
+        match self.in_step(process, call) {
             Ok(outcome) => Ok(outcome),
             Err(Stop::Errno(errno)) => {
                 Ok(Outcome::Value((-i64::from(errno.raw_os_error())) as u64))
@@ -292,6 +296,7 @@ impl Person {
                 self.open(process, libc::AT_FDCWD as u64, a[0], flags as u64, a[1])
             }
             libc::SYS_openat => self.open(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_memfd_create => self.memory_file(process, a[0], a[1]),
             libc::SYS_close => self.close(a[0]),
             libc::SYS_close_range => self.close_range(a[0], a[1], a[2]),
             libc::SYS_lseek => self.seek(a[0], a[1] as i64, a[2]),
@@ -406,6 +411,7 @@ impl Person {
 
             libc::SYS_mmap => self.map(process, &a),
             libc::SYS_munmap => self.unmap(a[0], a[1]),
+            libc::SYS_msync => self.sync_memory(a[0], a[1], a[2]),
             libc::SYS_mprotect => self.protect(a[0], a[1], a[2]),
             libc::SYS_madvise => self.advise(a[0], a[1], a[2]),
             libc::SYS_mremap => self.remap(a[0], a[1], a[2], a[3]),

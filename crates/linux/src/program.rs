@@ -263,6 +263,7 @@ impl Program {
                         if !family.is_single() {
                             return Err(WarmError::Children { names: family.children() });
                         }
+                        guest.publish()?;
                         let standing = Standing::first(&mut guest, wait)?;
                         let unserved = std::mem::take(&mut guest.person.unserved);
                         return Ok(Warm::new(standing, self.limits(), unserved));

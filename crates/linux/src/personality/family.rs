@@ -200,9 +200,24 @@ impl Family {
         self.ended.remove(&id);
     }
 
+    /// The memory that a process which is not the current one uses.
+    pub(super) fn layout(&self, memory: u32) -> Option<&Layout> {
+        self.layouts.get(&memory)
+    }
+
+    /// All memory that the current process does not use.
+    pub(super) fn layouts(&self) -> impl Iterator<Item = &Layout> + '_ {
+        self.layouts.values()
+    }
+
     /// Threads of processes that are not the current one.
     pub(super) fn other_threads(&self) -> impl Iterator<Item = (u32, &Thread)> + '_ {
         self.others.values().flat_map(|member| member.threads.iter())
+    }
+
+    /// Threads of the process `id`, which is not the current one.
+    pub(super) fn threads_mut(&mut self) -> impl Iterator<Item = &mut Threads> + '_ {
+        self.others.values_mut().map(|member| &mut member.threads)
     }
 
     /// When alarms ring of processes that are not the current one.
@@ -335,6 +350,7 @@ impl State {
         if memory == id {
             self.family.layouts.remove(&id);
             self.count_memory();
+            self.drop_unshared();
         }
         if heir != parent {
             return;

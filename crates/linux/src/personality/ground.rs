@@ -76,7 +76,7 @@ pub(crate) fn prepare(granted: &[PathBuf], storage: u64) -> Result<(Tree, Vec<Pa
     let mut plan = Plan::default();
     granted.iter().for_each(|path| plan.add(path));
     let (mut tree, mounted) = over(&plan.directories);
-    for path in ["/dev", "/proc/self", "/tmp"] {
+    for path in ["/dev/shm", "/proc/self", "/tmp"] {
         tree.make_directories(path, Time::default())?;
     }
     for (path, _, number) in DEVICES {

@@ -10,6 +10,7 @@ mod pristine;
 mod processes;
 mod python;
 mod session;
+mod shared;
 mod start_to_end;
 mod threads;
 mod walls;
