@@ -46,7 +46,7 @@ pub(crate) use clock_calls::now_moment;
 pub(crate) use family::FIRST;
 use family::Family;
 pub(crate) use family_calls::Fork;
-pub(crate) use ground::{bytes, plant, prepare};
+pub(crate) use ground::{bytes, plant, prepare, tell};
 pub(crate) use layout::{Change, Layout, PAGE, STACK_LEN, map_order, protect_order, unmap_order};
 pub(crate) use name_calls::path_of;
 pub(crate) use packed::{Packed, damaged};

@@ -98,6 +98,26 @@ pub(crate) fn prepare(granted: &[PathBuf], storage: u64) -> Result<(Tree, Vec<Pa
     Ok((tree.with_budget(budget), mounted))
 }
 
+/// Tells of the machine in `/proc` as the calls do: its memory is what the guest may map.
+pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
+    let kib = memory >> 10;
+    let total =
+        format!("MemTotal: {kib:>14} kB\nMemFree: {kib:>15} kB\nMemAvailable: {kib:>10} kB\n");
+    let none = ["Buffers", "Cached", "SwapCached", "SwapTotal", "SwapFree"];
+    let none: String = none.iter().map(|name| format!("{name}: {:>14} kB\n", 0)).collect();
+    let files = [
+        ("/proc/meminfo", total + &none),
+        ("/proc/sys/kernel/pid_max", "32768\n".to_owned()),
+        ("/proc/sys/fs/pipe-max-size", format!("{}\n", super::channels::CAPACITY)),
+        ("/proc/sys/fs/nr_open", format!("{}\n", super::table::DESCRIPTORS)),
+    ];
+    for (path, text) in files {
+        let node = tree.write_path(path.as_bytes(), text.as_bytes(), Time::default())?;
+        tree.set_mode(node, 0o444, Time::default())?;
+    }
+    Ok(())
+}
+
 /// Makes something at a path, with the directories above it, unless there is something already.
 pub(crate) fn plant(tree: &mut Tree, path: &Path, new: New<'_>, mode: u32) -> Result<(), Refused> {
     if let Some(above) = path.parent() {
