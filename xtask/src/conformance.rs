@@ -284,7 +284,7 @@ fn judge(command: &mut Command, log: &Path) -> Result<(Verdict, String)> {
     Ok(match status {
         None => (Verdict::Hung, last()),
         Some(status) if status.code() == Some(125) => {
-            let late = text.contains("once:") && text.contains("time limit");
+            let late = text.contains("once:") && text.contains("start limit");
             (if late { Verdict::Hung } else { Verdict::Crashed }, last())
         }
         Some(_) if bad.is_some() => (Verdict::Failed, bad.unwrap_or_default()),

@@ -169,7 +169,7 @@ impl Guest {
         self.person.unmask();
         match call.place {
             Place::Kernel(_) => {
-                if self.person.has_signal() {
+                if self.person.has_signal() || self.person.state.is_to_stop() {
                     self.process.interrupt()?;
                 }
                 self.process.answer(call, value as i64)?;
@@ -188,6 +188,10 @@ impl Guest {
             && let Taken::Ends(end) = self.person.served_signals(&mut self.process, false)?
         {
             return Ok(Some(Halt::End(end, Place::Stub)));
+        }
+        if self.person.state.is_to_stop() {
+            // It comes back at once, and is stopped then.
+            self.process.interrupt()?;
         }
         self.process.carry_out(&Orders::default(), Then::Resume)?;
         Ok(None)
@@ -249,16 +253,29 @@ impl Guest {
     fn find(&mut self, now: u64) -> Option<(u32, u32)> {
         if self.person.state.family.is_single() {
             self.person.ring(now);
+            self.heed_stops();
             return self.person.next_ready(now).map(|id| (FIRST, id));
         }
+        let mut stopped = false;
         for member in self.person.state.family.in_turn() {
             self.person.change().seat(member);
             self.person.ring(now);
+            stopped |= self.heed_stops();
             if let Some(id) = self.person.next_ready(now) {
                 return Some((member, id));
             }
         }
-        None
+        // Who stopped was the last to be asked, and its parent may go on now.
+        if stopped { self.find(now) } else { None }
+    }
+
+    /// Stops the current process, if a signal says so; whether it did.
+    fn heed_stops(&mut self) -> bool {
+        let stops = self.person.state.is_to_stop();
+        if stops {
+            self.person.change().heed_stops();
+        }
+        stops
     }
 
     /// Nobody can go on: the guest waits for the caller, for a time to come, or for ever.

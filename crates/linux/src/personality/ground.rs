@@ -107,6 +107,9 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
     let none: String = none.iter().map(|name| format!("{name}: {:>14} kB\n", 0)).collect();
     let files = [
         ("/proc/meminfo", total + &none),
+        ("/proc/sys/kernel/tainted", "0\n".to_owned()),
+        ("/proc/sys/kernel/hostname", "afresh\n".to_owned()),
+        ("/proc/sys/kernel/core_pattern", "core\n".to_owned()),
         ("/proc/sys/kernel/pid_max", "32768\n".to_owned()),
         ("/proc/sys/fs/pipe-max-size", format!("{}\n", super::channels::CAPACITY)),
         ("/proc/sys/fs/nr_open", format!("{}\n", super::table::DESCRIPTORS)),

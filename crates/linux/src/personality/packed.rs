@@ -19,6 +19,7 @@ use super::devices::Device;
 use super::family::{Ended, Family, Kin};
 use super::ground;
 use super::layout::Layout;
+use super::locks::Locks;
 use super::pipe_calls::Timer;
 use super::poll_calls::Set;
 use super::signals::Pending;
@@ -44,6 +45,7 @@ pub(crate) struct Packed {
     alarm: Option<(Moment, u64)>,
     threads: Threads,
     channels: Channels,
+    locks: Locks,
     own: Kin,
     ended: Vec<(u32, Ended)>,
 }
@@ -134,6 +136,7 @@ impl State {
             alarm,
             threads,
             channels: self.channels.clone(),
+            locks: self.locks.clone(),
             own,
             ended,
         };
@@ -242,6 +245,7 @@ impl State {
             alarm,
             threads,
             channels: packed.channels,
+            locks: packed.locks,
             shares,
             family,
         })

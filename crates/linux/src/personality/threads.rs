@@ -9,7 +9,8 @@ use afresh_files::Node;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::family::{FIRST, Which};
+use super::family::{Asked, FIRST};
+use super::locks::Lock;
 use super::signals::Pending;
 use crate::platform::Context;
 
@@ -27,12 +28,14 @@ pub(crate) enum On {
     /// To be woken at this address, or, by other processes, at this place of a file that they share; `order` says who has waited
     /// longest.
     Futex { address: u64, bits: u32, order: u64, place: Option<(Node, u64)> },
+    /// That nothing stands against this lock, or a signal that interrupts.
+    Lock(Lock),
     /// Any of these events (as `poll` names them) of descriptions.
     Files(Vec<(u64, u16)>),
     /// A signal of this set, or one that interrupts.
     Signals(u64),
-    /// A child that ends, of these, or a signal that interrupts.
-    Children(Which),
+    /// News of a child, of these, or a signal that interrupts.
+    Children(Asked),
     /// A child that uses this process's memory, until it runs another program or ends.
     Borrower(u32),
     /// Time alone, or a signal that interrupts.

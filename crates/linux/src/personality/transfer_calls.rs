@@ -23,10 +23,15 @@ pub(super) fn pieces(process: &Process, vector: u64, count: u64) -> Served<Vec<(
     let bytes = copy_in(process, vector, count as usize * 16)?;
     let mut room = AT_ONCE;
     let mut pieces = Vec::new();
+    let word = |piece: &[u8], at: usize| {
+        piece[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+    };
+    // Whatever else is wrong.
+    if bytes.chunks_exact(16).any(|piece| word(piece, 8) > i64::MAX as u64) {
+        return Err(Errno::INVAL.into());
+    }
     for piece in bytes.chunks_exact(16) {
-        let word = |at: usize| {
-            piece[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
-        };
+        let word = |at: usize| word(piece, at);
         let len = word(8).min(room);
         room -= len;
         if len > 0 {
@@ -138,8 +143,8 @@ impl Person {
         count: u64,
         offset: u64,
     ) -> Served {
-        let pieces = pieces(process, vector, count)?;
         check_offset(offset)?;
+        let pieces = pieces(process, vector, count)?;
         Ok(Outcome::Value(self.scatter(process, descriptor, &pieces, offset)?))
     }
 

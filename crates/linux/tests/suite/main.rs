@@ -6,6 +6,7 @@ mod bomb;
 mod common;
 mod fork;
 mod http;
+mod odd;
 mod pristine;
 mod processes;
 mod python;
