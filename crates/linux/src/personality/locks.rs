@@ -11,6 +11,9 @@ use super::threads::{On, Wait};
 use super::{DONE, Outcome, Person, Served, State, copy_in, copy_out};
 use crate::platform::Process;
 
+/// Locks that a guest may hold.
+const LOCKS: usize = 1 << 14;
+
 /// Whose a lock is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Owner {
@@ -73,7 +76,7 @@ impl Locks {
         self.0.retain(|held| !gone(held));
     }
 
-    /// Whether everything there fits to what is open and lives.
+    /// Keeps what belongs to processes that live, and to what is open.
     pub(super) fn retain(&mut self, lives: impl Fn(u32) -> bool, open: impl Fn(u64) -> bool) {
         self.0.retain(|held| match held.owner {
             Owner::Process(id) => lives(id),
@@ -200,7 +203,8 @@ impl Person {
         // Of what is no file there is nothing to lock.
         let Some(lock) = lock else { return Ok(DONE) };
         let description = self.state.table.get(descriptor)?;
-        if !frees && if lock.writes { !description.writes() } else { !description.reads() } {
+        let may = if lock.writes { description.writes() } else { description.reads() };
+        if !frees && !may {
             return Err(Errno::BADF.into());
         }
         let waits = command == libc::F_SETLKW || command == libc::F_OFD_SETLKW;
@@ -269,6 +273,3 @@ impl Person {
         false
     }
 }
-
-/// Locks that a guest may hold.
-const LOCKS: usize = 1 << 14;

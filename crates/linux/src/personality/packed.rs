@@ -233,7 +233,7 @@ impl State {
         if tree.stat(packed.directory).map(|stat| stat.kind) != Ok(Kind::Directory) {
             return Err(damaged("its directory is none"));
         }
-        Ok(Self {
+        let mut state = Self {
             layout: packed.layout,
             tree,
             layers: layers.into(),
@@ -248,7 +248,9 @@ impl State {
             locks: packed.locks,
             shares,
             family,
-        })
+        };
+        state.drop_unowned();
+        Ok(state)
     }
 }
 
