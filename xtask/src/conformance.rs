@@ -27,7 +27,7 @@ const TAG: &str = "20260529";
 /// The user that cases run as where this is root: a guest is none, either.
 const NOBODY: u32 = 65534;
 /// Seconds that a case may take.
-const SECONDS: u64 = 30;
+const SECONDS: u64 = 60;
 /// Words of a reason that are kept.
 const REASON: usize = 90;
 /// What is written before the table, and replaced behind.
@@ -312,7 +312,7 @@ fn table(rows: &[Row]) -> String {
     rows.iter().for_each(|row| by_call.entry(&row.call).or_default().push(row));
     let count = |verdict| rows.iter().filter(|row| row.verdict == verdict).count();
     let mut text = format!(
-        "Of {} cases that pass on the kernel itself {} pass as guests, {} fail, {} check nothing there, {} do not end, and {} end \
+        "Of {} cases that pass on the kernel itself {} pass as guests, {} fail, {} check nothing there, {} do not end in time, and {} end \
          the guest by an error of ours.\n\n| call | passed | not passed |\n|---|---|---|\n",
         rows.len(),
         count(Verdict::Passed),
@@ -327,7 +327,7 @@ fn table(rows: &[Row]) -> String {
         let rest: Vec<_> = rest
             .map(|row| match row.verdict {
                 Verdict::Skipped => format!("{} (skipped)", row.name),
-                Verdict::Hung => format!("{} (does not end)", row.name),
+                Verdict::Hung => format!("{} (not in time)", row.name),
                 Verdict::Crashed => format!("{} (error)", row.name),
                 _ => row.name.clone(),
             })

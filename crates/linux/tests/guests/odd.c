@@ -74,6 +74,17 @@ static void stops(void) {
     CHECK(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
 }
 
+// Much at once goes at once, of files.
+static void much(void) {
+    enum { LEN = 5 << 20 };
+    char *bytes = mmap(0, 2 * LEN, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    int file = open("/tmp/much", O_RDWR | O_CREAT, 0600);
+    memset(bytes, 7, LEN);
+    CHECK(write(file, bytes, LEN) == LEN && pread(file, bytes + LEN, LEN, 0) == LEN && !memcmp(bytes, bytes + LEN, LEN));
+    CHECK(pread(file, bytes, 2 * LEN, 10) == LEN - 10 && pread(file, bytes, LEN, LEN) == 0 && pread(file, bytes, LEN, 2 * LEN) == 0);
+    CHECK(!close(file) && !unlink("/tmp/much"));
+}
+
 static void errors(void) {
     int pipes[2], sockets[2], len = -1;
     struct iovec bad = {found, -1};
@@ -112,6 +123,7 @@ int main(void) {
         if (*line == 'w') written();
         if (*line == 'e') errors();
         if (*line == 'h') stops();
+        if (*line == 'm') much();
         printf("%s\n", *found ? found : "ok");
         fflush(stdout);
     }
