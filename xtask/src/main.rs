@@ -8,6 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Result, bail};
 
 mod command;
+mod conformance;
 mod demo;
 mod e2b;
 mod fuzz;
@@ -31,6 +32,10 @@ const USAGE: &str = "\
 Usage: cargo xtask COMMAND
 
 Commands:
+  conformance [--source REPOSITORY] [CALL…]
+                         Run the Linux Test Project's cases for the calls that Linux guests are served, as guests
+                         and without us, and write the table in docs/linux-calls.md: fetches and builds
+                         the project's sources, for a quarter of an hour and more.
   demo                   Build the JavaScript guest and the `afresh` command, and show the main job:
                          a call plants a secret, the next finds nothing of it; and what that costs.
   fuzz [--seconds N] [TARGET…]
@@ -84,6 +89,7 @@ fn main() -> ExitCode {
 
 fn dispatch(arguments: &[String]) -> Result<ExitCode> {
     match arguments.split_first().map(|(name, rest)| (name.as_str(), rest)) {
+        Some(("conformance", rest)) => conformance::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("demo", rest)) => demo::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("fuzz", rest)) => fuzz::main(rest),
         Some(("guests", rest)) => guests::main(rest).map(|()| ExitCode::SUCCESS),

@@ -93,7 +93,8 @@ pub(crate) fn all(python: &Python, options: &Options, sink: &mut Sink<'_>) -> an
     if !COUNTS.iter().any(|count| options.wants(CASE, &format!("afresh/{count}"))) {
         return Ok(());
     }
-    let few = Options { rounds: options.rounds.min(7), ..options.clone() };
+    // Copying ten thousand files takes seconds each time: few rounds, or it takes minutes until the first row.
+    let few = Options { rounds: options.rounds.min(3), ..options.clone() };
     let mut field = Vec::new();
     for count in COUNTS {
         let mut session = Session::new(python, count)?;

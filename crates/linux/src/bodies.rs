@@ -11,7 +11,7 @@ use std::time::Instant;
 
 use crate::guest::{Guest, Halt};
 use crate::load::{self, Command};
-use crate::personality::{Change, End, FIRST, Fork, On, Wait, map_order, protect_order};
+use crate::personality::{Change, End, FIRST, Fork, On, PAGE, Wait, map_order, protect_order};
 use crate::platform::{Orders, Place, PlatformError, Process, Segment, Shown, Then};
 use crate::ranges::Ranges;
 use crate::standing::Standing;
@@ -61,22 +61,53 @@ impl Guest {
         }
     }
 
+    /// Hands in what the process that ran until now has written to shared memory.
+    pub(crate) fn publish(&mut self) -> Result<(), PlatformError> {
+        if !self.person.state.shares() {
+            return Ok(());
+        }
+        let memory = self.bodies.memory;
+        self.person.change().publish(&self.process, memory)
+    }
+
+    /// Shows the current process, which waits for orders, what others have written to shared memory.
+    fn absorb(&mut self) -> Result<(), PlatformError> {
+        if !self.person.state.shares() {
+            return Ok(());
+        }
+        for (at, bytes, writes) in self.person.state.news(&self.process)? {
+            let order = |protection| {
+                let before = vec![protect_order(at, PAGE, protection)];
+                Change { before, ..Change::default() }
+            };
+            if !writes {
+                self.enact(order(READ_WRITE), Then::Ask)?;
+            }
+            self.process.write(at, &bytes)?;
+            if !writes {
+                self.enact(order(READ), Then::Ask)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Makes `id` the current process of the guest's, with the one that plays it and its registers.
-    pub(crate) fn seat(&mut self, id: u32) {
+    pub(crate) fn seat(&mut self, id: u32) -> Result<(), PlatformError> {
         let family = &self.person.state.family;
         if family.own.id == id && self.bodies.holds == id && self.bodies.memory == family.own.memory
         {
-            return;
+            return Ok(());
         }
-        let state = self.person.change();
-        state.seat(id);
-        let memory = state.family.own.memory;
+        self.person.change().seat(id);
+        let memory = self.person.state.family.own.memory;
         if self.bodies.memory != memory {
+            self.publish()?;
             self.swap_body(memory);
+            self.absorb()?;
         }
         let held = std::mem::replace(&mut self.bodies.holds, id);
         if held == id {
-            return;
+            return Ok(());
         }
         let state = self.person.change();
         // Who held it may have memory of its own now, or be gone.
@@ -94,11 +125,12 @@ impl Guest {
         if let Some(context) = context {
             self.process.set_context(&context);
         }
+        Ok(())
     }
 
     /// Makes the first process the current one again, before the caller looks.
-    pub(crate) fn come_home(&mut self) {
-        self.seat(FIRST);
+    pub(crate) fn come_home(&mut self) -> Result<(), PlatformError> {
+        self.seat(FIRST)
     }
 
     /// Ends all processes but the first, whose state is about to be brought back. None of them has done anything outside of the
@@ -114,19 +146,22 @@ impl Guest {
     }
 
     /// Ends the current process, which is not the first, and those who use its memory.
-    pub(crate) fn bury(&mut self, end: End) {
+    pub(crate) fn bury(&mut self, end: End) -> Result<(), PlatformError> {
         let id = self.person.state.family.own.id;
         self.end_borrowers();
+        self.publish()?;
         let state = self.person.change();
         let memory = state.family.own.memory;
         state.bury(end);
+        self.person.resumed = None;
         if memory == id {
             // Somebody else's first, then this one can go.
-            let heir = state.family.own.memory;
+            let heir = self.person.state.family.own.memory;
             self.swap_body(heir);
             self.bodies.others.remove(&id);
+            self.absorb()?;
         }
-        self.person.resumed = None;
+        Ok(())
     }
 
     /// Ends those who use the memory of the current process, which is about to go.
@@ -259,6 +294,7 @@ impl Guest {
             }
         };
         self.end_borrowers();
+        self.publish()?;
         let own = self.person.state.family.own.id;
         let borrows = self.person.state.family.own.memory != own;
         if borrows {
@@ -279,6 +315,7 @@ impl Guest {
             let state = self.person.change();
             state.shed(known);
             let change = state.layout.clear();
+            state.drop_unshared();
             self.enact(change, Then::Ask)?;
             // Nothing of the last program's is in the new one's registers.
             self.process.forget_frame();
@@ -302,7 +339,7 @@ impl Guest {
             Some(Halt::End(end @ (End::Exit(_) | End::Signal(_)), _))
                 if self.person.state.family.own.id != FIRST =>
             {
-                self.bury(end);
+                self.bury(end)?;
                 self.take_turns(deadline)
             }
             halt => Ok(halt),

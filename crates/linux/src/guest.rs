@@ -169,7 +169,7 @@ impl Guest {
         self.person.unmask();
         match call.place {
             Place::Kernel(_) => {
-                if self.person.has_signal() {
+                if self.person.has_signal() || self.person.state.is_to_stop() {
                     self.process.interrupt()?;
                 }
                 self.process.answer(call, value as i64)?;
@@ -188,6 +188,10 @@ impl Guest {
             && let Taken::Ends(end) = self.person.served_signals(&mut self.process, false)?
         {
             return Ok(Some(Halt::End(end, Place::Stub)));
+        }
+        if self.person.state.is_to_stop() {
+            // It comes back at once, and is stopped then.
+            self.process.interrupt()?;
         }
         self.process.carry_out(&Orders::default(), Then::Resume)?;
         Ok(None)
@@ -216,12 +220,12 @@ impl Guest {
             }
             let now = now_moment();
             let Some((member, id)) = self.find(now) else {
-                match self.nobody(now, deadline) {
+                match self.nobody(now, deadline)? {
                     Some(halt) => return Ok(Next::Halts(halt)),
                     None => continue,
                 }
             };
-            self.seat(member);
+            self.seat(member)?;
             self.switch(id);
             let Some(wait) = self.person.state.threads.current().wait.clone() else {
                 return Ok(self.go_on()?.map_or(Next::Runs, Next::Halts));
@@ -249,21 +253,34 @@ impl Guest {
     fn find(&mut self, now: u64) -> Option<(u32, u32)> {
         if self.person.state.family.is_single() {
             self.person.ring(now);
+            self.heed_stops();
             return self.person.next_ready(now).map(|id| (FIRST, id));
         }
+        let mut stopped = false;
         for member in self.person.state.family.in_turn() {
             self.person.change().seat(member);
             self.person.ring(now);
+            stopped |= self.heed_stops();
             if let Some(id) = self.person.next_ready(now) {
                 return Some((member, id));
             }
         }
-        None
+        // Who stopped was the last to be asked, and its parent may go on now.
+        if stopped { self.find(now) } else { None }
+    }
+
+    /// Stops the current process, if a signal says so; whether it did.
+    fn heed_stops(&mut self) -> bool {
+        let stops = self.person.state.is_to_stop();
+        if stops {
+            self.person.change().heed_stops();
+        }
+        stops
     }
 
     /// Nobody can go on: the guest waits for the caller, for a time to come, or for ever.
-    fn nobody(&mut self, now: u64, deadline: Instant) -> Option<Halt> {
-        self.come_home();
+    fn nobody(&mut self, now: u64, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+        self.come_home()?;
         // What is frozen or ended has a thread in the stub.
         let threads = &self.person.state.threads;
         if threads.get(threads.current_id()).is_none() {
@@ -273,11 +290,11 @@ impl Guest {
         let state = &self.person.state;
         let until = state.next_moment(now).map(|at| Duration::from_nanos(at - now));
         let left = deadline.saturating_duration_since(Instant::now());
-        match (state.ear(self.person.streams.through), until) {
+        Ok(match (state.ear(self.person.streams.through), until) {
             (Some(ear), until) => {
                 if let Some(until) = until.filter(|until| *until < left && self.owes(ear)) {
                     self.process.pause(until);
-                    return None;
+                    return Ok(None);
                 }
                 self.person.streams.expects = false;
                 Some(Halt::Idle(Wait::Parked(ear)))
@@ -291,7 +308,7 @@ impl Guest {
                 Some(Halt::Late)
             }
             (None, None) => Some(Halt::End(End::Deadlock, Place::Stub)),
-        }
+        })
     }
 
     /// Whether the caller has a right to wait for an answer.

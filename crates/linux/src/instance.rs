@@ -20,7 +20,7 @@ use crate::platform::{
     IMAGE, Orders, Place, PlatformError, Process, Segment, Segments, Shown, Then, Together,
 };
 use crate::ranges::Ranges;
-use crate::standing::{Rest, Standing, Wait};
+use crate::standing::{Rest, Standing, Wait, read_all};
 use crate::warm::{Limits, Stats};
 
 const PAGE: u64 = PAGE_SIZE as u64;
@@ -319,6 +319,21 @@ impl Instance {
         self.footing == Footing::Fallen
     }
 
+    /// Reads the guest's memory as the last call has left it, also one that ended it: what a fuzzer's target has counted, for
+    /// example. The next call begins with the reset, if one is due.
+    ///
+    /// # Errors
+    /// [`PlatformError::Lost`] when the process is gone, or there was no call yet; when the guest has nothing mapped there, or may
+    /// not read it.
+    pub fn read_memory(&self, address: u64, out: &mut [u8]) -> Result<(), PlatformError> {
+        match &self.live {
+            Some(live) if live.guest.process.is_ours() && !live.unused => {
+                read_all(&live.guest, address, out)
+            }
+            _ => Err(PlatformError::Lost),
+        }
+    }
+
     /// Counts so far.
     #[must_use]
     pub fn stats(&self) -> &Stats {
@@ -373,6 +388,7 @@ impl Instance {
 
     fn capture(&mut self, moves: bool) -> Result<Standing, PlatformError> {
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
+        live.guest.publish()?;
         let old = &self.standing.rest;
         let state = Arc::clone(&live.guest.person.state);
         let registers = live.guest.process.registers();

@@ -14,6 +14,7 @@ mod family_calls;
 mod file_calls;
 mod ground;
 mod layout;
+mod locks;
 mod memory_calls;
 mod name_calls;
 mod packed;
@@ -21,6 +22,7 @@ mod pipe_calls;
 mod poll_calls;
 mod process_calls;
 mod readiness;
+mod shared;
 mod signal_calls;
 mod signals;
 mod socket_calls;
@@ -28,9 +30,10 @@ mod sockets;
 mod table;
 mod thread_calls;
 mod threads;
+mod told;
 mod transfer_calls;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -45,8 +48,9 @@ pub(crate) use clock_calls::now_moment;
 pub(crate) use family::FIRST;
 use family::Family;
 pub(crate) use family_calls::Fork;
-pub(crate) use ground::{bytes, plant, prepare};
+pub(crate) use ground::{bytes, plant, prepare, tell};
 pub(crate) use layout::{Change, Layout, PAGE, STACK_LEN, map_order, protect_order, unmap_order};
+use locks::Locks;
 pub(crate) use name_calls::path_of;
 pub(crate) use packed::{Packed, damaged};
 pub(crate) use process_calls::USER;
@@ -78,6 +82,10 @@ pub(crate) struct State {
     alarm: Option<(Moment, u64)>,
     pub(crate) threads: Threads,
     channels: Channels,
+    /// Locks on files.
+    locks: Locks,
+    /// Files that are held because memory is shared through them.
+    shares: BTreeSet<Node>,
     /// Which process all of this belongs to, and the others.
     pub(crate) family: Family,
 }
@@ -97,6 +105,8 @@ impl State {
             alarm: None,
             threads: Threads::new(),
             channels: Channels::default(),
+            locks: Locks::default(),
+            shares: BTreeSet::new(),
             family: Family::new(),
         }
     }
@@ -238,7 +248,7 @@ impl Person {
         process: &mut Process,
         call: &Call,
     ) -> Result<Outcome, PlatformError> {
-        match self.dispatch(process, call) {
+        match self.in_step(process, call) {
             Ok(outcome) => Ok(outcome),
             Err(Stop::Errno(errno)) => {
                 Ok(Outcome::Value((-i64::from(errno.raw_os_error())) as u64))
@@ -284,6 +294,8 @@ impl Person {
             libc::SYS_writev => self.writev(process, a[0], a[1], a[2]),
             libc::SYS_pwrite64 => self.pwrite(process, a[0], a[1], a[2], a[3]),
             libc::SYS_pwritev => self.pwritev(process, a[0], a[1], a[2], a[3]),
+            // Flags that are no flags.
+            libc::SYS_getrandom if a[2] & !7 != 0 => Err(Errno::INVAL.into()),
             libc::SYS_getrandom => self.random(process, a[0], a[1]),
 
             libc::SYS_open => self.open(process, libc::AT_FDCWD as u64, a[0], a[1], a[2]),
@@ -292,18 +304,28 @@ impl Person {
                 self.open(process, libc::AT_FDCWD as u64, a[0], flags as u64, a[1])
             }
             libc::SYS_openat => self.open(process, a[0], a[1], a[2], a[3]),
-            libc::SYS_close => self.close(a[0]),
-            libc::SYS_close_range => self.close_range(a[0], a[1], a[2]),
+            libc::SYS_memfd_create => self.memory_file(process, a[0], a[1]),
+            libc::SYS_close => self.closing(vec![a[0]], |person| person.close(a[0])),
+            libc::SYS_close_range => {
+                let closed = self.state.table.numbers(a[0], a[1]);
+                self.closing(closed, |person| person.close_range(a[0], a[1], a[2]))
+            }
             libc::SYS_lseek => self.seek(a[0], a[1] as i64, a[2]),
             libc::SYS_dup => self.duplicate(a[0]),
+            libc::SYS_dup2 if a[0] as u32 != a[1] as u32 => {
+                self.closing(vec![a[1]], |person| person.replace(a[0], a[1], 0, true))
+            }
             libc::SYS_dup2 => self.replace(a[0], a[1], 0, true),
-            libc::SYS_dup3 => self.replace(a[0], a[1], a[2], false),
-            libc::SYS_fcntl => self.control(a[0], a[1], a[2]),
+            libc::SYS_dup3 if a[0] as u32 == a[1] as u32 => Err(Errno::INVAL.into()),
+            libc::SYS_dup3 => {
+                self.closing(vec![a[1]], |person| person.replace(a[0], a[1], a[2], false))
+            }
+            libc::SYS_fcntl => self.control(process, a[0], a[1], a[2]),
+            libc::SYS_flock => self.lock_whole(a[0], a[1]),
             libc::SYS_ioctl => self.device(process, a[0], a[1], a[2]),
             libc::SYS_ftruncate => self.truncate(a[0], a[1]),
-            libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_fadvise64 | libc::SYS_flock => {
-                self.flush(a[0])
-            }
+            libc::SYS_fsync | libc::SYS_fdatasync => self.flush(a[0]),
+            libc::SYS_fadvise64 => self.expect(a[0], a[3]),
             libc::SYS_poll => self.poll(process, a[0], a[1], a[2]),
             libc::SYS_ppoll => self.ppoll(process, &a),
             libc::SYS_select => self.select(process, &a),
@@ -337,7 +359,7 @@ impl Person {
             libc::SYS_shutdown => self.shut_down(a[0], a[1]),
             libc::SYS_getsockname => self.own_address(process, &a),
             libc::SYS_getpeername => self.peer_address(process, &a),
-            libc::SYS_setsockopt => self.set_option(a[0]),
+            libc::SYS_setsockopt => self.set_option(process, &a),
             libc::SYS_getsockopt => self.option(process, &a),
 
             libc::SYS_stat => self.stat(process, libc::AT_FDCWD as u64, a[0], a[1], 0),
@@ -347,6 +369,7 @@ impl Person {
             }
             libc::SYS_fstat => self.fstat(process, a[0], a[1]),
             libc::SYS_newfstatat => self.stat(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_statx if statx_refused(a[2], a[3]) => Err(Errno::INVAL.into()),
             libc::SYS_statx => self.statx(process, a[0], a[1], a[2], a[4]),
             libc::SYS_access => self.access(process, libc::AT_FDCWD as u64, a[0], a[1], 0),
             libc::SYS_faccessat => self.access(process, a[0], a[1], a[2], 0),
@@ -404,16 +427,20 @@ impl Person {
             libc::SYS_fstatfs => self.file_system_of(process, a[0], a[1]),
             libc::SYS_umask => self.set_umask(a[0]),
 
-            libc::SYS_mmap => self.map(process, &a),
+            libc::SYS_mmap => {
+                let [at, len, protection, flags, descriptor, offset] = a;
+                self.map(process, &[at, len, readable(protection), flags, descriptor, offset])
+            }
             libc::SYS_munmap => self.unmap(a[0], a[1]),
-            libc::SYS_mprotect => self.protect(a[0], a[1], a[2]),
+            libc::SYS_msync => self.sync_memory(a[0], a[1], a[2]),
+            libc::SYS_mprotect => self.protect(a[0], a[1], readable(a[2])),
             libc::SYS_madvise => self.advise(a[0], a[1], a[2]),
             libc::SYS_mremap => self.remap(a[0], a[1], a[2], a[3]),
             libc::SYS_brk => self.brk(a[0]),
 
             libc::SYS_clock_gettime => self.clock(process, a[0], a[1]),
             libc::SYS_clock_getres => self.clock_step(process, a[0], a[1]),
-            libc::SYS_gettimeofday => self.time_of_day(process, a[0]),
+            libc::SYS_gettimeofday => self.time_of_day(process, a[0], a[1]),
             libc::SYS_time => self.seconds(process, a[0]),
             libc::SYS_nanosleep => self.sleep(process, libc::CLOCK_MONOTONIC as u64, 0, a[0]),
             libc::SYS_clock_nanosleep => self.sleep(process, a[0], a[1], a[2]),
@@ -463,12 +490,14 @@ impl Person {
             libc::SYS_rt_sigtimedwait => self.wait_signal(process, a[0], a[1], a[2], a[3]),
             libc::SYS_pause => self.suspend(process, 0, 8),
             libc::SYS_sigaltstack => self.alternate(process, a[0], a[1]),
+            libc::SYS_wait4 if a[2] as u32 & !WAIT_FLAGS != 0 => Err(Errno::INVAL.into()),
             libc::SYS_wait4 => self.wait_child(process, a[0], a[1], a[2], a[3]),
             libc::SYS_waitid => self.wait_id(process, &a),
             libc::SYS_uname => self.names(process, a[0]),
             libc::SYS_sysinfo => self.system(process, a[0]),
             libc::SYS_prlimit64 => self.limit(process, a[1], a[2], a[3]),
             libc::SYS_getrlimit => self.limit(process, a[0], 0, a[1]),
+            libc::SYS_getrusage if !(-1..=1).contains(&(a[0] as i32)) => Err(Errno::INVAL.into()),
             libc::SYS_getrusage => self.usage(process, a[1]),
             libc::SYS_times => self.times(process, a[0]),
             libc::SYS_sched_getaffinity => self.processors(process, a[0], a[1], a[2]),
@@ -486,6 +515,22 @@ impl Person {
         *self.unserved.entry(number).or_default() += 1;
         Err(Errno::NOSYS.into())
     }
+}
+
+/// A protection as this processor has it: what can be written can be read.
+fn readable(protection: u64) -> u64 {
+    let writes = protection & libc::PROT_WRITE as u64 != 0;
+    if writes { protection | libc::PROT_READ as u64 } else { protection }
+}
+
+/// What `wait4` knows: `WNOHANG`, `WUNTRACED`, `WCONTINUED`, and which kinds of children.
+const WAIT_FLAGS: u32 = 0xe000_000b;
+
+/// Whether `statx` knows no such flags, or no such mask.
+fn statx_refused(flags: u64, mask: u64) -> bool {
+    let known = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH | 0x6000;
+    // Synchronised with a server that there is not, and not: not both.
+    flags as i32 & !known != 0 || flags & 0x6000 == 0x6000 || mask as u32 & 1 << 31 != 0
 }
 
 // What every call needs: the guest's memory, bytes in and out.

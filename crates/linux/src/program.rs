@@ -182,6 +182,7 @@ impl Program {
                 self.path.canonicalize().map_err(missing)?
             }
         };
+        // What it begins with does not count against what it may store.
         let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
         let unfit = |path: &Path| {
             let path = path.to_path_buf();
@@ -193,13 +194,15 @@ impl Program {
         let link = New::Link(personality::bytes(&real));
         let exe = Path::new("/proc/self/exe");
         personality::plant(&mut tree, exe, link, 0o777).map_err(unfit(exe))?;
+        let memory = self.memory.min(IMAGE_LEN);
+        personality::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
         for (path, bytes) in &self.files {
             let written = tree.write_path(personality::bytes(path), bytes, Time::default());
             written.map_err(unfit(path))?;
         }
         let directory = &self.directory;
         let at = tree.find(personality::bytes(directory)).map_err(unfit(directory))?;
-        let mut state = State::new(Layout::new(self.memory.min(IMAGE_LEN)), tree, layers);
+        let mut state = State::new(Layout::new(memory), tree, layers);
         state.enter(at).map_err(unfit(directory))?;
         let mut guest = Guest::new(Process::new(None)?, Person::new(Arc::new(state), self.output));
         guest.process.follow();
@@ -263,6 +266,7 @@ impl Program {
                         if !family.is_single() {
                             return Err(WarmError::Children { names: family.children() });
                         }
+                        guest.publish()?;
                         let standing = Standing::first(&mut guest, wait)?;
                         let unserved = std::mem::take(&mut guest.person.unserved);
                         return Ok(Warm::new(standing, self.limits(), unserved));

@@ -13,11 +13,13 @@ use crate::platform::Process;
 
 fn clock_of(number: u64) -> Result<ClockId, Errno> {
     match number as i32 {
-        libc::CLOCK_REALTIME | libc::CLOCK_REALTIME_COARSE => Ok(ClockId::Realtime),
-        libc::CLOCK_MONOTONIC
-        | libc::CLOCK_MONOTONIC_RAW
-        | libc::CLOCK_MONOTONIC_COARSE
-        | libc::CLOCK_BOOTTIME => Ok(ClockId::Monotonic),
+        libc::CLOCK_REALTIME => Ok(ClockId::Realtime),
+        libc::CLOCK_MONOTONIC => Ok(ClockId::Monotonic),
+        // As the vDSO tells them, which no call can be seen beside otherwise.
+        libc::CLOCK_REALTIME_COARSE => Ok(ClockId::RealtimeCoarse),
+        libc::CLOCK_MONOTONIC_COARSE => Ok(ClockId::MonotonicCoarse),
+        libc::CLOCK_MONOTONIC_RAW => Ok(ClockId::MonotonicRaw),
+        libc::CLOCK_BOOTTIME => Ok(ClockId::Boottime),
         // The processor time of guest and sentry together.
         libc::CLOCK_PROCESS_CPUTIME_ID => Ok(ClockId::ProcessCPUTime),
         libc::CLOCK_THREAD_CPUTIME_ID => Ok(ClockId::ThreadCPUTime),
@@ -94,11 +96,14 @@ impl Person {
         Ok(DONE)
     }
 
-    pub(super) fn time_of_day(&mut self, process: &mut Process, to: u64) -> Served {
+    pub(super) fn time_of_day(&mut self, process: &mut Process, to: u64, zone: u64) -> Served {
         if to != 0 {
             let now = now();
             let bytes = Bytes::default().word(now.seconds as u64).word(u64::from(now.nanos) / 1000);
             copy_out(process, to, &bytes.0)?;
+        }
+        if zone != 0 {
+            copy_out(process, zone, &[0; 8])?;
         }
         Ok(DONE)
     }
@@ -119,6 +124,9 @@ impl Person {
         flags: u64,
         address: u64,
     ) -> Served {
+        if clock as i32 == libc::CLOCK_THREAD_CPUTIME_ID {
+            return Err(Errno::OPNOTSUPP.into());
+        }
         let absolute = flags & libc::TIMER_ABSTIME as u64 != 0;
         let until = match &self.resumed {
             Some(wait) => wait.until,

@@ -11,9 +11,10 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::layout::Layout;
+use super::locks::Lock;
 use super::process_calls::PID;
 use super::signals::{Info, Pending};
-use super::threads::{Moment, Thread, Threads};
+use super::threads::{Moment, On, Thread, Threads, Wait};
 use super::{End, State};
 
 /// Processes a guest may have, those that ended and were not waited for included.
@@ -32,8 +33,29 @@ pub(crate) struct Kin {
     pub(crate) session: u32,
     /// Whose memory it uses: its own, or that of a parent who waits until it runs another program (`vfork`).
     pub(crate) memory: u32,
+    /// Whether it was stopped, and by which signal.
+    pub(crate) stopped: Option<u8>,
+    /// What its parent was not told yet: that it was stopped, or goes on.
+    pub(crate) news: Option<News>,
     /// The path of its program, once it runs another than the guest's first.
     pub(crate) program: Option<Vec<u8>>,
+}
+
+/// What becomes of a process that does not end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) enum News {
+    Stopped(u8),
+    Continued,
+}
+
+impl News {
+    /// As `wait4` tells it.
+    pub(super) fn status(self) -> i32 {
+        match self {
+            Self::Stopped(signal) => i32::from(signal) << 8 | 0x7f,
+            Self::Continued => 0xffff,
+        }
+    }
 }
 
 /// A process that is not the current one: all of it but memory and registers.
@@ -67,6 +89,15 @@ pub(crate) struct Family {
     ended: BTreeMap<u32, Ended>,
 }
 
+/// What of its children a process waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Asked {
+    pub(crate) which: Which,
+    pub(crate) ended: bool,
+    pub(crate) stopped: bool,
+    pub(crate) continued: bool,
+}
+
 /// Which children are meant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum Which {
@@ -88,7 +119,8 @@ impl Which {
 impl Kin {
     fn first() -> Self {
         let (id, parent) = (FIRST, NOBODY);
-        Self { id, parent, group: id, session: id, memory: id, program: None }
+        let (stopped, news, program) = (None, None, None);
+        Self { id, parent, group: id, session: id, memory: id, stopped, news, program }
     }
 }
 
@@ -184,6 +216,25 @@ impl Family {
         ended.find(|(id, ended)| ended.parent == own && which.means(*id, ended.group))
     }
 
+    /// A child of the current process of which there is news that is asked for.
+    pub(crate) fn child_changed(&self, asked: Asked) -> Option<(u32, News)> {
+        let own = self.own.id;
+        let children = self.kins().filter(|kin| kin.parent == own);
+        let mut meant = children.filter(|kin| asked.which.means(kin.id, kin.group));
+        meant.find_map(|kin| match kin.news? {
+            news @ News::Stopped(_) if asked.stopped => Some((kin.id, news)),
+            news @ News::Continued if asked.continued => Some((kin.id, news)),
+            _ => None,
+        })
+    }
+
+    /// Whether a wait for children is over: something is there to tell, or nothing can come.
+    pub(crate) fn answers(&self, asked: Asked) -> bool {
+        asked.ended && self.child_ended(asked.which).is_some()
+            || self.child_changed(asked).is_some()
+            || !self.has_child(asked.which)
+    }
+
     /// Whether the current process has a child, of those that are meant.
     pub(crate) fn has_child(&self, which: Which) -> bool {
         let own = self.own.id;
@@ -200,9 +251,33 @@ impl Family {
         self.ended.remove(&id);
     }
 
+    /// Locks that threads of process `id`, which is not the current one, wait for.
+    pub(super) fn wanted_locks(&self, id: u32) -> impl Iterator<Item = &Lock> + '_ {
+        let threads = self.others.get(&id).into_iter().flat_map(|member| member.threads.iter());
+        threads.filter_map(|(_, thread)| match &thread.wait {
+            Some(Wait { on: On::Lock(lock), .. }) => Some(lock),
+            _ => None,
+        })
+    }
+
+    /// The memory that a process which is not the current one uses.
+    pub(super) fn layout(&self, memory: u32) -> Option<&Layout> {
+        self.layouts.get(&memory)
+    }
+
+    /// All memory that the current process does not use.
+    pub(super) fn layouts(&self) -> impl Iterator<Item = &Layout> + '_ {
+        self.layouts.values()
+    }
+
     /// Threads of processes that are not the current one.
     pub(super) fn other_threads(&self) -> impl Iterator<Item = (u32, &Thread)> + '_ {
         self.others.values().flat_map(|member| member.threads.iter())
+    }
+
+    /// Threads of the process `id`, which is not the current one.
+    pub(super) fn threads_mut(&mut self) -> impl Iterator<Item = &mut Threads> + '_ {
+        self.others.values_mut().map(|member| &mut member.threads)
     }
 
     /// When alarms ring of processes that are not the current one.
@@ -222,6 +297,14 @@ impl Family {
 }
 
 impl State {
+    /// The threads of a process that lives.
+    pub(super) fn threads_of(&self, id: u32) -> Option<&Threads> {
+        match self.family.own.id == id {
+            true => Some(&self.threads),
+            false => self.family.others.get(&id).map(|member| &member.threads),
+        }
+    }
+
     /// Makes `id`, which lives, the current process.
     pub(crate) fn seat(&mut self, id: u32) {
         let Some(mut other) = self.family.others.remove(&id) else { return };
@@ -253,6 +336,26 @@ impl State {
         self.layout.set_elsewhere(elsewhere);
     }
 
+    /// The current process is stopped, by a signal, or goes on; its parent hears of it.
+    pub(super) fn halt(&mut self, by: Option<u8>) {
+        let own = &mut self.family.own;
+        own.stopped = by;
+        own.news = Some(by.map_or(News::Continued, News::Stopped));
+        let (id, parent) = (u64::from(own.id), own.parent);
+        if !self.family.lives(parent) {
+            return;
+        }
+        let (code, status) = match by {
+            Some(signal) => (libc::CLD_STOPPED, signal),
+            None => (libc::CLD_CONTINUED, libc::SIGCONT as u8),
+        };
+        self.with(parent, |state| {
+            if !state.ignores_stops() {
+                state.send(None, Info::new(libc::SIGCHLD as u8, code, id, status.into()));
+            }
+        });
+    }
+
     /// As another process, which lives.
     pub(crate) fn with<T>(&mut self, id: u32, work: impl FnOnce(&mut Self) -> T) -> T {
         let own = self.family.own.id;
@@ -273,7 +376,7 @@ impl State {
         let id = self.threads.take_number()?;
         let own = &self.family.own;
         let memory = if copies { id } else { own.memory };
-        let kin = Kin { id, parent: own.id, memory, ..own.clone() };
+        let kin = Kin { id, parent: own.id, memory, stopped: None, news: None, ..own.clone() };
         if copies {
             self.family.layouts.insert(id, self.layout.clone());
         }
@@ -299,6 +402,7 @@ impl State {
             let gone = state.table.close(number).unwrap_or_default();
             state.forget(gone);
         }
+        state.drop_unowned();
         // What is ignored stays ignored.
         state.handlers.retain(|_, action| action[..8] == 1u64.to_le_bytes());
         state.handlers.values_mut().for_each(|action| action[8..].fill(0));
@@ -332,9 +436,11 @@ impl State {
         self.seat(heir);
         self.family.others.remove(&id);
         self.table.drop_process(id);
+        self.drop_unowned();
         if memory == id {
             self.family.layouts.remove(&id);
             self.count_memory();
+            self.drop_unshared();
         }
         if heir != parent {
             return;

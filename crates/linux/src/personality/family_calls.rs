@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 
 use super::encode::Bytes;
-use super::family::Which;
+use super::family::{Asked, News, Which};
 use super::threads::{On, Thread, Wait};
 use super::{DONE, Outcome, Person, Served, State, copy_out, path_in, word_in};
 use crate::load::Command;
@@ -105,8 +105,22 @@ impl Person {
             group @ ..0 => Which::Group(group.unsigned_abs()),
             one => Which::One(one as u32),
         };
+        let flag = |flag: i32| options as i32 & flag != 0;
+        let asked = Asked {
+            which,
+            ended: true,
+            stopped: flag(libc::WUNTRACED),
+            continued: flag(libc::WCONTINUED),
+        };
         let Some((id, ended)) = self.state.family.child_ended(which) else {
-            return self.wait_longer(which, options);
+            let Some((id, news)) = self.state.family.child_changed(asked) else {
+                return self.wait_longer(asked, options);
+            };
+            if status != 0 {
+                copy_out(process, status, &news.status().to_le_bytes())?;
+            }
+            self.forget_news(id);
+            return Ok(Outcome::Value(id.into()));
         };
         if status != 0 {
             copy_out(process, status, &ended.status.to_le_bytes())?;
@@ -131,19 +145,33 @@ impl Person {
         if options & (libc::WEXITED | libc::WSTOPPED | libc::WCONTINUED) as u64 == 0 {
             return Err(Errno::INVAL.into());
         }
-        let asks = options & libc::WEXITED as u64 != 0;
-        let Some((id, ended)) = self.state.family.child_ended(which).filter(|_| asks) else {
-            let outcome = self.wait_longer(which, options)?;
+        let flag = |flag: i32| options as i32 & flag != 0;
+        let asked = Asked {
+            which,
+            ended: flag(libc::WEXITED),
+            stopped: flag(libc::WSTOPPED),
+            continued: flag(libc::WCONTINUED),
+        };
+        let gone = self.state.family.child_ended(which).filter(|_| asked.ended);
+        let found = match gone {
+            Some((id, ended)) => Some(match ended.status & 0x7f {
+                0 => (id, libc::CLD_EXITED, ended.status >> 8),
+                signal => (id, libc::CLD_KILLED, signal),
+            }),
+            None => self.state.family.child_changed(asked).map(|(id, news)| match news {
+                News::Stopped(signal) => (id, libc::CLD_STOPPED, signal.into()),
+                News::Continued => (id, libc::CLD_CONTINUED, libc::SIGCONT),
+            }),
+        };
+        let Some((id, code, status)) = found else {
+            let outcome = self.wait_longer(asked, options)?;
             if info != 0 && matches!(outcome, Outcome::Value(0)) {
                 copy_out(process, info, &[0; 128])?;
             }
             return Ok(outcome);
         };
+        let has_gone = gone.is_some();
         if info != 0 {
-            let (code, status) = match ended.status & 0x7f {
-                0 => (libc::CLD_EXITED, ended.status >> 8),
-                signal => (libc::CLD_KILLED, signal),
-            };
             let bytes = Bytes::default()
                 .int(libc::SIGCHLD as u32)
                 .int(0)
@@ -159,19 +187,29 @@ impl Person {
             copy_out(process, usage, &[0; 144])?;
         }
         if options & libc::WNOWAIT as u64 == 0 {
-            self.change().family.reap(id);
+            match has_gone {
+                true => self.change().family.reap(id),
+                false => self.forget_news(id),
+            }
         }
         Ok(DONE)
     }
 
-    fn wait_longer(&self, which: Which, options: u64) -> Served {
-        if !self.state.family.has_child(which) {
+    /// The parent of `id` was told.
+    fn forget_news(&mut self, id: u32) {
+        if let Some(kin) = self.change().family.kin_mut(id) {
+            kin.news = None;
+        }
+    }
+
+    fn wait_longer(&self, asked: Asked, options: u64) -> Served {
+        if !self.state.family.has_child(asked.which) {
             return Err(Errno::CHILD.into());
         }
         if options & libc::WNOHANG as u64 != 0 {
             return Ok(DONE);
         }
-        Ok(Outcome::Wait(Wait::new(On::Children(which), None)))
+        Ok(Outcome::Wait(Wait::new(On::Children(asked), None)))
     }
 
     /// The group, or the session, of a process.
@@ -192,6 +230,10 @@ impl Person {
         let kin = self.state.family.kin(id).ok_or(Errno::SRCH)?;
         if kin.id != own.id && kin.parent != own.id {
             return Err(Errno::SRCH.into());
+        }
+        // A child that runs another program than its parent is its own.
+        if kin.id != own.id && kin.program != own.program {
+            return Err(Errno::ACCESS.into());
         }
         let known = group == id || !self.state.family.group(group).is_empty();
         if kin.session != own.session || kin.session == kin.id || !known {

@@ -18,6 +18,9 @@ pub(super) type Pair = [u8; 8];
 impl Person {
     /// The directory that relative paths of a call start from.
     pub(super) fn base(&self, at: u64, path: &[u8]) -> Served<Node> {
+        if path.is_empty() {
+            return Err(Errno::NOENT.into());
+        }
         if path.starts_with(b"/") {
             return Ok(Tree::ROOT);
         }
@@ -71,6 +74,9 @@ impl Person {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let exclusive = has(libc::O_CREAT | libc::O_EXCL);
         let name = path_in(process, path)?;
+        if let Some(told) = self.state.told(&name) {
+            return self.open_told(&told, flags);
+        }
         let from = Walk::new(self.base(at, &name)?);
         let how = if exclusive { from.name() } else { from.follow(!has(libc::O_NOFOLLOW)) };
         let mode = mode as u32 & 0o7777 & !self.state.umask;
@@ -124,6 +130,22 @@ impl Person {
             Some(device) => self.add(Open::Device(device, open), flags),
             None => self.add(Open::File(open), flags),
         }
+    }
+
+    /// A file that is made as it is opened, and cannot be written.
+    fn open_told(&mut self, told: &[u8], flags: i32) -> Served {
+        if flags & libc::O_ACCMODE != libc::O_RDONLY {
+            return Err(Errno::ACCESS.into());
+        }
+        self.state.table.check_room()?;
+        let (tree, now) = (&mut self.change().tree, clock_calls::now());
+        let node = tree.create_unnamed(0o444, now)?;
+        let written = tree.write(node, 0, told, now);
+        let access = Access { read: true, write: false, append: false };
+        let open = tree.open(node, access);
+        tree.release(node);
+        written?;
+        self.add(Open::File(open?), flags)
     }
 
     /// A descriptor for what was opened; what finds no room is closed again.
@@ -210,7 +232,13 @@ impl Person {
         Ok(Outcome::Value(u64::from(number)))
     }
 
-    pub(super) fn control(&mut self, descriptor: u64, code: u64, value: u64) -> Served {
+    pub(super) fn control(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        code: u64,
+        value: u64,
+    ) -> Served {
         let description = self.state.table.get(descriptor)?;
         match code as i32 {
             libc::F_DUPFD | libc::F_DUPFD_CLOEXEC => {
@@ -239,8 +267,12 @@ impl Person {
             F_GETPIPE_SZ | F_SETPIPE_SZ if matches!(description.open, Open::Pipe { .. }) => {
                 Ok(Outcome::Value(super::channels::CAPACITY as u64))
             }
-            // Nobody else is there to hold a lock.
-            libc::F_SETLK | libc::F_SETLKW | libc::F_OFD_SETLK | libc::F_OFD_SETLKW => Ok(DONE),
+            command @ (libc::F_SETLK
+            | libc::F_SETLKW
+            | libc::F_GETLK
+            | libc::F_OFD_SETLK
+            | libc::F_OFD_SETLKW
+            | libc::F_OFD_GETLK) => self.lock_range(process, descriptor, command, value),
             _ => Err(Errno::INVAL.into()),
         }
     }
@@ -262,8 +294,9 @@ impl Person {
                 Ok(DONE)
             }
             libc::FIONREAD if description.open.is_stream() => {
-                let read = description.open.ends().into_iter().find(|(_, writes)| !writes);
-                let held = read.and_then(|(id, _)| self.state.channels.get(id));
+                let ends = description.open.ends();
+                let read = ends.iter().find(|(_, writes)| !writes).or(ends.first());
+                let held = read.and_then(|(id, _)| self.state.channels.get(*id));
                 let len = held.map_or(0, |channel| channel.len()) as u32;
                 copy_out(process, value, &len.to_le_bytes())?;
                 Ok(DONE)
@@ -290,8 +323,23 @@ impl Person {
 
     /// There is nothing behind memory that bytes could be flushed to.
     pub(super) fn flush(&mut self, descriptor: u64) -> Served {
-        self.state.table.get(descriptor)?;
-        Ok(DONE)
+        match self.state.table.get(descriptor)?.open {
+            Open::File(_) => Ok(DONE),
+            _ => Err(Errno::INVAL.into()),
+        }
+    }
+
+    /// `fadvise64`: nothing is read ahead.
+    pub(super) fn expect(&mut self, descriptor: u64, advice: u64) -> Served {
+        match self.state.table.get(descriptor)?.open {
+            Open::Pipe { .. } | Open::Input | Open::Output | Open::Messages => {
+                Err(Errno::SPIPE.into())
+            }
+            _ if advice as i32 > libc::POSIX_FADV_NOREUSE || (advice as i32) < 0 => {
+                Err(Errno::INVAL.into())
+            }
+            _ => Ok(DONE),
+        }
     }
 
     pub(super) fn attributes_of(&self, description: &Description) -> Served<Attributes> {

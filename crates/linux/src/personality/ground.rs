@@ -76,7 +76,7 @@ pub(crate) fn prepare(granted: &[PathBuf], storage: u64) -> Result<(Tree, Vec<Pa
     let mut plan = Plan::default();
     granted.iter().for_each(|path| plan.add(path));
     let (mut tree, mounted) = over(&plan.directories);
-    for path in ["/dev", "/proc/self", "/tmp"] {
+    for path in ["/dev/shm", "/proc/self", "/tmp"] {
         tree.make_directories(path, Time::default())?;
     }
     for (path, _, number) in DEVICES {
@@ -96,6 +96,29 @@ pub(crate) fn prepare(granted: &[PathBuf], storage: u64) -> Result<(Tree, Vec<Pa
     let used = tree.used();
     let budget = Budget { bytes: used.bytes.saturating_add(storage), files: used.files + FILES };
     Ok((tree.with_budget(budget), mounted))
+}
+
+/// Tells of the machine in `/proc` as the calls do: its memory is what the guest may map.
+pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
+    let kib = memory >> 10;
+    let total =
+        format!("MemTotal: {kib:>14} kB\nMemFree: {kib:>15} kB\nMemAvailable: {kib:>10} kB\n");
+    let none = ["Buffers", "Cached", "SwapCached", "SwapTotal", "SwapFree"];
+    let none: String = none.iter().map(|name| format!("{name}: {:>14} kB\n", 0)).collect();
+    let files = [
+        ("/proc/meminfo", total + &none),
+        ("/proc/sys/kernel/tainted", "0\n".to_owned()),
+        ("/proc/sys/kernel/hostname", "afresh\n".to_owned()),
+        ("/proc/sys/kernel/core_pattern", "core\n".to_owned()),
+        ("/proc/sys/kernel/pid_max", "32768\n".to_owned()),
+        ("/proc/sys/fs/pipe-max-size", format!("{}\n", super::channels::CAPACITY)),
+        ("/proc/sys/fs/nr_open", format!("{}\n", super::table::DESCRIPTORS)),
+    ];
+    for (path, text) in files {
+        let node = tree.write_path(path.as_bytes(), text.as_bytes(), Time::default())?;
+        tree.set_mode(node, 0o444, Time::default())?;
+    }
+    Ok(())
 }
 
 /// Makes something at a path, with the directories above it, unless there is something already.

@@ -9,6 +9,7 @@ use std::ops::Range;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::shared::{Share, Shared};
 use crate::platform::{GUEST, IMAGE_LEN};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
@@ -32,6 +33,8 @@ pub(crate) struct Mapping {
     pub(crate) protection: u64,
     /// Whether it began as bytes of a file.
     pub(crate) file: bool,
+    /// What it shows, if others may see it, too.
+    pub(crate) share: Option<Share>,
 }
 
 /// Orders that put a change of the layout into effect.
@@ -190,22 +193,30 @@ impl Layout {
         }
     }
 
-    fn insert(&mut self, mut range: Range<u64>, protection: u64, file: bool) {
+    fn insert(&mut self, range: Range<u64>, protection: u64, file: bool) {
+        let end = range.end;
+        self.place(range, Mapping { end, protection, file, share: None });
+    }
+
+    /// Has a mapping like `new` at a place.
+    fn place(&mut self, mut range: Range<u64>, new: Mapping) {
+        let alike = |m: &Mapping| Mapping { end: new.end, ..*m } == new;
         self.remove(&range);
         self.bytes += range.end - range.start;
         if let Some((&start, m)) = self.maps.range(..range.start).next_back()
-            && (m.end, m.protection, m.file) == (range.start, protection, file)
+            && m.end == range.start
+            && alike(m)
         {
             self.maps.remove(&start);
             range.start = start;
         }
         if let Some(m) = self.maps.get(&range.end).copied()
-            && (m.protection, m.file) == (protection, file)
+            && alike(&m)
         {
             self.maps.remove(&range.end);
             range.end = m.end;
         }
-        self.maps.insert(range.start, Mapping { end: range.end, protection, file });
+        self.maps.insert(range.start, Mapping { end: range.end, ..new });
     }
 
     /// Whether `more` bytes fit into the budget.
@@ -262,6 +273,23 @@ impl Layout {
         Ok((start, change))
     }
 
+    /// Says that what was just mapped at `range` is shared.
+    pub(super) fn share(&mut self, range: Range<u64>, share: Share) {
+        for (part, m) in self.parts(&range) {
+            let end = part.end;
+            self.place(part, Mapping { end, share: Some(share), ..m });
+        }
+    }
+
+    /// All memory that is shared.
+    pub(crate) fn shared(&self) -> Vec<Shared> {
+        let shared = |(&start, m): (&u64, &Mapping)| {
+            let (range, protection) = (start..m.end, m.protection);
+            m.share.map(|share| Shared { range, share, protection })
+        };
+        self.maps.iter().filter_map(shared).collect()
+    }
+
     pub(crate) fn unmap(&mut self, start: u64, len: u64) -> Result<Change, Errno> {
         let range = pages(start, len).map_err(|_| Errno::INVAL)?;
         let cuts_one = self.parts(&range).iter().any(|(_, m)| m.end > range.end)
@@ -295,7 +323,8 @@ impl Layout {
         }
         self.afford(0)?;
         for (part, m) in self.parts(&range) {
-            self.insert(part, protection, m.file);
+            let end = part.end;
+            self.place(part, Mapping { end, protection, ..m });
         }
         let before = vec![protect_order(start, range.end - start, protection)];
         Ok(Change { before, ..Change::default() })
@@ -313,13 +342,15 @@ impl Layout {
         match advice as i32 {
             libc::MADV_DONTNEED => {
                 let parts = self.parts(&range);
-                if parts.iter().any(|(_, m)| m.file) {
+                if parts.iter().any(|(_, m)| m.file && m.share.is_none()) {
                     return Err(Errno::INVAL);
                 }
+                // What others see stays.
+                let parts = parts.iter().filter(|(_, m)| m.share.is_none());
                 let map = |(part, m): &(Range<u64>, Mapping)| {
                     map_order(part.start, part.end - part.start, m.protection)
                 };
-                Ok(Change { before: parts.iter().map(map).collect(), ..Change::default() })
+                Ok(Change { before: parts.map(map).collect(), ..Change::default() })
             }
             libc::MADV_NORMAL
             | libc::MADV_RANDOM
@@ -367,7 +398,7 @@ impl Layout {
             };
             return Ok((old, change));
         }
-        if m.file {
+        if m.file || m.share.is_some() {
             return Err(Errno::NOMEM);
         }
         self.afford(new_len - len)?;

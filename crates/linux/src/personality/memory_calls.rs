@@ -1,9 +1,10 @@
 //! Calls that change the guest's memory map. The layout decides; what a file holds is read here.
 
-use afresh_files::Kind;
+use afresh_files::{Access, Kind, Node};
 use rustix::io::Errno;
 
 use super::devices::Device;
+use super::shared::Share;
 use super::table::Open;
 use super::{Outcome, Person, Served};
 use crate::platform::Process;
@@ -12,26 +13,23 @@ impl Person {
     pub(super) fn map(&mut self, _: &Process, a: &[u64; 6]) -> Served {
         let [address, len, protection, flags, descriptor, offset] = *a;
         let flags = flags as i32;
-        let shared = flags & libc::MAP_TYPE != libc::MAP_PRIVATE;
+        let shared = match flags & libc::MAP_TYPE {
+            libc::MAP_PRIVATE => false,
+            libc::MAP_SHARED | libc::MAP_SHARED_VALIDATE => true,
+            _ => return Err(Errno::INVAL.into()),
+        };
         let fixed = flags & (libc::MAP_FIXED | libc::MAP_FIXED_NOREPLACE) != 0;
         if flags & libc::MAP_HUGETLB != 0 {
             return Err(Errno::NOMEM.into());
         }
+        let named = flags & libc::MAP_ANONYMOUS == 0;
+        let at = fixed.then_some(address);
         // The budget comes before the bytes of a file.
-        let content = if flags & libc::MAP_ANONYMOUS != 0 {
-            None
-        } else {
-            self.state.layout.clone().map(
-                fixed.then_some(address),
-                false,
-                len,
-                protection,
-                None,
-            )?;
-            if shared && protection & libc::PROT_WRITE as u64 != 0 {
-                return Err(Errno::NODEV.into());
-            }
+        let content = if named {
+            self.state.layout.clone().map(at, false, len, protection, None)?;
             self.file_content(descriptor, offset, len)?
+        } else {
+            None
         };
         if flags & libc::MAP_FIXED_NOREPLACE != 0 && flags & libc::MAP_FIXED == 0 {
             let end = address.checked_add(len).ok_or(Errno::INVAL)?;
@@ -39,10 +37,100 @@ impl Person {
                 return Err(Errno::EXIST.into());
             }
         }
+        // Of a device there is nothing to share: what is not a file's is its mapper's.
+        let node = match shared {
+            true => self.shared_file(named.then_some(descriptor), offset, len, protection)?,
+            false => None,
+        };
         let low = flags & libc::MAP_32BIT != 0;
-        let (start, change) =
-            self.change().layout.map(fixed.then_some(address), low, len, protection, content)?;
+        let mapped = self.change().layout.map(at, low, len, protection, content);
+        if let (Some(node), Ok((start, _))) = (node, &mapped) {
+            let share = Share::new(node, *start, if named { offset } else { 0 });
+            let end = start + len.next_multiple_of(super::PAGE);
+            self.change().layout.share(*start..end, share);
+        }
+        if mapped.is_err() {
+            self.change().drop_unshared();
+        }
+        let (start, change) = mapped?;
         Ok(Outcome::Memory(start, change))
+    }
+
+    /// The file that a shared mapping shows, which is kept: that of `descriptor`, or a new one without a name.
+    fn shared_file(
+        &mut self,
+        descriptor: Option<u64>,
+        offset: u64,
+        len: u64,
+        protection: u64,
+    ) -> Served<Option<Node>> {
+        let writes = protection & libc::PROT_WRITE as u64 != 0;
+        let Some(descriptor) = descriptor else {
+            let size = len.checked_next_multiple_of(super::PAGE).ok_or(Errno::NOMEM)?;
+            let tree = &mut self.change().tree;
+            let node = tree.create_unnamed(0o600, super::clock_calls::now())?;
+            let sized = tree.set_size(node, size, super::clock_calls::now());
+            let kept = self.change().keep_shared(node);
+            self.change().tree.release(node);
+            sized?;
+            kept?;
+            return Ok(Some(node));
+        };
+        let Open::File(open) = &self.state.table.get(descriptor)?.open else { return Ok(None) };
+        let (node, access) = (open.node, open.access);
+        if writes && !access.write {
+            return Err(Errno::ACCESS.into());
+        }
+        // One process has one copy of each byte.
+        let end = offset.saturating_add(len);
+        let twice = self.state.layout.shared().into_iter().any(|other| {
+            let from = other.share.offset(other.range.start);
+            let to = from.saturating_add(other.range.end - other.range.start);
+            let both_read = !writes && other.protection & libc::PROT_WRITE as u64 == 0;
+            other.share.node == node && from < end && offset < to && !both_read
+        });
+        if twice {
+            return Err(Errno::NODEV.into());
+        }
+        self.change().keep_shared(node)?;
+        Ok(Some(node))
+    }
+
+    /// `msync`: what was written has been handed in already.
+    pub(super) fn sync_memory(&mut self, start: u64, len: u64, flags: u64) -> Served {
+        let (flags, both) = (flags as i32, libc::MS_ASYNC | libc::MS_SYNC);
+        if flags & !(both | libc::MS_INVALIDATE) != 0
+            || flags & both == both
+            || !start.is_multiple_of(super::PAGE)
+        {
+            return Err(Errno::INVAL.into());
+        }
+        let end = len.checked_next_multiple_of(super::PAGE).and_then(|len| start.checked_add(len));
+        let end = end.ok_or(Errno::NOMEM)?;
+        if end > start && !self.state.layout.allows(&(start..end), 0) {
+            return Err(Errno::NOMEM.into());
+        }
+        Ok(super::DONE)
+    }
+
+    /// `memfd_create`: a file without a name.
+    pub(super) fn memory_file(&mut self, process: &Process, name: u64, flags: u64) -> Served {
+        const LONGEST: usize = 249;
+        let flags = flags as u32;
+        if flags & !(libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_EXEC) != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if super::path_in(process, name)?.len() > LONGEST {
+            return Err(Errno::INVAL.into());
+        }
+        self.state.table.check_room()?;
+        let access = Access { read: true, write: true, append: false };
+        let tree = &mut self.change().tree;
+        let node = tree.create_unnamed(0o777, super::clock_calls::now())?;
+        let open = tree.open(node, access);
+        tree.release(node);
+        let close = if flags & libc::MFD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
+        self.add(Open::File(open?), libc::O_RDWR | close)
     }
 
     /// The bytes that a mapping of a file begins with.

@@ -21,12 +21,25 @@ impl Person {
         len: u64,
     ) -> Served {
         let path = path_in(process, path)?;
+        if len as i32 <= 0 {
+            return Err(Errno::INVAL.into());
+        }
         let target = match self.state.program() {
             // Each process has its own.
             Some(program) if path == b"/proc/self/exe" => program.to_vec(),
             _ => {
-                let how = Walk::new(self.base(at, &path)?).follow(false);
-                let node = self.state.tree.walk(&path, how)?.node()?;
+                let named = match &self.state.table.get(at).map(|description| &description.open) {
+                    Ok(Open::File(open)) if path.is_empty() => Some(open.node),
+                    _ => None,
+                };
+                let node = match named {
+                    Some(node) if self.state.tree.stat(node)?.kind == Kind::Link => node,
+                    Some(_) => return Err(Errno::NOENT.into()),
+                    None => {
+                        let how = Walk::new(self.base(at, &path)?).follow(false);
+                        self.state.tree.walk(&path, how)?.node()?
+                    }
+                };
                 self.state.tree.read_link(node)?.to_vec()
             }
         };
@@ -173,7 +186,11 @@ impl Person {
     }
 
     pub(super) fn fchmod(&mut self, descriptor: u64, mode: u64) -> Served {
-        let Open::File(open) = &self.state.table.get(descriptor)?.open else {
+        let description = self.state.table.get(descriptor)?;
+        if description.flags & libc::O_PATH as u32 != 0 {
+            return Err(Errno::BADF.into());
+        }
+        let Open::File(open) = &description.open else {
             return Err(Errno::PERM.into());
         };
         let node = open.node;

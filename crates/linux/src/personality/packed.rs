@@ -4,7 +4,7 @@
 //! no more than what every guest may have, and is refused where it does not fit together. No path of the host's is opened
 //! before that is known.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
@@ -19,6 +19,7 @@ use super::devices::Device;
 use super::family::{Ended, Family, Kin};
 use super::ground;
 use super::layout::Layout;
+use super::locks::Locks;
 use super::pipe_calls::Timer;
 use super::poll_calls::Set;
 use super::signals::Pending;
@@ -44,6 +45,7 @@ pub(crate) struct Packed {
     alarm: Option<(Moment, u64)>,
     threads: Threads,
     channels: Channels,
+    locks: Locks,
     own: Kin,
     ended: Vec<(u32, Ended)>,
 }
@@ -134,6 +136,7 @@ impl State {
             alarm,
             threads,
             channels: self.channels.clone(),
+            locks: self.locks.clone(),
             own,
             ended,
         };
@@ -213,6 +216,15 @@ impl State {
             let now = now_moment();
             shift(&mut threads, &mut alarm, &mut timers, |at| now.saturating_add(at));
         }
+        let shared = packed.layout.shared();
+        let shares: BTreeSet<Node> = shared.iter().map(|shared| shared.share.node).collect();
+        if shared.iter().any(|s| s.share.offset(s.range.start) > i64::MAX as u64 / 2) {
+            return Err(damaged("memory is shared beyond the end of any file"));
+        }
+        let file = |node: &Node| tree.stat(*node).map(|stat| stat.kind) == Ok(Kind::File);
+        if !shares.iter().all(file) {
+            return Err(damaged("memory is shared through what is no file"));
+        }
         let family = Family::from_parts(packed.own, packed.ended, threads.next())
             .ok_or_else(|| damaged("its processes do not fit together"))?;
         if packed.handlers.iter().any(|(number, _)| !(1..=64).contains(number)) {
@@ -221,7 +233,7 @@ impl State {
         if tree.stat(packed.directory).map(|stat| stat.kind) != Ok(Kind::Directory) {
             return Err(damaged("its directory is none"));
         }
-        Ok(Self {
+        let mut state = Self {
             layout: packed.layout,
             tree,
             layers: layers.into(),
@@ -233,8 +245,12 @@ impl State {
             alarm,
             threads,
             channels: packed.channels,
+            locks: packed.locks,
+            shares,
             family,
-        })
+        };
+        state.drop_unowned();
+        Ok(state)
     }
 }
 

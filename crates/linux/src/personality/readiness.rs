@@ -102,10 +102,9 @@ impl State {
         }
         match &wait.on {
             On::Futex { .. } | On::Nothing => false,
-            On::Children(which) => {
-                // Others of its threads may have asked before.
-                self.family.child_ended(*which).is_some() || !self.family.has_child(*which)
-            }
+            On::Lock(lock) => self.locks.against(lock).is_none(),
+            // Others of its threads may have asked before.
+            On::Children(asked) => self.family.answers(*asked),
             On::Borrower(child) => self.family.is_grown(*child),
             On::Signals(set) => {
                 let own = self.threads.get(id).map_or(0, |thread| thread.pending.set());
@@ -196,6 +195,9 @@ impl Person {
 
     /// The next thread in turn that may run; the current one last.
     pub(crate) fn next_ready(&self, now: Moment) -> Option<u32> {
+        if self.state.family.own.stopped.is_some() {
+            return None;
+        }
         let mut turns = self.state.threads.in_turn();
         turns.find(|(id, thread)| self.is_ready(*id, thread, now)).map(|(id, _)| id)
     }

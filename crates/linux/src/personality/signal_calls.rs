@@ -44,6 +44,9 @@ impl Person {
 
     /// `tgkill`, or `tkill` when the first is no process: to one thread.
     pub(super) fn kill_thread(&mut self, process: Option<u64>, id: u64, number: u64) -> Served {
+        if id as i32 <= 0 || process.is_some_and(|process| process as i32 <= 0) {
+            return Err(Errno::INVAL.into());
+        }
         let own = u64::from(self.state.family.own.id);
         if process.is_some_and(|process| process != own)
             || self.state.threads.get(id as u32).is_none()

@@ -117,6 +117,12 @@ impl Pending {
     }
 }
 
+/// Signals that stop a process, unless it has a handler.
+const STOPS: [u8; 4] =
+    [libc::SIGSTOP as u8, libc::SIGTSTP as u8, libc::SIGTTIN as u8, libc::SIGTTOU as u8];
+/// The same as a set.
+const STOPPING: u64 = bit(STOPS[0]) | bit(STOPS[1]) | bit(STOPS[2]) | bit(STOPS[3]);
+
 /// What a program has asked to be done at a signal: `struct kernel_sigaction`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Action {
@@ -151,6 +157,8 @@ pub(crate) enum Taken {
 enum Fate {
     Ignored,
     Deadly,
+    /// The process stands still until `SIGCONT`.
+    Stops,
     Handled(Action),
 }
 
@@ -162,14 +170,54 @@ impl State {
     fn fate(&self, signal: u8) -> Fate {
         let action = self.action(signal);
         match action.handler {
+            _ if i32::from(signal) == libc::SIGSTOP => Fate::Stops,
             _ if UNTOUCHABLE & bit(signal) != 0 => Fate::Deadly,
             0 => match i32::from(signal) {
                 libc::SIGCHLD | libc::SIGCONT | libc::SIGURG | libc::SIGWINCH => Fate::Ignored,
+                libc::SIGTSTP | libc::SIGTTIN | libc::SIGTTOU => Fate::Stops,
                 _ => Fate::Deadly,
             },
             1 => Fate::Ignored,
             _ => Fate::Handled(action),
         }
+    }
+
+    /// Signals that stop the current process.
+    fn stopping(&self) -> u64 {
+        let stops = STOPS.iter().filter(|signal| self.fate(**signal) == Fate::Stops);
+        stops.fold(0, |set, signal| set | bit(*signal))
+    }
+
+    /// Whether a signal that stops the current process has come to a thread that may take it.
+    pub(crate) fn is_to_stop(&self) -> bool {
+        let open = |(id, thread): (u32, &super::threads::Thread)| {
+            let own = if id == self.threads.current_id() { self.pending.set() } else { 0 };
+            (thread.pending.set() | own) & !thread.blocked
+        };
+        let came = self.threads.iter().fold(0, |set, thread| set | open(thread));
+        came & STOPPING != 0 && came & self.stopping() != 0
+    }
+
+    /// Stops the current process if it is to. For when none of its threads runs.
+    pub(crate) fn heed_stops(&mut self) {
+        if !self.is_to_stop() {
+            return;
+        }
+        let stopping = self.stopping();
+        let mut by = self.pending.take(stopping);
+        for id in self.threads.iter().map(|(id, _)| id).collect::<Vec<_>>() {
+            let Some(thread) = self.threads.get_mut(id) else { continue };
+            let open = stopping & !thread.blocked;
+            by = by.or_else(|| thread.pending.take(open));
+        }
+        if let Some(info) = by {
+            self.halt(Some(info.signal));
+        }
+    }
+
+    /// Whether the current process is not told of children that stop.
+    pub(super) fn ignores_stops(&self) -> bool {
+        self.action(libc::SIGCHLD as u8).has(libc::SA_NOCLDSTOP)
     }
 
     /// Whether nobody asks for the children of the current process.
@@ -188,11 +236,37 @@ impl State {
         if thread.pending.is_empty() && self.pending.is_empty() {
             return false;
         }
-        (thread.pending.set() | self.pending.set()) & !thread.blocked != 0
+        // What stops it is for its process, when none of its threads runs.
+        let came = (thread.pending.set() | self.pending.set()) & !thread.blocked;
+        came != 0 && (came & STOPPING == 0 || came & !self.stopping() != 0)
     }
 
     /// Notes a signal: for one thread, or for whichever takes it. Whether there was room.
     pub(crate) fn send(&mut self, to: Option<u32>, info: Info) -> bool {
+        let all = |state: &mut Self, gone: u64| {
+            let ids: Vec<_> = state.threads.iter().map(|(id, _)| id).collect();
+            for signal in (1..REAL_TIME).filter(|signal| gone & bit(*signal) != 0) {
+                state.pending.drop_all(signal);
+                let threads = &mut state.threads;
+                ids.iter().for_each(|id| {
+                    if let Some(thread) = threads.get_mut(*id) {
+                        thread.pending.drop_all(signal);
+                    }
+                });
+            }
+        };
+        match i32::from(info.signal) {
+            libc::SIGCONT => {
+                all(self, STOPPING);
+                if self.family.own.stopped.is_some() {
+                    self.halt(None);
+                }
+            }
+            // It ends, wherever it stands.
+            libc::SIGKILL => self.family.own.stopped = None,
+            _ if STOPPING & bit(info.signal) != 0 => all(self, bit(libc::SIGCONT as u8)),
+            _ => {}
+        }
         // What is ignored is not kept, unless somebody may wait for it.
         let blocked = match to.and_then(|id| self.threads.get(id)) {
             Some(thread) => thread.blocked,
@@ -228,14 +302,15 @@ impl Person {
         let mut taken = Taken::Nothing;
         while self.has_signal() {
             let id = self.state.threads.current_id();
+            let stopping = self.state.stopping();
             let state = self.change();
             let Some(thread) = state.threads.get_mut(id) else { break };
-            let open = !thread.blocked;
+            let open = !thread.blocked & !stopping;
             let Some(info) = thread.pending.take(open).or_else(|| state.pending.take(open)) else {
                 break;
             };
             match self.state.fate(info.signal) {
-                Fate::Ignored => {}
+                Fate::Ignored | Fate::Stops => {}
                 Fate::Deadly => return Ok(Taken::Ends(End::Signal(info.signal.into()))),
                 Fate::Handled(action) => {
                     taken = Taken::Handled;
@@ -243,13 +318,30 @@ impl Person {
                         self.break_off(process, &action)?;
                         interrupted = false;
                     }
-                    if let Some(end) = self.handle(process, &info, action)? {
+                    if let Some(end) = self.handle(process, &info, action)?
+                        && let Some(end) = self.unhandled(process, info.signal, end)?
+                    {
                         return Ok(Taken::Ends(end));
                     }
                 }
             }
         }
         Ok(taken)
+    }
+
+    /// There is no stack for the handler of `signal`. As in Linux that is a fault, for which there may be another handler, on
+    /// another stack. How it ends, if so.
+    fn unhandled(&mut self, process: &mut Process, signal: u8, end: End) -> Served<Option<End>> {
+        const FAULT: u8 = libc::SIGSEGV as u8;
+        const FROM_KERNEL: i32 = 0x80;
+        match self.state.fate(FAULT) {
+            Fate::Handled(action)
+                if signal != FAULT && self.state.threads.current().blocked & bit(FAULT) == 0 =>
+            {
+                self.handle(process, &Info::new(FAULT, FROM_KERNEL, 0, 0), action)
+            }
+            _ => Ok(Some(end)),
+        }
     }
 
     /// What a call returns that a signal has interrupted: an error, or it is made once more after the handler.
@@ -272,7 +364,7 @@ impl Person {
             libc::SYS_futex | libc::SYS_recvfrom | libc::SYS_accept | libc::SYS_accept4 => !timed,
             libc::SYS_read | libc::SYS_readv | libc::SYS_write | libc::SYS_writev => true,
             libc::SYS_recvmsg | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_connect => true,
-            libc::SYS_wait4 | libc::SYS_waitid => true,
+            libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_fcntl | libc::SYS_flock => true,
             _ => false,
         };
         let done = self.resumed.as_ref().map_or(0, |wait| wait.done);

@@ -45,6 +45,17 @@ fn address_out(process: &mut Process, address: &Address, to: u64, len: u64) -> S
     copy_out(process, len, &(address.0.len() as u32).to_le_bytes())
 }
 
+/// Refuses options of a protocol that there is not.
+fn check_level(socket: &Socket, level: u64) -> Result<(), Errno> {
+    let known = [libc::SOL_SOCKET, libc::IPPROTO_IP, libc::IPPROTO_TCP, libc::IPPROTO_IPV6];
+    match (socket.own.is_internet(), level as i32) {
+        (_, libc::SOL_SOCKET) => Ok(()),
+        (true, level) if known.contains(&level) => Ok(()),
+        (true, _) => Err(Errno::NOPROTOOPT),
+        (false, _) => Err(Errno::OPNOTSUPP),
+    }
+}
+
 impl State {
     /// A connection to whoever listens at `to`: channels as the connecting side has them.
     fn arrive(&mut self, to: u64, peer: Address) -> Result<(u64, u64), Errno> {
@@ -313,6 +324,10 @@ impl Person {
         pieces: &[(u64, u64)],
         flags: u64,
     ) -> Served {
+        // There is nothing out of band.
+        if flags as i32 & libc::MSG_OOB != 0 {
+            return Err(Errno::INVAL.into());
+        }
         let outcome = self.take(process, descriptor, pieces, flags as i32 & libc::MSG_PEEK != 0)?;
         match outcome {
             Outcome::Wait(_) if flags as i32 & libc::MSG_DONTWAIT != 0 => Err(Errno::AGAIN.into()),
@@ -370,15 +385,15 @@ impl Person {
     }
 
     pub(super) fn shut_down(&mut self, descriptor: u64, how: u64) -> Served {
-        let Stage::Connected { incoming, outgoing } = self.socket_of(descriptor)?.stage.clone()
-        else {
-            return Err(Errno::NOTCONN.into());
-        };
+        let stage = self.socket_of(descriptor)?.stage.clone();
         let (read, write) = match how as i32 {
             libc::SHUT_RD => (true, false),
             libc::SHUT_WR => (false, true),
             libc::SHUT_RDWR => (true, true),
             _ => return Err(Errno::INVAL.into()),
+        };
+        let Stage::Connected { incoming, outgoing } = stage else {
+            return Err(Errno::NOTCONN.into());
         };
         let stage = Stage::Connected {
             incoming: incoming.filter(|_| !read),
@@ -395,10 +410,23 @@ impl Person {
         Ok(DONE)
     }
 
+    /// Tells an address to who has to say where.
+    fn tell_address(&self, process: &mut Process, address: &Address, to: u64, len: u64) -> Served {
+        let room = copy_in(process, len, 4)?;
+        let room = i32::from_le_bytes([room[0], room[1], room[2], room[3]]);
+        if room < 0 {
+            return Err(Errno::INVAL.into());
+        }
+        if to == 0 && room > 0 {
+            return Err(Errno::FAULT.into());
+        }
+        address_out(process, address, to, len)?;
+        Ok(DONE)
+    }
+
     pub(super) fn own_address(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
         let address = self.socket_of(a[0])?.own.clone();
-        address_out(process, &address, a[1], a[2])?;
-        Ok(DONE)
+        self.tell_address(process, &address, a[1], a[2])
     }
 
     pub(super) fn peer_address(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
@@ -407,18 +435,23 @@ impl Person {
             return Err(Errno::NOTCONN.into());
         }
         let address = socket.peer.clone();
-        address_out(process, &address, a[1], a[2])?;
-        Ok(DONE)
+        self.tell_address(process, &address, a[1], a[2])
     }
 
     /// Options change nothing here: there is no network that they could be about.
-    pub(super) fn set_option(&mut self, descriptor: u64) -> Served {
-        self.socket_of(descriptor)?;
+    pub(super) fn set_option(&mut self, process: &Process, a: &[u64; 6]) -> Served {
+        self.socket_of(a[0])?;
+        if a[4] as i32 <= 0 && a[1] as i32 == libc::SOL_SOCKET {
+            return Err(Errno::INVAL.into());
+        }
+        copy_in(process, a[3], (a[4] as usize).min(4))?;
+        check_level(self.socket_of(a[0])?, a[1])?;
         Ok(DONE)
     }
 
     pub(super) fn option(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
         let socket = self.socket_of(a[0])?;
+        check_level(socket, a[1])?;
         let value: u32 = match (a[1] as i32, a[2] as i32) {
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM as u32,
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.family.into(),

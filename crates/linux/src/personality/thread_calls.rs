@@ -1,5 +1,6 @@
 //! Calls that make and end threads, and by which they wait for each other.
 
+use afresh_files::Node;
 use rustix::io::Errno;
 
 use super::clock_calls::{length_in, moment_after};
@@ -19,6 +20,7 @@ const CMP_REQUEUE: i32 = 4;
 const WAKE_OP: i32 = 5;
 const WAIT_BITSET: i32 = 9;
 const WAKE_BITSET: i32 = 10;
+const PRIVATE: i32 = 128;
 const REALTIME: i32 = 256;
 
 fn int_in(process: &Process, address: u64) -> Served<u32> {
@@ -94,7 +96,32 @@ impl Person {
                 }
             }
         }
-        woken as u64
+        woken as u64 + self.wake_others(address, count - woken as u32, bits)
+    }
+
+    /// Where in a file that is shared the word at `address` lies.
+    fn shared_place(&self, address: u64) -> Option<(Node, u64)> {
+        if self.state.family.is_single() {
+            return None;
+        }
+        let shared = self.state.layout.shared().into_iter();
+        let shared = shared.filter(|shared| shared.range.contains(&address));
+        shared.map(|shared| (shared.share.node, shared.share.offset(address))).next()
+    }
+
+    /// Wakes up to `count` threads of other processes that wait at the same place of shared memory; how many.
+    fn wake_others(&mut self, address: u64, count: u32, bits: u32) -> u64 {
+        let Some(place) = self.shared_place(address).filter(|_| count > 0) else { return 0 };
+        let mut left = count as usize;
+        for threads in self.change().family.threads_mut() {
+            for id in threads.waiting_in(place, bits).into_iter().take(left) {
+                if let Some(wait) = threads.get_mut(id).and_then(|thread| thread.wait.as_mut()) {
+                    wait.woken = true;
+                    left -= 1;
+                }
+            }
+        }
+        (count as usize - left) as u64
     }
 
     pub(super) fn futex(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
@@ -128,7 +155,11 @@ impl Person {
                     }
                 };
                 let order = self.change().threads.next_order();
-                let on = On::Futex { address: word, bits, order };
+                let place = match operation & PRIVATE {
+                    0 => self.shared_place(word),
+                    _ => None,
+                };
+                let on = On::Futex { address: word, bits, order, place };
                 Ok(Outcome::Wait(Wait::new(on, until)))
             }
             WAKE => Ok(Outcome::Value(self.wake(word, value as u32, u32::MAX))),

@@ -5,10 +5,12 @@
 
 use std::collections::BTreeMap;
 
+use afresh_files::Node;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::family::{FIRST, Which};
+use super::family::{Asked, FIRST};
+use super::locks::Lock;
 use super::signals::Pending;
 use crate::platform::Context;
 
@@ -23,14 +25,17 @@ pub(crate) type Moment = u64;
 /// What a thread waits for.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) enum On {
-    /// To be woken at this address; `order` says who has waited longest.
-    Futex { address: u64, bits: u32, order: u64 },
+    /// To be woken at this address, or, by other processes, at this place of a file that they share; `order` says who has waited
+    /// longest.
+    Futex { address: u64, bits: u32, order: u64, place: Option<(Node, u64)> },
+    /// That nothing stands against this lock, or a signal that interrupts.
+    Lock(Lock),
     /// Any of these events (as `poll` names them) of descriptions.
     Files(Vec<(u64, u16)>),
     /// A signal of this set, or one that interrupts.
     Signals(u64),
-    /// A child that ends, of these, or a signal that interrupts.
-    Children(Which),
+    /// News of a child, of these, or a signal that interrupts.
+    Children(Asked),
     /// A child that uses this process's memory, until it runs another program or ends.
     Borrower(u32),
     /// Time alone, or a signal that interrupts.
@@ -218,6 +223,24 @@ impl Threads {
         self.order
     }
 
+    /// Who waits at `place` of a file for any of `bits`, the longest first.
+    pub(crate) fn waiting_in(&self, place: (Node, u64), bits: u32) -> Vec<u32> {
+        let mut waiting: Vec<(u64, u32)> = self
+            .list
+            .iter()
+            .filter_map(|(&id, thread)| match &thread.wait {
+                Some(Wait {
+                    on: On::Futex { place: Some(at), bits: of, order, .. },
+                    woken: false,
+                    ..
+                }) if *at == place && of & bits != 0 => Some((*order, id)),
+                _ => None,
+            })
+            .collect();
+        waiting.sort_unstable();
+        waiting.into_iter().map(|(_, id)| id).collect()
+    }
+
     /// Who waits at `address` for any of `bits`, the longest first.
     pub(crate) fn waiting(&self, address: u64, bits: u32) -> Vec<u32> {
         let mut waiting: Vec<(u64, u32)> = self
@@ -225,7 +248,9 @@ impl Threads {
             .iter()
             .filter_map(|(&id, thread)| match &thread.wait {
                 Some(Wait {
-                    on: On::Futex { address: at, bits: of, order }, woken: false, ..
+                    on: On::Futex { address: at, bits: of, order, .. },
+                    woken: false,
+                    ..
                 }) if *at == address && of & bits != 0 => Some((*order, id)),
                 _ => None,
             })
@@ -260,7 +285,7 @@ mod tests {
         let mut threads = Threads::new();
         let mut wait = |bits: u32| {
             let order = threads.next_order();
-            let on = On::Futex { address: 64, bits, order };
+            let on = On::Futex { address: 64, bits, order, place: None };
             let thread = Thread { wait: Some(Wait::new(on, None)), ..threads.current().clone() };
             threads.add(thread)
         };

@@ -1,4 +1,5 @@
-//! Calls that move bytes. A length is a wish: at most [`AT_ONCE`] bytes go at a time, which callers must expect.
+//! Calls that move bytes. A length is a wish: at most [`AT_ONCE`] bytes go at a time, which callers must expect; of files more, for
+//! many callers do not expect it there.
 
 use rustix::io::Errno;
 use rustix::rand::{GetRandomFlags, getrandom};
@@ -10,6 +11,8 @@ use crate::platform::{Call, PlatformError, Process};
 
 /// Most bytes that one call moves.
 pub(super) const AT_ONCE: u64 = 1 << 20;
+/// Most bytes of a file that one call moves, in one piece.
+const OF_FILES: u64 = 32 << 20;
 /// Pieces that a vector may have, as in Linux.
 const PIECES: u64 = 1024;
 /// Bytes of messages that are kept.
@@ -23,10 +26,15 @@ pub(super) fn pieces(process: &Process, vector: u64, count: u64) -> Served<Vec<(
     let bytes = copy_in(process, vector, count as usize * 16)?;
     let mut room = AT_ONCE;
     let mut pieces = Vec::new();
+    let word = |piece: &[u8], at: usize| {
+        piece[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
+    };
+    // Whatever else is wrong.
+    if bytes.chunks_exact(16).any(|piece| word(piece, 8) > i64::MAX as u64) {
+        return Err(Errno::INVAL.into());
+    }
     for piece in bytes.chunks_exact(16) {
-        let word = |at: usize| {
-            piece[at..at + 8].iter().rev().fold(0, |word, &byte| word << 8 | u64::from(byte))
-        };
+        let word = |at: usize| word(piece, at);
         let len = word(8).min(room);
         room -= len;
         if len > 0 {
@@ -34,6 +42,11 @@ pub(super) fn pieces(process: &Process, vector: u64, count: u64) -> Served<Vec<(
         }
     }
     Ok(pieces)
+}
+
+/// Most bytes that one call moves in one piece.
+fn most(description: &Description) -> u64 {
+    if matches!(description.open, Open::File(_)) { OF_FILES } else { AT_ONCE }
 }
 
 /// Refuses what is negative to the guest.
@@ -58,8 +71,8 @@ impl Person {
         to: u64,
         len: u64,
     ) -> Served {
-        let len = len.min(AT_ONCE);
         let description = self.state.table.get(descriptor)?;
+        let len = len.min(most(description));
         if !description.reads() {
             return Err(Errno::BADF.into());
         }
@@ -138,8 +151,8 @@ impl Person {
         count: u64,
         offset: u64,
     ) -> Served {
-        let pieces = pieces(process, vector, count)?;
         check_offset(offset)?;
+        let pieces = pieces(process, vector, count)?;
         Ok(Outcome::Value(self.scatter(process, descriptor, &pieces, offset)?))
     }
 
@@ -199,7 +212,7 @@ impl Person {
             return Err(Errno::SPIPE.into());
         }
         check_offset(offset)?;
-        let bytes = self.bytes_at(description, offset, len.min(AT_ONCE))?;
+        let bytes = self.bytes_at(description, offset, len.min(most(description)))?;
         copy_out(process, to, &bytes)?;
         Ok(Outcome::Value(bytes.len() as u64))
     }
@@ -207,7 +220,9 @@ impl Person {
     fn bytes_at(&self, description: &Description, offset: u64, len: u64) -> Served<Vec<u8>> {
         match &description.open {
             Open::File(open) => {
-                let mut bytes = vec![0; len as usize];
+                // Buffers are often larger than what is left of a file.
+                let size = self.state.tree.stat(open.node)?.size;
+                let mut bytes = vec![0; len.min(size.saturating_sub(offset)) as usize];
                 let read = open.read_at(&self.state.tree, offset, &mut bytes)?;
                 bytes.truncate(read);
                 Ok(bytes)
@@ -226,8 +241,8 @@ impl Person {
         from: u64,
         len: u64,
     ) -> Served {
-        self.state.table.get(descriptor)?;
-        let bytes = copy_in(process, from, len.min(AT_ONCE) as usize)?;
+        let most = most(self.state.table.get(descriptor)?);
+        let bytes = copy_in(process, from, len.min(most) as usize)?;
         self.put(descriptor, &bytes, None)
     }
 
@@ -265,9 +280,9 @@ impl Person {
         len: u64,
         offset: u64,
     ) -> Served {
-        self.state.table.get(descriptor)?;
+        let most = most(self.state.table.get(descriptor)?);
         check_offset(offset)?;
-        let bytes = copy_in(process, from, len.min(AT_ONCE) as usize)?;
+        let bytes = copy_in(process, from, len.min(most) as usize)?;
         self.put(descriptor, &bytes, Some(offset))
     }
 

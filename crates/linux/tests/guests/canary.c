@@ -102,6 +102,10 @@ int main(void) {
         if (!strncmp(in, "dirty", 5)) {
             dirty(stack);
             write(1, "done\n", 5);
+        } else if (!strncmp(in, "where", 5)) {
+            char at[32];
+            data = 123;
+            write(1, at, sprintf(at, "%lu", (unsigned long)&data));
         } else if (!strncmp(in, "poke", 4)) {
             /* Only writes, also where an earlier call changed the map. */
             for (int i = 0; i < SIZE; i += 512) map[i] = 99;

@@ -85,6 +85,28 @@ fn a_call_that_ends_the_guest_leaves_nothing_behind() {
 }
 
 #[test]
+fn memory_is_read_as_the_last_call_has_left_it() {
+    let Some(mut warm) = canary() else { return };
+    let mut data = [0; 4];
+    assert!(warm.read_memory(0x1000, &mut data).is_err(), "nothing has run yet");
+    let at = String::from_utf8(warm.call_pristine(b"where\n").unwrap()).unwrap().parse().unwrap();
+    let mut read = |warm: &Instance| {
+        warm.read_memory(at, &mut data).unwrap();
+        i32::from_ne_bytes(data)
+    };
+    assert_eq!(read(&warm), 123);
+    warm.call_pristine(b"poke\n").unwrap();
+    assert_eq!(read(&warm), 97);
+    warm.call(b"crash\n").unwrap_err();
+    assert_eq!(read(&warm), 1, "also of a call that ended it");
+    warm.call_pristine(b"look\n").unwrap();
+    assert_eq!(read(&warm), 42);
+    assert!(warm.read_memory(0, &mut [0]).is_err() && warm.read_memory(at, &mut [0]).is_ok());
+    warm.call_pristine(b"loop\n").unwrap_err();
+    assert!(warm.read_memory(at, &mut [0]).is_err(), "its process was killed");
+}
+
+#[test]
 fn what_a_heavy_call_wrote_is_not_copied_for_ever() {
     let Some(mut warm) = canary() else { return };
     let clean = look(&mut warm);

@@ -1,0 +1,243 @@
+//! Memory that several see: shared mappings of files, and of no file, which are those of a file without a name.
+//!
+//! Each process that maps such a file has a copy of its bytes. One process runs at a time, so it is enough that the one which stops
+//! hands in what it wrote (*publish*), and the one which goes on takes what others did (*absorb*): the file itself is the truth
+//! between them. Calls that read or write the file do the same around themselves.
+//!
+//! Promises: who runs sees what all others wrote before. May break it: two mappings of one part of a file in one process, which
+//! are refused if one of them can be written.
+
+use std::collections::BTreeSet;
+use std::ops::Range;
+
+use afresh_files::{Node, Tree};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::layout::PAGE;
+use super::table::Open;
+use super::{Person, Served, State, clock_calls};
+use crate::platform::{PlatformError, Process};
+
+/// Bytes that are compared at a time.
+const AT_ONCE: u64 = 1 << 18;
+
+/// Which bytes a shared mapping shows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Share {
+    pub(crate) node: Node,
+    /// Where the file lies, from the address on: the same for every part of a mapping.
+    pub(crate) ahead: u64,
+}
+
+impl Share {
+    pub(super) fn new(node: Node, start: u64, offset: u64) -> Self {
+        Self { node, ahead: offset.wrapping_sub(start) }
+    }
+
+    /// Where in the file the byte at an address is.
+    pub(crate) fn offset(self, address: u64) -> u64 {
+        address.wrapping_add(self.ahead)
+    }
+}
+
+/// A part of memory that is shared.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Shared {
+    pub(crate) range: Range<u64>,
+    pub(crate) share: Share,
+    pub(crate) protection: u64,
+}
+
+impl Shared {
+    fn writes(&self) -> bool {
+        self.protection & libc::PROT_WRITE as u64 != 0
+    }
+
+    /// The part of it that the file has bytes for.
+    fn within(&self, tree: &Tree) -> Range<u64> {
+        let size = tree.stat(self.share.node).map_or(0, |stat| stat.size);
+        let len = size.saturating_sub(self.share.offset(self.range.start));
+        self.range.start..self.range.end.min(self.range.start.saturating_add(len))
+    }
+}
+
+/// The bytes of a file that lie where `memory` does.
+fn filed(tree: &Tree, shared: &Shared, at: u64, memory: &[u8]) -> Vec<u8> {
+    let mut bytes = vec![0; memory.len()];
+    // What cannot be read was never written.
+    let read = tree.read(shared.share.node, shared.share.offset(at), &mut bytes).unwrap_or(0);
+    bytes[read..].fill(0);
+    bytes
+}
+
+impl State {
+    /// The shared memory that belongs to a process.
+    fn shared_of(&self, memory: u32) -> Vec<Shared> {
+        match self.family.own.memory == memory {
+            true => self.layout.shared(),
+            false => self.family.layout(memory).map(super::Layout::shared).unwrap_or_default(),
+        }
+    }
+
+    /// Hands in what `process`, whose memory is that of `memory`, has written.
+    pub(crate) fn publish(&mut self, process: &Process, memory: u32) -> Result<(), PlatformError> {
+        let now = clock_calls::now();
+        for shared in self.shared_of(memory).into_iter().filter(Shared::writes) {
+            let part = shared.within(&self.tree);
+            if part.is_empty() {
+                continue;
+            }
+            // What it has no page of its own for it has not written.
+            let whole = part.start..part.end.next_multiple_of(PAGE);
+            for held in process.private(whole)? {
+                let held = held.start..held.end.min(part.end);
+                for at in held.clone().step_by(AT_ONCE as usize) {
+                    let mut here = vec![0; (held.end - at).min(AT_ONCE) as usize];
+                    if !process.read(at, &mut here)? {
+                        continue;
+                    }
+                    let there = filed(&self.tree, &shared, at, &here);
+                    for (index, (new, old)) in
+                        here.chunks(PAGE as usize).zip(there.chunks(PAGE as usize)).enumerate()
+                    {
+                        if new != old {
+                            let offset = shared.share.offset(at + index as u64 * PAGE);
+                            // Where there is no room for it, it stays this process's own.
+                            let _ = self.tree.write(shared.share.node, offset, new, now);
+                        }
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// What of the memory of the current process, which `process` plays, others have changed: ranges with their new bytes, and
+    /// whether the guest may write there.
+    pub(crate) fn news(
+        &self,
+        process: &Process,
+    ) -> Result<Vec<(u64, Vec<u8>, bool)>, PlatformError> {
+        let mut news = Vec::new();
+        for shared in self.layout.shared() {
+            let part = shared.within(&self.tree);
+            for at in part.clone().step_by(AT_ONCE as usize) {
+                let mut here = vec![0; (part.end - at).min(AT_ONCE) as usize];
+                if !process.read(at, &mut here)? {
+                    continue;
+                }
+                let there = filed(&self.tree, &shared, at, &here);
+                for (index, (new, old)) in
+                    there.chunks(PAGE as usize).zip(here.chunks(PAGE as usize)).enumerate()
+                {
+                    if new != old {
+                        let page = at + index as u64 * PAGE;
+                        news.push((page, new.to_vec(), shared.writes()));
+                    }
+                }
+            }
+        }
+        Ok(news)
+    }
+
+    /// Whether any memory is shared.
+    pub(crate) fn shares(&self) -> bool {
+        !self.shares.is_empty()
+    }
+
+    /// Lets go of files that no process has mapped any more.
+    pub(crate) fn drop_unshared(&mut self) {
+        if self.shares.is_empty() {
+            return;
+        }
+        let layouts = || std::iter::once(&self.layout).chain(self.family.layouts());
+        let mapped: Vec<Node> =
+            layouts().flat_map(|layout| layout.shared()).map(|s| s.share.node).collect();
+        let (kept, gone): (BTreeSet<Node>, BTreeSet<Node>) =
+            self.shares.iter().partition(|node| mapped.contains(node));
+        self.shares = kept;
+        gone.into_iter().for_each(|node| self.tree.release(node));
+    }
+
+    /// Keeps a file as long as it is mapped.
+    pub(super) fn keep_shared(&mut self, node: Node) -> Result<(), Errno> {
+        if !self.shares.contains(&node) {
+            self.tree.hold(node).map_err(|refused| refused.errno())?;
+            self.shares.insert(node);
+        }
+        Ok(())
+    }
+}
+
+impl Person {
+    /// Hands in what the current process has written to memory that is shared.
+    pub(super) fn publish(&mut self, process: &Process) -> Served<()> {
+        if !self.state.shares.is_empty() {
+            let memory = self.state.family.own.memory;
+            self.change().publish(process, memory)?;
+        }
+        Ok(())
+    }
+
+    /// Shows the current process what was written to a file that it shares.
+    fn absorb(&mut self, process: &mut Process) -> Served<()> {
+        for (at, bytes, writes) in self.state.news(process)? {
+            if writes {
+                process.write(at, &bytes)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether a descriptor is open on a file that is mapped somewhere.
+    fn is_shared(&self, descriptor: u64) -> bool {
+        match self.state.table.get(descriptor).map(|description| &description.open) {
+            Ok(Open::File(open)) => self.state.shares.contains(&open.node),
+            _ => false,
+        }
+    }
+
+    /// Serves a call so that it and shared memory agree.
+    pub(super) fn in_step(
+        &mut self,
+        process: &mut Process,
+        call: &crate::platform::Call,
+    ) -> Served {
+        if self.state.shares.is_empty() {
+            return self.dispatch(process, call);
+        }
+        let a = call.args;
+        let (reads, writes) = match call.number {
+            libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 | libc::SYS_preadv => {
+                (self.is_shared(a[0]), false)
+            }
+            libc::SYS_write
+            | libc::SYS_writev
+            | libc::SYS_pwrite64
+            | libc::SYS_pwritev
+            | libc::SYS_ftruncate
+            | libc::SYS_fallocate => (self.is_shared(a[0]), self.is_shared(a[0])),
+            libc::SYS_truncate | libc::SYS_open | libc::SYS_openat | libc::SYS_creat => {
+                (true, true)
+            }
+            libc::SYS_mmap
+            | libc::SYS_munmap
+            | libc::SYS_mremap
+            | libc::SYS_mprotect
+            | libc::SYS_msync => (true, false),
+            _ => (false, false),
+        };
+        if reads {
+            self.publish(process)?;
+        }
+        let outcome = self.dispatch(process, call)?;
+        if writes {
+            self.absorb(process)?;
+        }
+        if matches!(call.number, libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap) {
+            self.change().drop_unshared();
+        }
+        Ok(outcome)
+    }
+}

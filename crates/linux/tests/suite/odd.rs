@@ -1,0 +1,132 @@
+//! What the Linux Test Project found, and few programs do. The list of what passes is in `docs/linux-calls.md`.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use crate::common;
+
+use std::time::Duration;
+
+#[test]
+fn odd_calls_do_what_they_do_on_linux() {
+    let limit = Duration::from_secs(60);
+    let Some(mut odd) = common::warm("odd.c", |p| p.time_limit(limit).start_limit(limit)) else {
+        return;
+    };
+    for request in ["stacks\n", "written\n", "errors\n", "halts\n", "much\n"] {
+        let answer = odd.call_pristine(request.as_bytes()).unwrap();
+        assert_eq!(String::from_utf8_lossy(&answer), "ok\n", "{request}");
+        odd.verify().unwrap();
+    }
+}
+
+const LOCKS: &str = r#"
+import errno, fcntl, os, struct, sys
+
+def fails(code, call, *arguments):
+    try:
+        call(*arguments)
+    except OSError as error:
+        assert error.errno == code, error
+    else:
+        assert False, call
+
+def child(work):
+    pid = os.fork()
+    if pid == 0:
+        try:
+            work()
+        except BaseException as error:
+            print(repr(error), flush=True)
+            os._exit(1)
+        os._exit(0)
+    return pid
+
+def ends(pid):
+    assert os.waitpid(pid, 0) == (pid, 0)
+
+def holder(file):
+    told = fcntl.fcntl(file, fcntl.F_GETLK, struct.pack("hhqqi4x", fcntl.F_WRLCK, 0, 0, 0, 0))
+    kind, _, start, length, pid = struct.unpack("hhqqi4x", told)
+    return kind, start, length, pid
+
+EX, SH, NB, UN = fcntl.LOCK_EX, fcntl.LOCK_SH, fcntl.LOCK_NB, fcntl.LOCK_UN
+
+def round():
+    file = os.open("/tmp/locked", os.O_RDWR | os.O_CREAT)
+    os.ftruncate(file, 100)
+    fcntl.lockf(file, EX, 10, 20)
+
+    def others():
+        fails(errno.EAGAIN, fcntl.lockf, file, EX | NB, 1, 25)
+        fails(errno.EAGAIN, fcntl.lockf, file, SH | NB)
+        fcntl.lockf(file, EX | NB, 20, 0)
+        fcntl.lockf(file, EX | NB, 0, 30)
+        assert holder(file) == (fcntl.F_WRLCK, 20, 10, os.getppid()), holder(file)
+    ends(child(others))
+    assert holder(file)[0] == fcntl.F_UNLCK, "what the child held went with it"
+
+    # Who waits goes on when the middle of it is given up; a second descriptor that is closed gives up the rest.
+    waiting = child(lambda: fcntl.lockf(file, EX, 2, 24))
+    os.sched_yield()
+    assert os.waitpid(waiting, os.WNOHANG) == (0, 0)
+    with open("/proc/%d/stat" % waiting) as stat:
+        assert stat.read().split()[2] == "S"
+    fcntl.lockf(file, UN, 4, 23)
+    ends(waiting)
+    ends(child(lambda: fails(errno.EAGAIN, fcntl.lockf, file, EX | NB, 1, 22)))
+    os.close(os.open("/tmp/locked", os.O_RDONLY))
+    ends(child(lambda: fcntl.lockf(file, EX | NB)))
+
+    # flock is of the open file: a fork shares it, another open file does not.
+    fcntl.flock(file, EX)
+    other = os.open("/tmp/locked", os.O_RDWR)
+    fails(errno.EAGAIN, fcntl.flock, other, SH | NB)
+    ends(child(lambda: fcntl.flock(file, EX | NB)))
+    os.close(file)
+    fcntl.flock(other, EX | NB)
+
+    # Two that wait for each other are refused.
+    one, two = os.pipe(), os.pipe()
+    fcntl.lockf(other, EX, 1, 0)
+    def crosses():
+        mine = os.open("/tmp/locked", os.O_RDWR)
+        fcntl.lockf(mine, EX, 1, 1)
+        os.write(one[1], b"x")
+        fcntl.lockf(mine, EX, 1, 0)
+    crossing = child(crosses)
+    os.read(one[0], 1)
+    os.sched_yield()
+    fails(errno.EDEADLK, fcntl.lockf, other, EX, 1, 1)
+    fcntl.lockf(other, UN, 1, 0)
+    ends(crossing)
+    os.close(other)
+    for end in one + two:
+        os.close(end)
+    with open("/proc/self/status") as status, open("/proc/self/maps") as maps:
+        assert "Uid:\t1000" in status.read() and "rwxp" not in maps.readline()
+
+kept = os.open("/tmp/kept", os.O_RDWR | os.O_CREAT)
+for line in sys.stdin:
+    if line == "keep\n":
+        fcntl.lockf(kept, EX)
+    else:
+        ends(child(lambda: fcntl.lockf(kept, EX | NB)))
+        round()
+    print("done", flush=True)
+"#;
+
+#[test]
+fn locks_keep_processes_apart_and_a_reset_gives_them_back() {
+    let Some(program) = common::python() else { return };
+    let limit = Duration::from_secs(100);
+    let program = program.arg("/app.py").file("/app.py", LOCKS).request("round\n");
+    let Some(warm) = common::here(program.time_limit(limit).start_limit(limit).warm()) else {
+        return;
+    };
+    let mut instance = warm.instance();
+    for request in ["round\n", "keep\n", "round\n"] {
+        let answer = instance.call_pristine(request.as_bytes()).unwrap_or_else(|e| panic!("{e}"));
+        assert_eq!(String::from_utf8_lossy(&answer), "done\n", "{request}");
+        instance.verify().unwrap();
+    }
+}

@@ -1,0 +1,75 @@
+//! Memory that processes share: what one writes the others see, and a reset undoes it like any other.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use crate::common;
+
+use std::time::Duration;
+
+use afresh_linux::{Frozen, Program, Warm};
+use afresh_pager::{Options, SnapshotOptions};
+use afresh_store::Store;
+
+/// The counter in shared memory was 40, and the warm-up's process and its child have each raised it.
+const ANSWER: &[u8] = b"ok 44\n";
+
+fn is_pristine(warm: &Warm) {
+    let mut instance = warm.instance();
+    for round in 0..3 {
+        let answer = instance.call_pristine(b"round\n").unwrap();
+        assert_eq!(answer, ANSWER, "round {round}: {}", String::from_utf8_lossy(&answer));
+        instance.verify().unwrap();
+    }
+    instance.call_pristine(b"round\n").unwrap();
+    assert_eq!(instance.call(b"round\n").unwrap(), b"ok 46\n");
+    assert_eq!(instance.stats().processes, 1);
+}
+
+#[test]
+fn what_one_process_writes_to_shared_memory_the_others_see_and_a_reset_undoes() {
+    let Some(path) = common::compiled("shared.c", &["-static"]) else { return };
+    let program = Program::new(path).time_limit(Duration::from_secs(60)).request("round\n");
+    let Some(warm) = common::here(program.warm()) else { return };
+    is_pristine(&warm);
+
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path().join("store")).unwrap();
+    warm.freeze().unwrap().save(&store, "warm", &SnapshotOptions::default()).unwrap();
+    let frozen = Frozen::load(store.load("warm").unwrap(), &Options::default()).unwrap();
+    is_pristine(&Warm::thaw(&frozen, &program).unwrap());
+}
+
+const POOL: &str = r#"
+import multiprocessing as mp, sys
+
+def work(lock, counter, queue, number):
+    for _ in range(20):
+        with lock:
+            counter.value += number
+    queue.put(number)
+
+for line in sys.stdin:
+    context = mp.get_context("fork")
+    lock, counter, queue = context.Lock(), context.Value("i", 0), context.SimpleQueue()
+    workers = [context.Process(target=work, args=(lock, counter, queue, n)) for n in (1, 2, 3)]
+    [worker.start() for worker in workers]
+    seen = sorted(queue.get() for _ in workers)
+    [worker.join() for worker in workers]
+    print(counter.value, seen, flush=True)
+"#;
+
+#[test]
+fn pythons_multiprocessing_shares_locks_and_values() {
+    let Some(program) = common::python() else { return };
+    let program = program.arg("/app.py").file("/app.py", POOL).request("warm\n");
+    let limit = Duration::from_secs(100);
+    let Some(warm) = common::here(program.time_limit(limit).start_limit(limit).warm()) else {
+        return;
+    };
+    let mut instance = warm.instance();
+    for _ in 0..2 {
+        let answer = instance.call_pristine(b"go\n").unwrap();
+        assert_eq!(String::from_utf8_lossy(&answer), "120 [1, 2, 3]\n");
+        instance.verify().unwrap();
+    }
+}
