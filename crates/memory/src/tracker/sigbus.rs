@@ -224,7 +224,7 @@ unsafe impl Tracker for Sigbus {
 #[cfg(all(test, not(miri)))]
 mod tests {
     use std::os::unix::process::ExitStatusExt;
-    use std::process::{Command, Stdio};
+    use std::process::Stdio;
     use std::time::{Duration, Instant};
 
     use afresh_sys::{Memfd, Protection, Reservation};
