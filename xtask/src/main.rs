@@ -24,6 +24,7 @@ mod test;
 mod tools;
 mod units;
 mod vm;
+mod wasi;
 mod wasm;
 
 const USAGE: &str = "\
@@ -58,6 +59,9 @@ Commands:
                          `N passed, N failed, N skipped`.
   cpython                Test the Python package's language `python` with the CPython that it is, and
                          its adapters: downloads 100 MB and more, and compiles for some minutes
+  wasi-testsuite [FOLDER]
+                         Run the public test suite of WASI preview 1 over a file tree in memory and over a
+                         directory; fetches it by git unless a folder has it.
   wheel                  Build the wheel of the Python package that is published, into
                          target/python/published.
 ";
@@ -89,6 +93,7 @@ fn dispatch(arguments: &[String]) -> Result<ExitCode> {
         Some(("registry-guests", rest)) => registry::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("release", rest)) => release::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("test", rest)) => test::main(rest),
+        Some(("wasi-testsuite", rest)) => wasi::main(rest).map(|()| ExitCode::SUCCESS),
         Some(("wheel", rest)) => python::wheel(rest).map(|()| ExitCode::SUCCESS),
         Some(("cpython", rest)) => python::cpython(rest).map(|()| ExitCode::SUCCESS),
         Some(("help" | "--help" | "-h", _)) => {

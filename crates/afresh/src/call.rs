@@ -177,7 +177,40 @@ impl CallError {
     }
 }
 
+/// How a guest ended itself where it should have answered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Exit<'a> {
+    /// The code that it gave, which is not zero.
+    pub code: i32,
+    /// What a Linux program had answered by then; WASI's streams go where they lead while the guest runs.
+    pub output: &'a [u8],
+    /// The end of a Linux program's standard error in this call.
+    pub messages: &'a str,
+}
+
 impl CallError {
+    /// How the guest ended itself, if that is what failed: a command, which says so to whoever ran it.
+    #[must_use]
+    pub fn exit(&self) -> Option<Exit<'_>> {
+        let Self::Guest { source, .. } = self else { return None };
+        #[cfg(feature = "wasm")]
+        if let Some(afresh_wasm::CallError::Exit(code)) = source.downcast_ref() {
+            return Some(Exit { code: *code, output: &[], messages: "" });
+        }
+        #[cfg(feature = "linux")]
+        if let Some(afresh_linux::CallError::Ended {
+            end: afresh_linux::End::Exit(code),
+            output,
+            messages,
+        }) = source.downcast_ref()
+        {
+            return Some(Exit { code: *code, output, messages });
+        }
+        let _ = source;
+        None
+    }
+
     /// Where in the guest's code the call failed, if that is known: for people, many lines.
     #[must_use]
     pub fn backtrace(&self) -> Option<String> {

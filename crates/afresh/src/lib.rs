@@ -151,7 +151,7 @@ pub use afresh_store::seal::{Access, PublicKey, SealKey, SigningKey};
 #[cfg(feature = "snapshots")]
 pub use afresh_store::{Encoding, Sha256, Snapshot};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use call::{Answer, Call, Callee, Function};
+pub use call::{Answer, Call, Callee, Exit, Function};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use error::{CallError, LeaseError, SaveError, SessionError, VerifyError};
 #[cfg(feature = "snapshots")]

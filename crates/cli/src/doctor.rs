@@ -71,7 +71,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         Err(error) => json!({"missing": SlotError::to_string(error)}),
     };
     let words = |choice: &Result<Choice, _>| match choice {
-        Ok(c) => format!("{} because {}", c.strategy, c.reason),
+        Ok(c) => format!("{} ({})", c.strategy, c.reason),
         Err(error) => format!("nothing: {}", SlotError::to_string(error)),
     };
     let (space, reservation) = (host::address_space(), memory_reservation());
@@ -143,7 +143,7 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                 )?,
             }
             match &micro_vm {
-                Ok((strategy, reason)) => say!("Micro-VMs: {strategy} because {reason}")?,
+                Ok((strategy, reason)) => say!("Micro-VMs: {strategy} ({reason})")?,
                 Err(error) => say!("Micro-VMs: not here: {error}")?,
             }
         }

@@ -1,7 +1,7 @@
 //! The `afresh` command: run, verify and measure warm guests, and explain the host.
 //!
 //! Exit codes: 0 success; 1 the guest or a file failed; 2 wrong usage; 3 a verification or
-//! comparison found a difference. Results go to standard output, everything else to standard error.
+//! comparison found a difference; of a guest that ended itself under `run`, the guest's own. Results go to standard output, everything else to standard error.
 
 #![allow(
     rustdoc::broken_intra_doc_links,

@@ -5,7 +5,7 @@ use std::io::Write;
 use std::process::ExitCode;
 use std::time::Instant;
 
-use afresh::{Guest, Kind, Origin};
+use afresh::{CallError, Exit, Guest, Kind, Origin};
 use clap::Args;
 use serde_json::json;
 
@@ -46,7 +46,11 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     let mut out = std::io::stdout();
     for _ in 0..arguments.repeat {
         let started = Instant::now();
-        let answer = guest.ask(&call)?;
+        let asked = guest.ask(&call);
+        if let Some(exit) = asked.as_ref().err().and_then(CallError::exit) {
+            return pass_on(&exit);
+        }
+        let answer = asked?;
         let us = started.elapsed().as_secs_f64() * 1e6;
         times.push(us);
         match settings.output {
@@ -70,6 +74,14 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         output::times(times);
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Ends as the guest ended itself: with what it wrote, and its code.
+fn pass_on(exit: &Exit) -> anyhow::Result<ExitCode> {
+    std::io::stdout().write_all(exit.output)?;
+    eprint!("{}", exit.messages);
+    // What a system keeps of a code.
+    Ok(ExitCode::from(exit.code as u8))
 }
 
 /// Says what the snapshot took.

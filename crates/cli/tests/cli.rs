@@ -136,6 +136,18 @@ fn a_wasi_command_gets_its_arguments_and_standard_input() {
 }
 
 #[test]
+fn a_command_that_ends_itself_gives_its_code_and_no_message() {
+    let guest = module(
+        "exits",
+        &COMMAND.replace("(call $exit (i32.const 0))", "(call $exit (i32.const 33))"),
+    );
+    let output = afresh(&["run", &guest, "-n", "2", "--input", "text", "--", "--flag!!"]);
+    assert_eq!(output.status.code(), Some(33), "{}", err(&output));
+    // The first of two calls ended everything.
+    assert_eq!((out(&output).as_str(), err(&output).as_str()), ("--flag!!text", ""));
+}
+
+#[test]
 fn options_are_taken_before_and_after_the_arguments_of_a_call() {
     let guest = module("after", COUNTER);
     for arguments in [

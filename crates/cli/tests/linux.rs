@@ -81,6 +81,9 @@ fn a_program_that_ends_fails_its_request_and_not_the_next() {
     // It said nothing, and the message does not pretend that it did.
     assert!(!lines[2].contains("said"), "{out}");
     assert_eq!(output.status.code(), Some(1));
+    // Alone, it ends as it would without us.
+    let output = afresh(&[&["run", "--input", "quit"], &NUMBER[..]].concat(), "");
+    assert_eq!(output.status.code(), Some(7), "{}", text(&output.stderr));
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use afresh::memory::PAGE_SIZE;
+use afresh::store::GuestBuild;
 use clap::Args;
 use indicatif::BinaryBytes;
 use serde_json::json;
@@ -66,9 +67,27 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                 say!("guest state differs: {} and {} bytes", a.state().len(), b.state().len())?;
             }
             if found.guest {
-                say!("guest build differs: {:?}\n                 and {:?}", a.guest(), b.guest())?;
+                for (what, one, other) in builds(a.guest(), b.guest()) {
+                    say!("guest's {what} differs: {one} and {other}")?;
+                }
             }
         }
     }
     Ok(if equal { ExitCode::SUCCESS } else { ExitCode::from(DIFFERS) })
+}
+
+/// What of two guests differs, and how.
+fn builds(a: &GuestBuild, b: &GuestBuild) -> Vec<(&'static str, String, String)> {
+    let cpu = |build: &GuestBuild| match &build.cpu[..] {
+        [] => "none".to_owned(),
+        features => features.join(" "),
+    };
+    let mut parts = vec![
+        ("kind", a.kind.clone(), b.kind.clone()),
+        ("code", a.module.clone(), b.module.clone()),
+        ("engine", a.engine.clone(), b.engine.clone()),
+        ("need of processor features", cpu(a), cpu(b)),
+    ];
+    parts.retain(|(_, one, other)| one != other);
+    parts
 }
