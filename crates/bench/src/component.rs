@@ -1,6 +1,6 @@
 //! `component/js-http`, `component/py-http`: handlers of `wasi:http` that the tools of their languages built, a request to a new
 //! instance each, by afresh and by wasmtime's ways on the same component. Both tools leave the state of an initialised program in
-//! the component, so all begin with the same.
+//! the component, so all begin with the same. The floor is one instance of wasmtime's that answers every request.
 
 use std::path::Path;
 use std::time::Duration;
@@ -18,7 +18,7 @@ use wasmtime::Store;
 use wasmtime::component::{Component, Linker, ResourceTable};
 use wasmtime_wasi::{WasiCtx, WasiCtxView, WasiView};
 use wasmtime_wasi_http::p2::bindings::http::types::Scheme;
-use wasmtime_wasi_http::p2::bindings::{ProxyPre, http};
+use wasmtime_wasi_http::p2::bindings::{Proxy, ProxyPre, http};
 use wasmtime_wasi_http::{
     Error, RequestOptions, WasiBody, WasiHttp, WasiHttpCtx, WasiHttpCtxView, WasiHttpHooks,
 };
@@ -28,6 +28,9 @@ use crate::row::{Contestant, Options, Sink, contest};
 
 /// What is asked for: a look at two hundred of the things that the handler keeps.
 const PATH: &str = "/?under=10";
+
+/// The strategy of one instance that is never reset.
+const FLOOR: &str = "floor/never-reset";
 
 /// Most time for one request, and bytes of its answer.
 const LIMITS: (Duration, usize) = (Duration::from_secs(60), 1 << 20);
@@ -85,8 +88,8 @@ impl RivalGuest {
         Ok(Self { engine, pre })
     }
 
-    /// A request to a new instance, which is gone when its answer is there.
-    async fn ask(&self) -> wasmtime::Result<Bytes> {
+    /// A new instance.
+    async fn instance(&self) -> wasmtime::Result<LiveHandler> {
         let host = RivalHost {
             wasi: WasiCtx::builder().build(),
             table: ResourceTable::new(),
@@ -94,15 +97,34 @@ impl RivalGuest {
             hooks: Hooks,
         };
         let mut store = Store::new(&self.engine, host);
+        let proxy = self.pre.instantiate_async(&mut store).await?;
+        Ok(LiveHandler { store, proxy })
+    }
+
+    /// A request to a new instance, which is gone when its answer is there.
+    async fn ask(&self) -> wasmtime::Result<Bytes> {
+        self.instance().await?.ask().await
+    }
+}
+
+/// An instance that answers.
+struct LiveHandler {
+    store: Store<RivalHost>,
+    proxy: Proxy,
+}
+
+impl LiveHandler {
+    /// A request to it.
+    async fn ask(&mut self) -> wasmtime::Result<Bytes> {
+        let Self { store, proxy } = self;
         let request = Request::builder().uri(PATH).header("host", "localhost");
         let body = Full::new(Bytes::new()).map_err(|never| -> Error { match never {} });
         let request = request.body(body)?;
         let (sender, receiver) = oneshot::channel();
         let request = view(store.data_mut()).new_incoming_request(Scheme::Http, request)?;
         let answer = view(store.data_mut()).new_response_outparam(sender)?;
-        let proxy = self.pre.instantiate_async(&mut store).await?;
         let handler = proxy.wasi_http_incoming_handler();
-        let handling = handler.call_handle(&mut store, request, answer);
+        let handling = handler.call_handle(&mut *store, request, answer);
         let reading = async {
             let response =
                 receiver.await?.map_err(|code| wasmtime::Error::msg(format!("{code:?}")))?;
@@ -155,6 +177,14 @@ pub fn handler(
         let same = expected.as_ref().is_none_or(|expected| *expected == answer);
         ensure!(same, "{name} answers otherwise than ours");
     }
+    // The guest's own time: one instance that answers again and again, and nothing undone.
+    let mut live = match options.wants(case, FLOOR) {
+        true => {
+            let guest = RivalGuest::new(Rival::OnDemand, &wasm).map_err(failed)?;
+            Some(runtime.block_on(guest.instance()).map_err(failed)?)
+        }
+        false => None,
+    };
     let mut field: Vec<Contestant<'_>> = Vec::new();
     if let Some(ours) = &ours {
         field.push(Contestant::new("fresh", || ask(ours).map(drop)));
@@ -162,6 +192,10 @@ pub fn handler(
     for (name, rival) in &rivals {
         let once = || runtime.block_on(rival.ask()).map(drop).map_err(failed);
         field.push(Contestant::new(*name, once));
+    }
+    if let Some(live) = &mut live {
+        let once = || runtime.block_on(live.ask()).map(drop).map_err(failed);
+        field.push(Contestant::new(FLOOR, once));
     }
     contest("wasm", case, options, field, sink)
 }

@@ -2,7 +2,9 @@
 //!
 //! The set is a superset of what a run writes, so it costs copying, never correctness. It learns a page
 //! when a tracker reports it, and sheds a page that several samples in a row found unchanged; a page
-//! that comes back after it was shed must stay idle twice as long.
+//! that comes back after it was shed must stay idle twice as long. A page that runs write and leave as they found it (the
+//! counts of references in Python's objects) is never found changed, and comes back at once: each time it does, it
+//! must stay idle twice as long as before.
 //!
 //! The copy list is kept flat and joined: runs of pages whose source is contiguous are one `memcpy`.
 
@@ -20,9 +22,21 @@ const IDLE_SAMPLES: u8 = 3;
 /// as copying it, so a page that has idled for as many runs may go: with few doublings neither choice
 /// costs more than about twice the better one.
 const MAX_RETURNS: u8 = 1;
+/// The same for a page that came back before the next sample, so that it was in use while it was found unchanged. To
+/// notice it once in some five hundred runs is no price.
+const MAX_AT_ONCE: u8 = 4;
 /// Pages written once that a slot which moves between images keeps open. To look at so many costs a few
 /// microseconds at every move; each would cost about three when it is written and not open.
 const CROWD: usize = 64;
+
+/// What is known of a page that was shed.
+#[derive(Clone, Copy, Debug)]
+struct Shed {
+    /// How often the samples that it must stay idle for are doubled.
+    doublings: u8,
+    /// Samples that had been taken, if one found it idle.
+    at: Option<u32>,
+}
 
 #[derive(Clone, Copy, Debug)]
 struct Entry {
@@ -69,8 +83,10 @@ pub(crate) struct WriteSet {
     /// How many of `copies` lie below the slot's initial end; the others are accessible only in a run
     /// that has grown the slot.
     core: usize,
-    /// How often a page was shed, for pages that were.
-    returns: HashMap<usize, u8>,
+    /// Pages that were shed once.
+    shed: HashMap<usize, Shed>,
+    /// Samples taken.
+    samples: u32,
     /// The entry that the next look begins with.
     cursor: usize,
 }
@@ -114,9 +130,16 @@ impl WriteSet {
             while let Some(entry) = old.next_if(|e| e.page < page) {
                 merged.push(entry);
             }
-            let kept = old.next_if(|e| e.page == page);
-            let entry = || Entry { page, idle: 0, steady: self.returns.contains_key(&page) };
-            merged.push(kept.unwrap_or_else(entry));
+            let samples = self.samples;
+            let entry = || {
+                let shed = self.shed.get_mut(&page);
+                let steady = shed.is_some();
+                if let Some(shed) = shed.filter(|shed| shed.at == Some(samples)) {
+                    shed.doublings = (shed.doublings + 1).min(MAX_AT_ONCE);
+                }
+                Entry { page, idle: 0, steady }
+            };
+            merged.push(old.next_if(|e| e.page == page).unwrap_or_else(entry));
         }
         merged.extend(old);
         self.entries = merged;
@@ -264,7 +287,8 @@ impl WriteSet {
         mut changed: impl FnMut(usize) -> bool,
     ) -> Sampled {
         let mut found = Sampled::default();
-        let returns = &mut self.returns;
+        self.samples = self.samples.wrapping_add(1);
+        let (known, samples) = (&mut self.shed, self.samples);
         let left = self.entries.last().filter(|_| planted::is(Bug::Sample)).map(|e| e.page);
         self.entries.retain_mut(|entry| {
             if entry.page >= end || left == Some(entry.page) {
@@ -276,12 +300,11 @@ impl WriteSet {
                 return true;
             }
             entry.idle = entry.idle.saturating_add(1);
-            let returned = returns.get(&entry.page).copied().unwrap_or(0);
-            if entry.idle < IDLE_SAMPLES << returned {
+            if entry.idle < patience(known, entry.page) {
                 found.idle += usize::from(entry.idle > 1);
                 return true;
             }
-            returns.insert(entry.page, (returned + 1).min(MAX_RETURNS));
+            note(known, entry.page, Some(samples));
             push_run(&mut found.shed, PageRange::new(entry.page, 1));
             false
         });
@@ -298,19 +321,18 @@ impl WriteSet {
             changed.peek().is_some_and(|range| range.contains(page))
         };
         let crowded = self.passing() > CROWD;
-        let returns = &mut self.returns;
+        let known = &mut self.shed;
         let mut shed = Vec::new();
         self.entries.retain_mut(|entry| {
-            let returned = returns.get(&entry.page).copied().unwrap_or(0);
             let stays = if written(entry.page) {
                 entry.idle = 0;
                 std::mem::replace(&mut entry.steady, true) || !crowded
             } else {
                 entry.idle = entry.idle.saturating_add(1);
-                entry.idle < IDLE_SAMPLES << returned && (entry.steady || !crowded)
+                entry.idle < patience(known, entry.page) && (entry.steady || !crowded)
             };
             if !stays {
-                returns.insert(entry.page, (returned + 1).min(MAX_RETURNS));
+                note(known, entry.page, None);
                 push_run(&mut shed, PageRange::new(entry.page, 1));
             }
             stays
@@ -324,7 +346,7 @@ impl WriteSet {
         if self.passing() > CROWD {
             self.entries.retain(|entry| {
                 if !entry.steady {
-                    self.returns.entry(entry.page).or_insert(1);
+                    note(&mut self.shed, entry.page, None);
                     push_run(&mut shed, PageRange::new(entry.page, 1));
                 }
                 entry.steady
@@ -337,6 +359,17 @@ impl WriteSet {
     fn passing(&self) -> usize {
         self.entries.iter().filter(|entry| !entry.steady).count()
     }
+}
+
+/// Samples in a row that must find the page unchanged before it is shed.
+fn patience(known: &HashMap<usize, Shed>, page: usize) -> u8 {
+    IDLE_SAMPLES << known.get(&page).map_or(0, |shed| shed.doublings)
+}
+
+/// Notes that the page is shed, and after how many samples where one of them found it idle.
+fn note(known: &mut HashMap<usize, Shed>, page: usize, at: Option<u32>) {
+    let doublings = known.get(&page).map_or(MAX_RETURNS, |shed| shed.doublings);
+    known.insert(page, Shed { doublings, at });
 }
 
 /// Makes the page at `to` equal to the image's; returns whether it differed.
@@ -374,21 +407,33 @@ mod tests {
         assert_eq!(set.runs(), runs);
     }
 
+    /// Samples until page 1 of two is shed, once it was learned.
+    fn samples_until_shed(set: &mut WriteSet, memory: &mut [u64]) -> usize {
+        let (image, base) = (Image::zero(2), memory.as_mut_ptr().cast::<u8>());
+        set.learn(&[PageRange::new(1, 1)]);
+        set.plan(&image, base, 2);
+        // SAFETY: `memory` is two pages that only the test uses.
+        (1..).find(|_| !unsafe { set.sample(&image, base, 2, 2) }.shed.is_empty()).unwrap()
+    }
+
     #[test]
     fn an_idle_page_is_shed_and_must_idle_longer_when_it_returns() {
-        let image = Image::zero(2);
         let mut memory = vec![0u64; 2 * PAGE_SIZE / 8];
-        let base = memory.as_mut_ptr().cast::<u8>();
         let mut set = WriteSet::default();
-        let mut samples_until_shed = || {
-            set.learn(&[PageRange::new(1, 1)]);
-            set.plan(&image, base, 2);
-            // SAFETY: `memory` is two pages that only this test uses.
-            (1..).find(|_| !unsafe { set.sample(&image, base, 2, 2) }.shed.is_empty()).unwrap()
-        };
-        let first = samples_until_shed();
-        let second = samples_until_shed();
+        let first = samples_until_shed(&mut set, &mut memory);
         assert_eq!(first, usize::from(IDLE_SAMPLES));
-        assert_eq!(second, 2 * first);
+        for _ in 0..3 {
+            // While it was away another sample was taken.
+            set.sample_by(0, |_| true);
+            assert_eq!(samples_until_shed(&mut set, &mut memory), 2 * first);
+        }
+    }
+
+    #[test]
+    fn a_page_that_is_always_left_as_it_was_is_shed_ever_more_rarely() {
+        let mut memory = vec![0u64; 2 * PAGE_SIZE / 8];
+        let mut set = WriteSet::default();
+        let shed: Vec<_> = (0..6).map(|_| samples_until_shed(&mut set, &mut memory)).collect();
+        assert_eq!(shed, [3, 12, 24, 48, 48, 48]);
     }
 }

@@ -281,14 +281,14 @@ impl Warm {
         let program = Program::new(engine, guest.wasm.clone());
         let mut warmer = Warmer { guest, clock: Clock::from(0), compile: Duration::ZERO };
         let kept = Preparation::kept(engine, &guest.wasm, &program.digest, options);
-        let (mut preparation, mut prepared, mut compiled) = match kept {
+        let (mut preparation, prepared, mut compiled) = match kept {
             Some((preparation, compiled)) => (preparation, None, compiled),
             None => {
                 let warms = !warm_up.calls.is_empty();
                 let (preparation, prepared) = Preparation::make(&guest.wasm, options, warms)?;
                 let compiled = engine.compile(&prepared.module)?;
                 preparation.keep(engine, &program.digest, options, &compiled);
-                // What is baked is made of the module once more.
+                // In fresh mode, and then alone: the warm state is baked into it.
                 let prepared = (preparation.plan.mode == Mode::Fresh).then_some(prepared);
                 (preparation, prepared, compiled)
             }
@@ -316,8 +316,8 @@ impl Warm {
             }
         };
         let plan = &preparation.plan;
-        let (pools, cold) = match warmed {
-            None => {
+        let (pools, cold) = match (warmed, prepared) {
+            (None, _) => {
                 let memories = preparation.cold_memories(&guest.wasm)?;
                 let state = Box::new(FreshState { blueprint, memories, state: None });
                 let pool = Pool::new(options.limits);
@@ -327,7 +327,7 @@ impl Warm {
                 drop(first);
                 (Pools::Fresh { state, pool }, true)
             }
-            Some(warmed) if plan.mode == Mode::Reset => {
+            (Some(warmed), None) => {
                 let (digest, key) = (&program.digest, compiled.key.as_ref());
                 plan.keep_warm(engine, digest, options, &warmed.state, key, &blueprint.module);
                 let state =
@@ -344,11 +344,7 @@ impl Warm {
                 };
                 (Pools::reset(state, first, options.limits)?, false)
             }
-            Some(warmed) => {
-                let prepared = match prepared.take() {
-                    Some(prepared) => prepared,
-                    None => Preparation::make(&guest.wasm, options, true)?.1,
-                };
+            (Some(warmed), Some(prepared)) => {
                 let baked =
                     bake(&prepared, &warmed.state).map_err(|e| WarmError::State(e.to_string()))?;
                 drop(warmed.store);

@@ -286,6 +286,25 @@ mod bindings {
     }
 
     #[test]
+    fn of_hundreds_of_imports_the_error_tells_the_first_and_counts_the_rest() {
+        let engine = Engine::new(EngineConfig::default()).unwrap();
+        let many = |count: usize| {
+            let imports: String =
+                (0..count).map(|n| format!("(import \"call-{n}\" (func))")).collect();
+            let wasm = wat::parse_str(format!("(component {imports})")).unwrap();
+            Guest::new(&engine, &wasm).unwrap().warm_component().unwrap_err()
+        };
+        let error = many(300);
+        let WarmError::Load(LoadError::Imports { missing }) = &error else { panic!("{error:?}") };
+        assert_eq!(missing.len(), 300);
+        let text = error.to_string();
+        assert!(text.contains(": call-0 (function), call-1 (function)"), "{text}");
+        assert!(text.contains("call-7 (function), and 292 more; provide it with"), "{text}");
+        assert!(many(9).to_string().contains("call-7 (function), and 1 more;"));
+        assert!(many(8).to_string().contains("call-6 (function), call-7 (function); provide"));
+    }
+
+    #[test]
     fn generated_bindings_find_the_embedders_state_and_a_leases_instance() {
         let engine = Engine::new(EngineConfig::default()).unwrap();
         let imports = Imports::default().component(|linker| {
