@@ -157,9 +157,9 @@ impl Person {
         if from < 0 {
             return Err(Errno::INVAL.into());
         }
-        let writes = kind == libc::F_WRLCK as i32;
-        let frees = kind == libc::F_UNLCK as i32;
-        if !writes && !frees && kind != libc::F_RDLCK as i32 {
+        let writes = kind == libc::F_WRLCK;
+        let frees = kind == libc::F_UNLCK;
+        if !writes && !frees && kind != libc::F_RDLCK {
             return Err(Errno::INVAL.into());
         }
         let (start, end, whole) = (from as u64, end as u64, false);

@@ -17,5 +17,4 @@ mod preview2;
 mod reset;
 mod roots;
 mod store;
-mod wasi_suite;
 mod watch;
