@@ -162,10 +162,12 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
     #[cfg(feature = "otel")]
     {
         let traces = afresh_serve::otel::Settings::from_env()?;
+        let notes = traces.as_ref().map_or_else(Vec::new, |traces| traces.notes().to_vec());
         let traces = traces.map(afresh_serve::otel::Traces::new);
         // The spans of the server itself, whatever is logged.
         let own = Targets::new().with_target("afresh", LevelFilter::DEBUG);
         subscriber.with(traces.as_ref().map(|traces| traces.layer().with_filter(own))).init();
+        notes.into_iter().for_each(|note| tracing::warn!("{note}"));
         runtime.block_on(async {
             let counted = traces.as_ref().map(afresh_serve::otel::Traces::counted);
             let sending = traces.map(afresh_serve::otel::Traces::begin).transpose()?;

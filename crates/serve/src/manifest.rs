@@ -111,6 +111,7 @@ struct Sandboxes {
     keys: PathBuf,
     store: PathBuf,
     max_sandboxes: Option<usize>,
+    max_snapshots: Option<usize>,
     max_running_calls: Option<usize>,
     idle_timeout: Option<Time>,
     timeout: Option<Time>,
@@ -198,6 +199,7 @@ impl Sandboxes {
         let mut config = SandboxConfig::new(dir.join(&self.store));
         config.keys = Keys::read(&dir.join(&self.keys))?;
         set(&mut config.max_sandboxes, self.max_sandboxes);
+        set(&mut config.max_snapshots, self.max_snapshots);
         set(&mut config.max_running_calls, self.max_running_calls);
         set(&mut config.idle_timeout, self.idle_timeout.map(|time| time.0));
         set(&mut config.timeout, self.timeout.map(|time| time.0));

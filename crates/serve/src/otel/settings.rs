@@ -50,6 +50,7 @@ pub struct Settings {
     pub(super) batch: usize,
     /// How long a span waits for others.
     pub(super) delay: Duration,
+    notes: Vec<&'static str>,
 }
 
 impl std::fmt::Debug for Settings {
@@ -86,6 +87,12 @@ fn pairs(text: &str) -> Option<Vec<(String, String)>> {
 }
 
 impl Settings {
+    /// What is asked for and done otherwise, to be said where somebody listens by now.
+    #[must_use]
+    pub fn notes(&self) -> &[&'static str] {
+        &self.notes
+    }
+
     /// What the environment says; nothing where traces are not asked for. They are by an endpoint, or by
     /// `OTEL_TRACES_EXPORTER=otlp`.
     ///
@@ -118,9 +125,13 @@ impl Settings {
             let own = name.replacen("OTLP_", "OTLP_TRACES_", 1);
             get(&own).or_else(|| get(name))
         };
+        let mut notes = Vec::new();
         match either("OTEL_EXPORTER_OTLP_PROTOCOL").as_deref() {
+            None | Some("http/json") => {}
             // A collector takes both under one address.
-            None | Some("http/json" | "http/protobuf") => {}
+            Some("http/protobuf") => notes.push(
+                "OTEL_EXPORTER_OTLP_PROTOCOL: traces are sent as JSON (http/json), to the same address",
+            ),
             Some(_) => {
                 let expected =
                     "`http/json`: afresh sends traces over HTTP, as to port 4318 of a collector";
@@ -128,7 +139,7 @@ impl Settings {
             }
         }
         if either("OTEL_EXPORTER_OTLP_COMPRESSION").is_some_and(|how| how != "none") {
-            tracing::warn!("OTEL_EXPORTER_OTLP_COMPRESSION: traces are sent as they are");
+            notes.push("OTEL_EXPORTER_OTLP_COMPRESSION: traces are sent as they are");
         }
         let address = "an address such as http://localhost:4318";
         let url = |name, text: &str| {
@@ -185,6 +196,7 @@ impl Settings {
             queue,
             batch: batch.min(queue),
             delay: Duration::from_millis(delay),
+            notes,
         }))
     }
 
@@ -270,6 +282,16 @@ mod tests {
             let error = read(&[base, (name, value)]).unwrap_err().to_string();
             assert!(error.starts_with(name) && !error.contains("sesame"), "{error}");
         }
+    }
+
+    #[test]
+    fn what_is_done_otherwise_is_said() {
+        let base = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://c:4318");
+        let notes = |more| read(&[base, more]).unwrap().unwrap().notes().join("\n");
+        assert_eq!(notes(("OTEL_EXPORTER_OTLP_PROTOCOL", "http/json")), "");
+        assert!(notes(("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")).contains("http/json"));
+        assert!(notes(("OTEL_EXPORTER_OTLP_COMPRESSION", "gzip")).contains("COMPRESSION"));
+        assert!(read(&[base, ("OTEL_EXPORTER_OTLP_PROTOCOL", "grpc")]).is_err());
     }
 
     #[test]

@@ -17,10 +17,14 @@ pub struct SandboxConfig {
     pub templates: Vec<Template>,
     /// Most sandboxes of one tenant, paused ones included.
     pub max_sandboxes: usize,
+    /// Most snapshots of one tenant.
+    pub max_snapshots: usize,
     /// Most calls that run at the same time, of all tenants.
     pub max_running_calls: usize,
     /// After so long without a call a sandbox is saved, and comes back with the next.
     pub idle_timeout: Duration,
+    /// How often, at the most, what nothing names any more is removed from the directory.
+    pub tidy_interval: Duration,
     /// The longest life that a client may ask for at once.
     pub timeout: Duration,
     /// Most time for one piece of code.
@@ -38,8 +42,10 @@ impl SandboxConfig {
             keys: Keys::default(),
             templates: Vec::new(),
             max_sandboxes: 1000,
+            max_snapshots: 1000,
             max_running_calls: 64,
             idle_timeout: Duration::from_secs(60),
+            tidy_interval: Duration::from_secs(60),
             timeout: Duration::from_secs(24 * 60 * 60),
             call_timeout: Duration::from_secs(60),
             max_body: 64 << 20,

@@ -304,6 +304,20 @@ impl Ledger {
         }
     }
 
+    /// Whether a name in the store is that of something that was saved for a server which was killed before it wrote it
+    /// down: a snapshot, or the first save of a sandbox. Of a fleet's the others may know.
+    pub(super) fn has_lost(&self, name: &str) -> bool {
+        match self {
+            Self::Alone { sandboxes, snapshots, .. } => match name.split_once('-') {
+                Some(("snap", id)) => !snapshots.has(id),
+                Some(("sandbox", id)) => !sandboxes.has(id),
+                _ => false,
+            },
+            #[cfg(feature = "fleet")]
+            Self::Fleet(_) => false,
+        }
+    }
+
     /// A snapshot of a tenant, by its id or its name.
     pub(super) async fn snapshot(
         &self,

@@ -17,8 +17,10 @@ mod ledger;
 mod moving;
 mod one;
 mod overview;
+mod quota;
 mod record;
 mod registry;
+mod snapshots;
 mod template;
 
 pub use config::{SandboxConfig, Template};

@@ -53,6 +53,11 @@ impl Records {
         self.dir.join(id).with_extension("json")
     }
 
+    /// Whether there is one, readable or not.
+    pub(super) fn has(&self, id: &str) -> bool {
+        self.path(id).exists()
+    }
+
     /// Keeps a record, in place of the one before.
     pub(super) fn put(&self, id: &str, record: &impl Serialize) -> io::Result<()> {
         let path = self.path(id);

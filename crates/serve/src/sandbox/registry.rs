@@ -4,25 +4,24 @@
 //! limit is passed. What is saved in the directory when a server starts is there for its clients.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use afresh::files::Tree;
 use afresh::{Guest, Reference, SaveOptions, Session};
 use hyper::StatusCode;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedMutexGuard, Semaphore};
+use tracing::Instrument;
 
 use super::config::SandboxConfig;
 use super::ledger::{Kept, Known, Ledger, internal};
 use super::one::{Life, Sandbox, Times, refused};
+use super::quota::Quota;
 use super::record::SnapshotRecord;
 use super::template::{Warm, kept};
 use crate::error::ServeError;
 use crate::refusal::Refusal;
-
-/// Guests of snapshots that are kept open for the next sandbox.
-const OPEN_SNAPSHOTS: usize = 32;
 
 /// How long a client waits for the end of a sandbox that is being called.
 const ENDING: Duration = Duration::from_secs(1);
@@ -34,6 +33,10 @@ pub(crate) struct Sandboxes {
     pub(super) all: Mutex<HashMap<String, Arc<Sandbox>>>,
     pub(super) opened: Mutex<HashMap<String, Guest>>,
     pub(super) ledger: Ledger,
+    pub(super) quota: Quota,
+    /// Whether the store holds what nothing names, and when it was last looked for.
+    litter: AtomicBool,
+    tidied: Mutex<Instant>,
     running: Arc<Semaphore>,
 }
 
@@ -72,6 +75,16 @@ pub(super) async fn blocking<R: Send + 'static>(
             tracing::error!(%error, "a call of a sandbox panicked");
             Err(Refusal::host())
         }
+    }
+}
+
+/// Does what must not be left half done. It goes on when whoever asked for it goes away; what it waits for must end.
+pub(super) async fn to_its_end<R: Send + 'static>(
+    work: impl Future<Output = Result<R, Refusal>> + Send + 'static,
+) -> Result<R, Refusal> {
+    match tokio::spawn(work.in_current_span()).await {
+        Ok(result) => result,
+        Err(error) => Err(internal(&error)),
     }
 }
 
@@ -126,7 +139,13 @@ impl Sandboxes {
         });
         let templates = templates.collect::<Result<Vec<_>, _>>()?;
         // What no sandbox, snapshot or template needs any more.
-        kept(&config.dir, "any").parse::<Reference>()?.place().store()?.gc()?;
+        let store = kept(&config.dir, "any").parse::<Reference>()?.place().store()?;
+        for listed in store.list()? {
+            if ledger.has_lost(&listed.tag.name) {
+                store.untag(&listed.tag.name)?;
+            }
+        }
+        store.gc()?;
         let all = records.into_iter();
         let all = all.map(|record| (record.id.clone(), Arc::new(Sandbox::recorded(record))));
         Ok(Self {
@@ -134,6 +153,9 @@ impl Sandboxes {
             all: Mutex::new(all.collect()),
             opened: Mutex::new(HashMap::new()),
             ledger,
+            quota: Quota::new(config.max_snapshots),
+            litter: AtomicBool::new(false),
+            tidied: Mutex::new(Instant::now()),
             running: Arc::new(Semaphore::new(config.max_running_calls.max(1))),
             config,
         })
@@ -185,17 +207,21 @@ impl Sandboxes {
     }
 
     /// Takes new sandboxes in, all of them or none.
-    async fn admit(&self, new: &[Arc<Sandbox>]) -> Result<(), Refusal> {
-        self.take_in(new)?;
-        let entered = self.ledger.enter(new).await;
-        if entered.is_err() {
-            for sandbox in new {
-                lock(&self.all).remove(&sandbox.id);
-                // What was entered of them is struck out; what nobody could be told is not known to anybody.
-                let _ = self.ledger.gone(sandbox).await;
+    async fn admit(self: &Arc<Self>, new: Vec<Arc<Sandbox>>) -> Result<(), Refusal> {
+        self.take_in(&new)?;
+        let this = self.clone();
+        to_its_end(async move {
+            let entered = this.ledger.enter(&new).await;
+            if entered.is_err() {
+                for sandbox in &new {
+                    lock(&this.all).remove(&sandbox.id);
+                    // What was entered of them is struck out; what nobody could be told is not known to anybody.
+                    let _ = this.ledger.gone(sandbox).await;
+                }
             }
-        }
-        entered
+            entered
+        })
+        .await
     }
 
     fn take_in(&self, new: &[Arc<Sandbox>]) -> Result<(), Refusal> {
@@ -242,7 +268,7 @@ impl Sandboxes {
         };
         let times = self.times(wanted.time, wanted.pause_at_end);
         let sandbox = self.made(tenant, name, wanted.metadata, session, times)?;
-        self.admit(std::slice::from_ref(&sandbox)).await?;
+        self.admit(vec![sandbox.clone()]).await?;
         Ok(sandbox)
     }
 
@@ -257,22 +283,6 @@ impl Sandboxes {
         let life = Life::Live(Box::new(session));
         let of = (tenant.clone(), template);
         Ok(Arc::new(Sandbox::new(self.ledger.id(tenant)?, random(24)?, of, metadata, life, times)))
-    }
-
-    /// The guest of a snapshot, opened once.
-    fn snapshot_guest(&self, warm: &Warm, known: &Known) -> Result<Guest, Refusal> {
-        let id = &known.record.id;
-        if let Some(guest) = lock(&self.opened).get(id) {
-            return Ok(guest.clone());
-        }
-        let name = self.ledger.snapshot_from(&self.config.dir, known)?;
-        let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
-        let mut opened = lock(&self.opened);
-        if opened.len() >= OPEN_SNAPSHOTS {
-            opened.clear();
-        }
-        opened.insert(id.clone(), guest.clone());
-        Ok(guest)
     }
 
     /// Does something with a sandbox's session, which comes back from the store if it has to.
@@ -356,9 +366,18 @@ impl Sandboxes {
         ending: bool,
     ) -> Result<(), Refusal> {
         let life = sandbox.life.clone().lock_owned().await;
+        to_its_end(self.clone().save_now(sandbox.clone(), life, pause, ending)).await
+    }
+
+    async fn save_now(
+        self: Arc<Self>,
+        sandbox: Arc<Sandbox>,
+        mut life: OwnedMutexGuard<Life>,
+        pause: bool,
+        ending: bool,
+    ) -> Result<(), Refusal> {
         let (this, own) = (self.clone(), sandbox.clone());
         let (mut life, saved) = blocking(move || {
-            let mut life = life;
             let session = match &mut *life {
                 Life::Live(session) => session,
                 Life::Saved => return Ok((life, None)),
@@ -370,6 +389,8 @@ impl Sandboxes {
             let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
             let saved: Kept = this.ledger.keep(&this.config.dir, &saved)?;
             this.ledger.saved_here(&own);
+            // What was saved of it before has no name any more.
+            this.litter.store(true, Ordering::Relaxed);
             if !own.branched.load(Ordering::Relaxed) {
                 *life = Life::Saved;
             }
@@ -379,7 +400,7 @@ impl Sandboxes {
         sandbox.saved.store(true, Ordering::Relaxed);
         let was = std::mem::replace(&mut sandbox.times().paused, pause);
         let release = self.ledger.releases() && (ending || pause && matches!(*life, Life::Saved));
-        let put = self.ledger.saved(sandbox, saved, release).await;
+        let put = self.ledger.saved(&sandbox, saved, release).await;
         match put {
             #[cfg(feature = "fleet")]
             Ok(()) if release => {
@@ -420,7 +441,14 @@ impl Sandboxes {
         }
         let life = sandbox.life.clone().lock_owned().await;
         match &*life {
-            Life::Live(_) | Life::Saved => self.ledger.saved(sandbox, None, false).await,
+            Life::Live(_) | Life::Saved => {
+                let (this, sandbox) = (self.clone(), sandbox.clone());
+                let noted = async move {
+                    let _life = life;
+                    this.ledger.saved(&sandbox, None, false).await
+                };
+                to_its_end(noted).await
+            }
             other => Err(other.absent(&sandbox.id)),
         }
     }
@@ -451,11 +479,12 @@ impl Sandboxes {
     }
 
     /// Takes a name out of the store, if it is there.
-    fn untag(&self, name: &str) {
+    pub(super) fn untag(&self, name: &str) {
         let place: Result<Reference, _> = kept(&self.config.dir, name).parse();
         if let Ok(store) = place.map_err(drop).and_then(|r| r.place().store().map_err(drop)) {
             // A sandbox that was never saved has none.
             let _ = store.untag(name);
+            self.litter.store(true, Ordering::Relaxed);
         }
     }
 
@@ -466,8 +495,14 @@ impl Sandboxes {
         count: usize,
         time: Duration,
     ) -> Result<Vec<Arc<Sandbox>>, Refusal> {
-        let forks =
-            self.with(sandbox, move |session| session.fork(count).map_err(|e| refused(&e))).await?;
+        let own = sandbox.clone();
+        let forking = self.with(sandbox, move |session| {
+            let forks = session.fork(count).map_err(|e| refused(&e))?;
+            // Before anybody else's turn: it is not to be saved and dropped, with relatives to go to.
+            own.branched.store(true, Ordering::Relaxed);
+            Ok(forks)
+        });
+        let forks = forking.await?;
         let times = self.times(time, sandbox.times().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {
@@ -476,61 +511,8 @@ impl Sandboxes {
             fork.branched.store(true, Ordering::Relaxed);
             made.push(fork);
         }
-        self.admit(&made).await?;
-        sandbox.branched.store(true, Ordering::Relaxed);
+        self.admit(made.clone()).await?;
         Ok(made)
-    }
-
-    /// Saves a sandbox's present state as something that others can be made from.
-    pub(super) async fn keep(
-        self: &Arc<Self>,
-        sandbox: &Arc<Sandbox>,
-        names: Vec<String>,
-    ) -> Result<SnapshotRecord, Refusal> {
-        let record = SnapshotRecord {
-            id: self.ledger.id(&sandbox.tenant)?,
-            tenant: sandbox.tenant.to_string(),
-            template: sandbox.template.clone(),
-            sandbox: sandbox.id.clone(),
-            names,
-        };
-        let (this, id) = (self.clone(), record.id.clone());
-        let saved = self
-            .with(sandbox, move |session| {
-                let name = kept(&this.config.dir, &format!("snap-{id}"));
-                let to: Reference = name.parse().map_err(|error| internal(&error))?;
-                let saved = session.save(&to, &SaveOptions::new()).map_err(|e| internal(&e))?;
-                this.ledger.keep(&this.config.dir, &saved)
-            })
-            .await?;
-        self.ledger.name(Known { record: record.clone(), kept: saved }).await?;
-        Ok(record)
-    }
-
-    /// A snapshot of a tenant, by its id or its name.
-    pub(super) async fn snapshot(
-        &self,
-        tenant: &str,
-        name: &str,
-    ) -> Result<Option<Known>, Refusal> {
-        self.ledger.snapshot(tenant, name).await
-    }
-
-    /// The snapshots of a tenant.
-    pub(super) async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, Refusal> {
-        self.ledger.snapshots(tenant).await
-    }
-
-    /// Forgets a snapshot. Sandboxes that were made from it keep what they have.
-    pub(super) async fn forget(self: &Arc<Self>, record: SnapshotRecord) -> Result<(), Refusal> {
-        lock(&self.opened).remove(&record.id);
-        self.ledger.forget(&record).await?;
-        let this = self.clone();
-        blocking(move || {
-            this.untag(&format!("snap-{}", record.id));
-            Ok(())
-        })
-        .await
     }
 
     /// Ends those whose time is over, and saves those that nobody has called for a while.
@@ -562,6 +544,29 @@ impl Sandboxes {
             if let Err(refusal) = result {
                 tracing::warn!(id = sandbox.id, why = refusal.message, "not saved or ended");
             }
+        }
+        // Saves wait for it, but no end of a sandbox's time.
+        tokio::spawn(self.clone().tidy());
+    }
+
+    /// Removes from the store what nothing names any more, once in a while. What is open stays readable.
+    async fn tidy(self: Arc<Self>) {
+        if lock(&self.tidied).elapsed() < self.config.tidy_interval
+            || !self.litter.swap(false, Ordering::Relaxed)
+        {
+            return;
+        }
+        *lock(&self.tidied) = Instant::now();
+        let this = self.clone();
+        let tidied = blocking(move || {
+            let place: Reference =
+                kept(&this.config.dir, "any").parse().map_err(|error| internal(&error))?;
+            let store = place.place().store().map_err(|error| internal(&error))?;
+            store.gc().map_err(|error| internal(&error))
+        });
+        match tidied.await {
+            Ok(gone) => tracing::debug!(files = gone.files, bytes = gone.bytes, "tidied"),
+            Err(_) => self.litter.store(true, Ordering::Relaxed),
         }
     }
 

@@ -320,6 +320,144 @@ fn a_sandbox_ends_when_its_time_is_over() {
     });
 }
 
+/// What begins with `kind` in the store of sandboxes, and what there are records of in the folder `records`, by their ids.
+fn kept(dir: &Path, kind: &str, records: &str) -> (Vec<String>, Vec<String>) {
+    let store = afresh::store::Store::open(dir.join("snapshots")).unwrap();
+    let names = store.list().unwrap().into_iter().map(|listed| listed.tag.name);
+    let mut stored: Vec<_> =
+        names.filter_map(|name| Some(name.strip_prefix(kind)?.to_owned())).collect();
+    let files = std::fs::read_dir(dir.join(records)).unwrap().map(|entry| entry.unwrap().path());
+    let files = files.filter(|path| path.extension().is_some_and(|end| end == "json"));
+    let mut recorded: Vec<_> =
+        files.map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned()).collect();
+    stored.sort();
+    recorded.sort();
+    (stored, recorded)
+}
+
+/// They go at every moment of a snapshot and of a pause.
+#[test]
+fn clients_that_go_away_leave_nothing_between_two_states() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.max_snapshots = 200;
+        let server = serve(with(sandboxes)).await;
+        let client = Client::of(&server);
+        for round in 0..40 {
+            let own = client.create().await;
+            // Some megabytes to save.
+            client.value(&own, "var all = new Uint8Array(4e6).fill(7); 1").await;
+            for rest in ["/snapshots", "/pause"] {
+                let asked = client.ask(Method::POST, &path(&own, rest), json!({}));
+                let patience = Duration::from_micros(500 * round);
+                let _ = tokio::time::timeout(patience, asked).await;
+            }
+        }
+        let settled = || {
+            let (snapshots, their_records) = kept(dir.path(), "snap-", "records");
+            let (paused, records) = kept(dir.path(), "sandbox-", "sandboxes");
+            snapshots == their_records && paused == records
+        };
+        for _ in 0..200 {
+            if settled() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        let snapshots = kept(dir.path(), "snap-", "records");
+        assert_eq!(snapshots.0, snapshots.1, "snapshots and their records");
+        let paused = kept(dir.path(), "sandbox-", "sandboxes");
+        assert_eq!(paused.0, paused.1, "sandboxes that were saved, and their records");
+        assert!(!snapshots.0.is_empty() && !paused.0.is_empty(), "nobody went away late enough");
+        server.end().await;
+    });
+}
+
+#[test]
+fn what_nothing_names_any_more_is_removed_while_the_server_runs() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.tidy_interval = Duration::ZERO;
+        let server = serve(with(sandboxes)).await;
+        let client = Client::of(&server);
+        let size = || {
+            let blobs = std::fs::read_dir(dir.path().join("snapshots/blobs/sha256")).unwrap();
+            // A file may go while it is looked at.
+            blobs.map(|blob| blob.unwrap().metadata().map_or(0, |data| data.len())).sum::<u64>()
+        };
+        let own = client.create().await;
+        client.value(&own, "var all = new Uint8Array(4e6).map((_, i) => i * 7); 1").await;
+        let before = size();
+        let kept = client.post(&path(&own, "/snapshots"), json!({"name": "kept"})).await;
+        assert!(size() > before + 3_000_000);
+        // One that lives on what is about to go.
+        let heir = client.post("/v2/sandboxes", json!({"templateID": "kept"})).await;
+        let kept = kept["snapshotID"].as_str().unwrap();
+        assert_eq!(client.value(&heir, "all[3]").await, "21");
+        let gone = client.ask(Method::DELETE, &format!("/templates/{kept}"), json!({})).await;
+        assert_eq!(gone.0, 204, "{}", gone.1);
+        for _ in 0..100 {
+            if size() < before + 1_000_000 {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        assert!(size() < before + 1_000_000, "{} bytes are left of {before}", size());
+        assert_eq!(client.value(&heir, "all[3] + all[5]").await, "56");
+        let (status, _) = client.ask(Method::POST, &path(&heir, "/pause"), json!({})).await;
+        assert_eq!(status, 204);
+        client.post(&path(&heir, "/connect"), json!({"timeout": 600})).await;
+        assert_eq!(client.value(&heir, "all[3999] + all[7]").await, "138");
+        server.end().await;
+    });
+}
+
+#[test]
+fn a_tenant_has_as_many_snapshots_as_it_may() {
+    let Some(script) = built("script.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.max_snapshots = 2;
+        let server = serve(with(sandboxes)).await;
+        let mut client = Client::of(&server);
+        let own = client.create().await;
+        let snapshots = path(&own, "/snapshots");
+        let first = client.post(&snapshots, json!({})).await;
+        client.post(&snapshots, json!({"name": "second"})).await;
+        let (status, answer) = client.ask(Method::POST, &snapshots, json!({})).await;
+        assert_eq!(status, 429, "{answer}");
+        assert!(answer["message"].as_str().unwrap().contains("2 snapshots"), "{answer}");
+        // Somebody else's are not counted.
+        client.key = "key-of-other";
+        let theirs = client.create().await;
+        client.post(&path(&theirs, "/snapshots"), json!({})).await;
+        client.key = KEY;
+        let first = first["snapshotID"].as_str().unwrap();
+        let gone = client.ask(Method::DELETE, &format!("/templates/{first}"), json!({})).await;
+        assert_eq!(gone.0, 204, "{}", gone.1);
+        client.post(&snapshots, json!({})).await;
+        // Many at once are admitted no further.
+        let second = client.create().await;
+        client.ask(Method::DELETE, "/templates/second", json!({})).await;
+        let mut asking = tokio::task::JoinSet::new();
+        for number in 0..30 {
+            let client = Client { http: client.http.clone(), base: client.base.clone(), key: KEY };
+            let to = path(if number % 2 == 0 { &own } else { &second }, "/snapshots");
+            asking.spawn(async move { client.ask(Method::POST, &to, json!({})).await.0 });
+        }
+        let made = asking.join_all().await.into_iter().filter(|status| *status == 201).count();
+        assert_eq!(made, 1);
+        let listed = client.ask(Method::GET, "/snapshots", json!({})).await.1;
+        assert_eq!(listed.as_array().unwrap().len(), 2, "{listed}");
+        server.end().await;
+    });
+}
+
 #[test]
 fn keys_and_tokens_are_asked_for_and_tenants_are_kept_apart() {
     let Some(script) = built("script.wasm") else { return };

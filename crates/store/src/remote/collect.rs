@@ -116,15 +116,15 @@ impl Remote {
             object.age >= grace && !young && !object.is_live(&live)
         };
         let dead: Vec<Stored> = stored.iter().filter(dead).cloned().collect();
-        let mut collected = Collected::default();
+        let (mut collected, mut gone) = (Collected::default(), 0);
         for batch in dead.chunks(BATCH) {
             for object in self.block_on(self.backend.sweep(batch, grace))? {
                 collected.files += 1;
                 collected.bytes += object.size;
+                gone += usize::from(object.journal().is_none());
             }
         }
         let blobs = stored.iter().filter(|object| object.journal().is_none()).count();
-        let gone = dead.iter().filter(|object| object.journal().is_none()).count();
         collected.kept = blobs - gone;
         Ok(collected)
     }

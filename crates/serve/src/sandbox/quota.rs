@@ -1,0 +1,107 @@
+//! How many snapshots a tenant has, against how many it may have.
+//!
+//! Counted once in a while, and kept up to date in between: hosts of a fleet count what the others have made that much later.
+//! What a host admits itself never passes the limit, however many ask at once.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use hyper::StatusCode;
+
+use super::ledger::Ledger;
+use super::registry::lock;
+use crate::refusal::Refusal;
+
+/// How long a count is good for.
+const GOOD: Duration = Duration::from_secs(30);
+
+/// The snapshots of each tenant.
+pub(super) struct Quota {
+    most: usize,
+    tenants: Mutex<HashMap<String, Arc<Counter>>>,
+}
+
+#[derive(Default)]
+struct Counter {
+    /// Whoever admits one; others wait for the count.
+    admitting: tokio::sync::Mutex<()>,
+    counts: Mutex<Counts>,
+}
+
+#[derive(Default)]
+struct Counts {
+    /// Those that have a record.
+    there: usize,
+    /// When they were counted, if that is not long ago.
+    counted: Option<Instant>,
+    /// Those that are being made.
+    coming: usize,
+    /// Those that were made, ever.
+    made: usize,
+}
+
+/// Room for one that is being made.
+pub(super) struct Room {
+    counter: Arc<Counter>,
+    used: bool,
+}
+
+impl Room {
+    /// It has a record now.
+    pub(super) fn is_used(mut self) {
+        self.used = true;
+    }
+}
+
+impl Drop for Room {
+    fn drop(&mut self) {
+        let mut counts = lock(&self.counter.counts);
+        counts.coming -= 1;
+        counts.there += usize::from(self.used);
+        counts.made += usize::from(self.used);
+    }
+}
+
+impl Quota {
+    pub(super) fn new(most: usize) -> Self {
+        Self { most, tenants: Mutex::default() }
+    }
+
+    fn counter(&self, tenant: &str) -> Arc<Counter> {
+        lock(&self.tenants).entry(tenant.to_owned()).or_default().clone()
+    }
+
+    /// Room for one more of a tenant's.
+    pub(super) async fn room(&self, ledger: &Ledger, tenant: &str) -> Result<Room, Refusal> {
+        let counter = self.counter(tenant);
+        let admitting = counter.admitting.lock().await;
+        let before = {
+            let counts = lock(&counter.counts);
+            let good = counts.counted.is_some_and(|at| at.elapsed() < GOOD);
+            (!good).then_some((counts.made, counts.coming))
+        };
+        if let Some((made, coming)) = before {
+            let there = ledger.snapshots(tenant).await?.len();
+            let mut counts = lock(&counter.counts);
+            // One that was made meanwhile may be among them. It is counted twice rather than not at all, until the next count.
+            counts.there = there + (counts.made - made);
+            counts.counted = (coming == 0).then(Instant::now);
+        }
+        let mut counts = lock(&counter.counts);
+        let own = counts.there + counts.coming;
+        if own >= self.most {
+            let most = self.most;
+            let message = format!("a tenant may have {most} snapshots, and has {own}; delete some");
+            return Err(Refusal::busy(StatusCode::TOO_MANY_REQUESTS, message));
+        }
+        counts.coming += 1;
+        drop((counts, admitting));
+        Ok(Room { counter, used: false })
+    }
+
+    /// Has a tenant's be counted anew, for some are gone.
+    pub(super) fn recount(&self, tenant: &str) {
+        lock(&self.counter(tenant).counts).counted = None;
+    }
+}

@@ -1,0 +1,116 @@
+//! Snapshots of sandboxes, which others are made from: how they are kept, found and forgotten.
+//!
+//! Promises: what was saved and got no record is taken out of the store again, whichever client goes away meanwhile; after a server
+//! was killed, when the next one starts. No host admits more than a tenant may have.
+
+use std::sync::Arc;
+
+use afresh::{Guest, Reference, SaveOptions};
+
+use super::ledger::{Known, internal};
+use super::one::Sandbox;
+use super::quota::Room;
+use super::record::SnapshotRecord;
+use super::registry::{Sandboxes, blocking, lock, to_its_end};
+use super::template::{Warm, kept};
+use crate::refusal::Refusal;
+
+/// Guests of snapshots that are kept open for the next sandbox.
+const OPEN_SNAPSHOTS: usize = 32;
+
+impl Sandboxes {
+    /// Saves a sandbox's present state as something that others can be made from.
+    pub(super) async fn keep(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        names: Vec<String>,
+    ) -> Result<SnapshotRecord, Refusal> {
+        let record = SnapshotRecord {
+            id: self.ledger.id(&sandbox.tenant)?,
+            tenant: sandbox.tenant.to_string(),
+            template: sandbox.template.clone(),
+            sandbox: sandbox.id.clone(),
+            names,
+        };
+        let room = self.quota.room(&self.ledger, &sandbox.tenant).await?;
+        // So many wait for a sandbox as may, and no more.
+        to_its_end(self.clone().keep_as(sandbox.clone(), record, room)).await
+    }
+
+    async fn keep_as(
+        self: Arc<Self>,
+        sandbox: Arc<Sandbox>,
+        record: SnapshotRecord,
+        room: Room,
+    ) -> Result<SnapshotRecord, Refusal> {
+        let name = format!("snap-{}", record.id);
+        let (this, to) = (self.clone(), kept(&self.config.dir, &name));
+        let saving = self.with(&sandbox, move |session| {
+            let to: Reference = to.parse().map_err(|error| internal(&error))?;
+            let saved = session.save(&to, &SaveOptions::new()).map_err(|e| internal(&e))?;
+            this.ledger.keep(&this.config.dir, &saved)
+        });
+        let named = match saving.await {
+            Ok(kept) => self.ledger.name(Known { record: record.clone(), kept }).await,
+            Err(refusal) => Err(refusal),
+        };
+        if let Err(refusal) = named {
+            // Half a record is none, and what was saved without one nobody would ever remove.
+            let _ = self.ledger.forget(&record).await;
+            let _ = blocking(move || {
+                self.untag(&name);
+                Ok(())
+            })
+            .await;
+            return Err(refusal);
+        }
+        room.is_used();
+        Ok(record)
+    }
+
+    /// A snapshot of a tenant, by its id or its name.
+    pub(super) async fn snapshot(
+        &self,
+        tenant: &str,
+        name: &str,
+    ) -> Result<Option<Known>, Refusal> {
+        self.ledger.snapshot(tenant, name).await
+    }
+
+    /// The snapshots of a tenant.
+    pub(super) async fn snapshots(&self, tenant: &str) -> Result<Vec<SnapshotRecord>, Refusal> {
+        self.ledger.snapshots(tenant).await
+    }
+
+    /// Forgets a snapshot. Sandboxes that were made from it keep what they have.
+    pub(super) async fn forget(self: &Arc<Self>, record: SnapshotRecord) -> Result<(), Refusal> {
+        lock(&self.opened).remove(&record.id);
+        let this = self.clone();
+        to_its_end(async move {
+            this.ledger.forget(&record).await?;
+            this.quota.recount(&record.tenant);
+            blocking(move || {
+                this.untag(&format!("snap-{}", record.id));
+                Ok(())
+            })
+            .await
+        })
+        .await
+    }
+
+    /// The guest of a snapshot, opened once.
+    pub(super) fn snapshot_guest(&self, warm: &Warm, known: &Known) -> Result<Guest, Refusal> {
+        let id = &known.record.id;
+        if let Some(guest) = lock(&self.opened).get(id) {
+            return Ok(guest.clone());
+        }
+        let name = self.ledger.snapshot_from(&self.config.dir, known)?;
+        let guest = afresh::open(name, &warm.options).map_err(|error| internal(&error))?;
+        let mut opened = lock(&self.opened);
+        if opened.len() >= OPEN_SNAPSHOTS {
+            opened.clear();
+        }
+        opened.insert(id.clone(), guest.clone());
+        Ok(guest)
+    }
+}
