@@ -350,7 +350,8 @@ fn clients_that_go_away_leave_nothing_between_two_states() {
             // Some megabytes to save.
             client.value(&own, "var all = new Uint8Array(4e6).fill(7); 1").await;
             for rest in ["/snapshots", "/pause"] {
-                let asked = client.ask(Method::POST, &path(&own, rest), json!({}));
+                let to = path(&own, rest);
+                let asked = client.ask(Method::POST, &to, json!({}));
                 let patience = Duration::from_micros(500 * round);
                 let _ = tokio::time::timeout(patience, asked).await;
             }
