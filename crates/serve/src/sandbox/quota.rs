@@ -44,13 +44,13 @@ struct Counts {
 /// Room for one that is being made.
 pub(super) struct Room {
     counter: Arc<Counter>,
-    used: bool,
+    kept: bool,
 }
 
 impl Room {
     /// It has a record now.
-    pub(super) fn is_used(mut self) {
-        self.used = true;
+    pub(super) fn used(mut self) {
+        self.kept = true;
     }
 }
 
@@ -58,8 +58,8 @@ impl Drop for Room {
     fn drop(&mut self) {
         let mut counts = lock(&self.counter.counts);
         counts.coming -= 1;
-        counts.there += usize::from(self.used);
-        counts.made += usize::from(self.used);
+        counts.there += usize::from(self.kept);
+        counts.made += usize::from(self.kept);
     }
 }
 
@@ -97,7 +97,7 @@ impl Quota {
         }
         counts.coming += 1;
         drop((counts, admitting));
-        Ok(Room { counter, used: false })
+        Ok(Room { counter, kept: false })
     }
 
     /// Has a tenant's be counted anew, for some are gone.

@@ -15,10 +15,9 @@ use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tracing::Instrument;
 
 use super::config::SandboxConfig;
-use super::ledger::{Kept, Known, Ledger, internal};
+use super::ledger::{Kept, Ledger, internal};
 use super::one::{Life, Sandbox, Times, refused};
 use super::quota::Quota;
-use super::record::SnapshotRecord;
 use super::template::{Warm, kept};
 use crate::error::ServeError;
 use crate::refusal::Refusal;

@@ -64,7 +64,7 @@ impl Sandboxes {
             .await;
             return Err(refusal);
         }
-        room.is_used();
+        room.used();
         Ok(record)
     }
 
