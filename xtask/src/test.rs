@@ -97,6 +97,10 @@ pub(crate) fn main(arguments: &[String]) -> Result<ExitCode> {
     for name in &tally.failures {
         println!("failed test: {name}");
     }
+    // Last, for of a long log the end is kept, and backtraces are long.
+    for line in &tally.panics {
+        println!("{line}");
+    }
     if let Some((name, error)) = steps.first_failure() {
         println!("the first failure is in step {name}: {error}");
     }
@@ -222,6 +226,10 @@ struct Tally {
     failures: Vec<String>,
     /// What they said.
     said: Vec<String>,
+    /// Of that, the words of each panic, without backtraces.
+    panics: Vec<String>,
+    /// The words of a panic are being said.
+    panicking: bool,
     /// Whose words a test program is repeating.
     repeating: Repeating,
 }
@@ -277,6 +285,14 @@ impl Tally {
         }
         if self.repeating == Repeating::Failed && self.said.len() < KEPT {
             self.said.push(line.to_owned());
+            if line.starts_with("thread '") && line.contains(" panicked at ") {
+                self.panicking = true;
+            } else if line.is_empty() || line == "stack backtrace:" || line.starts_with("note: ") {
+                self.panicking = false;
+            }
+            if self.panicking {
+                self.panics.push(line.to_owned());
+            }
         }
         self.repeating != Repeating::Good || line.trim_start().starts_with("SKIPPED:")
     }
@@ -343,13 +359,18 @@ mod tests {
             "failures:",
             "---- two stdout ----",
             "it is 3",
+            "thread 'two' (7) panicked at tests/two.rs:3:5:",
+            "called `Result::unwrap()` on an `Err` value: Closed",
+            "stack backtrace:",
+            "   0: rust_begin_unwind",
             "test result: FAILED. 1 passed; 1 failed; 0 ignored; 0 measured; 0 filtered out; finished in 0s",
         ];
         let shown: Vec<&str> = lines.into_iter().filter(|line| tally.hear(line)).collect();
         let mut expected = lines.to_vec();
         expected.retain(|line| !["successes:", "---- one stdout ----", "seed 1"].contains(line));
         assert_eq!(shown, expected);
-        assert_eq!(tally.said, ["failures:", "---- two stdout ----", "it is 3"]);
+        assert_eq!(tally.said, lines[7..13]);
+        assert_eq!(tally.panics, lines[10..12]);
         assert_eq!(tally.line(), "1 passed, 1 failed, 1 skipped");
     }
 

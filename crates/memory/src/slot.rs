@@ -131,8 +131,9 @@ pub struct Slot {
     state: State,
     /// What a reset goes back to.
     image: Image,
-    /// The mappings show another image than `image`: see `switch`.
-    stale: bool,
+    /// What the mappings show where no private page covers it, if that is another image than `image`: see `switch`. Held
+    /// so that it stays what it is: of an image that nobody has any more the file is given back.
+    shown: Option<Image>,
     /// Every page that may differ from the image without the tracker noticing again, and more: empty unless the
     /// method is the write set's.
     write_set: WriteSet,
@@ -231,7 +232,7 @@ impl Slot {
             space: Space::new(memory, first, capacity),
             state: State::Ready,
             image: Image::zero(0),
-            stale: false,
+            shown: None,
             write_set: WriteSet::default(),
             staged: Vec::new(),
             settled: HashSet::new(),
@@ -307,9 +308,14 @@ impl Slot {
         }
         let result = (|| {
             self.forget_staged();
-            if !external {
+            match &mut self.method {
+                // What was written before is of no more interest, and may lie where the image has no page.
+                Method::WriteSet(tracker) | Method::Reprotect(tracker) if external => {
+                    tracker.drain(&mut self.written)?;
+                    self.written.clear();
+                }
                 // The old tracker goes first: it watches the range the new one will.
-                self.method = Method::FullCopy;
+                method => *method = Method::FullCopy,
             }
             self.state = State::Ready;
             self.space.clear(self.space.all(), Protection::None)?;

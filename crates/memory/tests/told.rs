@@ -170,7 +170,7 @@ impl Play {
 
     fn step(&mut self, random: &mut Random, regions: &[PageRange]) {
         let pages = self.writable();
-        match random.below(12) {
+        match random.below(13) {
             0..5 => {
                 let byte = random.below(255) as u8 + 1;
                 self.write(pages[random.below(pages.len())], random.below(PAGE_SIZE), byte);
@@ -204,7 +204,14 @@ impl Play {
                 }
                 (self.live, self.back) = (bytes.clone(), bytes);
             }
+            // The same content in another place; the place before is nobody's then.
             10 => {
+                let before = self.slot.image().clone();
+                self.slot.switch(&before.compact().unwrap()).unwrap();
+                drop(before);
+                self.live.clone_from(&self.back);
+            }
+            11 => {
                 let frozen = self.slot.freeze().unwrap();
                 self.same(&frozen);
                 if self.slot.end() == regions[regions.len() - 1].end() && random.below(2) == 0 {
@@ -299,7 +306,7 @@ fn planted_bugs_are_caught() {
         &["what_the_tracker_was_told_of_is_restored"],
     );
     planted::must_be_caught(
-        &[Bug::Switch, Bug::Freeze],
+        &[Bug::Switch, Bug::Shown, Bug::Freeze],
         &["what_the_tracker_was_told_of_is_restored"],
     );
     planted::must_be_caught(&[Bug::Scan], &["protecting_again_at_every_reset_restores_too"]);

@@ -76,7 +76,7 @@ fn slot(strategy: Reset, grows: bool) -> Option<Slot> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 150, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 500, ..ProptestConfig::default() })]
 
     #[test]
     fn every_state_is_what_the_naive_model_says(
@@ -312,4 +312,27 @@ fn a_checkpoint_costs_what_changed_also_after_much_was_written() {
     branch.restore(full).unwrap();
     assert!(branch.guest().unwrap().write_set_len() <= 100);
     assert!(branch.guest_mut().unwrap().verify().unwrap().is_empty());
+}
+
+#[test]
+fn a_guest_moves_to_equal_content_elsewhere_and_keeps_nothing_of_what_is_gone() {
+    for strategy in Reset::FORCED {
+        let Some(slot) = slot(strategy, false) else { continue };
+        // Everything is stored in many places, and so gathered in a new one by each snapshot.
+        let tree = Tree::with_budget(1);
+        let mut branch = Branch::plant(&tree, slot).unwrap();
+        let root = branch.at();
+        tree.drop_snapshot(root).unwrap();
+        for page in [0, 19] {
+            branch.guest_mut().unwrap().write(page * PAGE_SIZE, &[1]).unwrap();
+        }
+        let first = branch.snapshot().unwrap();
+        let mut fork = branch.fork(first).unwrap();
+        tree.drop_snapshot(first).unwrap();
+        let expected = content(fork.guest_mut().unwrap());
+        let second = branch.snapshot().unwrap();
+        // The fork now stands on the new place alone, and nobody has the first any more.
+        fork.restore(second).unwrap();
+        assert!(content(fork.guest().unwrap()) == expected, "{strategy}");
+    }
 }

@@ -61,6 +61,8 @@ bugs! {
     Scan = "scan",
     /// A page that differs is not copied when a slot moves to another image.
     Switch = "switch",
+    /// A slot that moved lets go of the image that its mappings show.
+    Shown = "shown",
     /// A changed page is left out of a frozen image.
     Freeze = "freeze",
     /// A page of a lazily filled image comes without its content.

@@ -95,7 +95,7 @@ impl Slot {
         self.space.end = regions.last().map_or(0, |r| r.end());
         self.space.high_water = self.space.end;
         self.space.regions = regions;
-        self.stale = false;
+        self.shown = None;
         if self.image.is_complete() {
             // The last page may have come just now.
             self.state = State::Ready;

@@ -161,7 +161,7 @@ impl Slot {
         let shed: usize = found.shed.iter().map(|range| range.len).sum();
         let watched_again = planted::but_last(Bug::Rearm, &found.shed);
         // While the mappings show another image than the slot's, a page must not be thrown away.
-        if self.stale {
+        if self.stale() {
             if let Method::WriteSet(tracker) = &mut self.method {
                 tracker.arm(watched_again)?;
             }
@@ -188,7 +188,7 @@ impl Slot {
         let from = self.space.initial_end();
         let unused = self.space.high_water > from && self.space.end == from;
         // Under a slot that moved between images there may be one that reached further.
-        if !unused || self.stale || !self.adapt.growth_idle(self.stats.resets) {
+        if !unused || self.stale() || !self.adapt.growth_idle(self.stats.resets) {
             return Ok(());
         }
         let grown = PageRange::new(from, self.space.high_water - from);
@@ -212,7 +212,7 @@ impl Slot {
             return self.discard_all();
         }
         self.stats.fallbacks += 1;
-        if self.stale {
+        if self.stale() {
             self.refresh_mappings()?;
         } else {
             self.forget_staged();
@@ -250,7 +250,7 @@ impl Slot {
 
     /// Throws every private page away, forgets the write set and protects everything again.
     pub(super) fn discard_all(&mut self) -> Result<(), ResetError> {
-        if self.stale {
+        if self.stale() {
             return self.refresh_mappings();
         }
         self.forget_staged();

@@ -149,7 +149,7 @@ impl Slot {
             let touched = self.write_set.count_in(huge);
             learned += touched;
             // While the mappings show another image than the slot's, a page must not be thrown away.
-            let keep = self.stale || self.written_densely(huge, touched);
+            let keep = self.stale() || self.written_densely(huge, touched);
             if keep {
                 used += HUGE_PAGES;
             } else {

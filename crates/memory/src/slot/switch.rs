@@ -4,7 +4,8 @@
 //! Promises: afterwards the slot equals the new image and returns to it. The pages that differ are
 //! copied and stay in the write set; the mappings below still show the old image, which nothing may
 //! uncover: as long as that is so the slot is `stale`, and whoever would discard private pages maps
-//! the new image afresh instead.
+//! the new image afresh instead. A page whose bytes are the same in both may still be the old image's, so
+//! the slot holds that image until its mappings show another.
 
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, Protection};
@@ -45,6 +46,17 @@ impl Slot {
         matches!(self.method, Method::WriteSet(_)) && !self.adapt.discarding()
     }
 
+    /// Whether the mappings show another image than the slot's.
+    pub(super) fn stale(&self) -> bool {
+        self.shown.is_some()
+    }
+
+    /// Returns to `image` from now on, of which the mappings know nothing.
+    fn stand_on(&mut self, image: &Image) {
+        let before = std::mem::replace(&mut self.image, image.clone());
+        self.shown.get_or_insert(if planted::is(Bug::Shown) { Image::zero(0) } else { before });
+    }
+
     /// The regions when the slot holds `image`.
     fn regions_for(&self, image: &Image) -> Vec<PageRange> {
         let mut regions = self.space.regions.clone();
@@ -83,8 +95,7 @@ impl Slot {
         self.write_set.learn(&self.written);
         self.write_set.learn(planted::but_last(Bug::Switch, &inside));
         self.space.regions = regions;
-        self.image = image.clone();
-        self.stale = true;
+        self.stand_on(image);
         let looked_at = self.write_set.len();
         if !self.image.is_complete() {
             self.write_set.runs().into_iter().try_for_each(|run| self.image.resolve(run))?;
@@ -147,8 +158,7 @@ impl Slot {
         }
         let moved = if learns {
             self.space.regions = regions;
-            self.image = image.clone();
-            self.stale = true;
+            self.stand_on(&image);
             let shed = self.write_set.settle(&changed);
             let watched = self.watch_again(&shed).map_err(SlotError::from);
             watched.and_then(|()| Ok(self.plan()?))

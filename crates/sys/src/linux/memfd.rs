@@ -9,6 +9,8 @@ use crate::{Call, PageRange, SysError, inject};
 
 /// Pieces that the kernel takes in one call (`IOV_MAX`).
 const MOST_VECTORS: usize = 1024;
+/// Times that the kernel is asked to seal a file whose pages are held; it waits itself each time.
+const SEAL_ATTEMPTS: u32 = 20;
 
 /// Takes `written` bytes off the pieces from `first` on; returns the first of which something is left.
 fn advance(vectors: &mut [libc::iovec], mut first: usize, mut written: usize) -> usize {
@@ -152,15 +154,27 @@ impl Memfd {
 
     /// Makes content and length immutable for every process, for ever.
     ///
+    /// The kernel refuses as long as anybody holds one of the pages, who could write to it; memory that is being
+    /// compacted or reclaimed is held too. It waits some 150 ms for them (`memfd_wait_for_pins`), which a busy host can
+    /// exceed, so it is asked a bounded number of times.
+    ///
     /// # Errors
-    /// `EBUSY` while a shared writable mapping exists.
+    /// `EBUSY` while a shared writable mapping exists, and when pages are still held after all that.
     pub fn seal(&self) -> Result<(), SysError> {
-        inject::gate(Call::Seal)?;
         let seals =
             libc::F_SEAL_WRITE | libc::F_SEAL_GROW | libc::F_SEAL_SHRINK | libc::F_SEAL_SEAL;
-        // SAFETY: plain call on a descriptor we own.
-        if unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } != 0 {
-            return Err(SysError::last(Call::Seal));
+        for attempt in 1.. {
+            let added = inject::gate(Call::Seal).and_then(|()| {
+                // SAFETY: plain call on a descriptor we own.
+                match unsafe { libc::fcntl(self.fd.as_raw_fd(), libc::F_ADD_SEALS, seals) } {
+                    0 => Ok(()),
+                    _ => Err(SysError::last(Call::Seal)),
+                }
+            });
+            match added {
+                Err(error) if error.errno == libc::EBUSY && attempt < SEAL_ATTEMPTS => {}
+                done => return done,
+            }
         }
         Ok(())
     }
@@ -195,6 +209,21 @@ impl AsFd for Memfd {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::inject::{Plan, with};
+
+    #[test]
+    fn a_file_whose_pages_are_held_for_a_while_is_sealed_afterwards() {
+        let file = Memfd::new(c"held").unwrap();
+        file.set_len(crate::PAGE_SIZE).unwrap();
+        let held = |times| Plan { call: Some(Call::Seal), after: 0, times, errno: libc::EBUSY };
+        let (sealed, _) = with(held(usize::MAX), || file.seal());
+        assert_eq!(sealed.unwrap_err().errno, libc::EBUSY);
+        file.write_at(b"still open", 0).unwrap();
+        let (sealed, fired) = with(held(2), || file.seal());
+        sealed.unwrap();
+        assert_eq!(fired, 2);
+        assert_eq!(file.write_at(b"sealed", 0).unwrap_err().errno, libc::EPERM);
+    }
 
     #[test]
     fn what_was_written_is_taken_off_the_pieces() {
