@@ -369,7 +369,7 @@ mod tests {
         let mut expected = lines.to_vec();
         expected.retain(|line| !["successes:", "---- one stdout ----", "seed 1"].contains(line));
         assert_eq!(shown, expected);
-        assert_eq!(tally.said, lines[7..13]);
+        assert_eq!(tally.said, lines[7..14]);
         assert_eq!(tally.panics, lines[10..12]);
         assert_eq!(tally.line(), "1 passed, 1 failed, 1 skipped");
     }
