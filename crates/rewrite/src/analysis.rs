@@ -60,7 +60,7 @@ pub enum AnalyzeError {
 }
 
 fn list(names: &[String]) -> String {
-    if names.is_empty() { "no function at all".into() } else { names.join(", ") }
+    if names.is_empty() { "no function at all".into() } else { crate::told(names) }
 }
 
 /// An import's two names.

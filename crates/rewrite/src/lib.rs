@@ -39,6 +39,7 @@ mod refusal;
 mod reveal;
 mod seal;
 mod stack;
+mod told;
 
 /// Tells one build of this crate from another: what one prepared need not be what the other would.
 pub const BUILD: &str = env!("AFRESH_REWRITE_BUILD");
@@ -58,3 +59,4 @@ pub use prepare::{
 };
 pub use refusal::{Refusal, Refusals};
 pub use stack::linear_stack;
+pub use told::told;

@@ -4,6 +4,7 @@
 use wasmtime::{AsContext, Instance, ThrownException, Trap, Val, ValType};
 
 use crate::CallError;
+use crate::component_lease::listed;
 use crate::error::without_backtrace;
 use crate::scope::forget_exception;
 use crate::stores::CallLimits;
@@ -62,17 +63,13 @@ pub(crate) async fn call_dynamic(
     limits: CallLimits,
 ) -> Result<Vec<Val>, CallError> {
     let Some(func) = instance.get_func(&mut *store, name) else {
-        let mut available: Vec<String> = instance
+        let available = instance
             .exports(&mut *store)
             .filter(|e| !e.name().starts_with(afresh_rewrite::names::PREFIX))
             .filter_map(|e| Some((e.name().to_owned(), e.into_func()?)))
-            .map(|(name, _)| name)
-            .collect();
-        available.sort_unstable();
-        return Err(CallError::NoSuchExport {
-            name: name.to_owned(),
-            available: available.join(", "),
-        });
+            .map(|(name, _)| name);
+        let available = listed(available.collect());
+        return Err(CallError::NoSuchExport { name: name.to_owned(), available });
     };
     let ty = func.ty(&*store);
     let wrong = |reason: String| CallError::Arguments {

@@ -80,23 +80,12 @@ pub enum LoadError {
     #[error(
         "the guest imports what nobody provides: {}; provide it with `GuestOptions::imports`, or let \
          calls of it fail with `GuestOptions::stub_imports`",
-        first(missing)
+        afresh_rewrite::told(missing)
     )]
     Imports {
         /// All of them, with their types.
         missing: Vec<String>,
     },
-}
-
-/// Names that an error tells; the others it counts. Some worlds import hundreds of functions.
-const TOLD: usize = 8;
-
-/// The first of `names`, and how many there are beside.
-fn first(names: &[String]) -> String {
-    match names.len().checked_sub(TOLD) {
-        Some(more @ 1..) => format!("{}, and {more} more", names[..TOLD].join(", ")),
-        _ => names.join(", "),
-    }
 }
 
 impl LoadError {

@@ -1,0 +1,41 @@
+//! Lists of names in errors: the first few, shortened, and how many there are beside.
+//!
+//! A module may have a hundred thousand exports, and worlds of components import hundreds of functions; both come from
+//! strangers, and errors go into logs and answers.
+
+/// Names that an error tells.
+const FEW: usize = 8;
+/// Characters of each.
+const LONGEST: usize = 200;
+
+/// The first few of `names`, for an error; the others are counted.
+///
+/// ```
+/// assert_eq!(afresh_rewrite::told(&["run".into(), "stop".into()]), "run, stop");
+/// ```
+#[must_use]
+pub fn told(names: &[String]) -> String {
+    let shortened = |name: &String| match name.char_indices().nth(LONGEST) {
+        Some((end, _)) => format!("{}...", &name[..end]),
+        None => name.clone(),
+    };
+    let few: Vec<String> = names.iter().take(FEW).map(shortened).collect();
+    match names.len().saturating_sub(FEW) {
+        0 => few.join(", "),
+        more => format!("{}, and {more} more", few.join(", ")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn many_names_are_counted_and_long_ones_cut() {
+        let names: Vec<String> = (0..100_000).map(|n| format!("f{n}")).collect();
+        assert_eq!(told(&names[..8]), "f0, f1, f2, f3, f4, f5, f6, f7");
+        assert_eq!(told(&names), "f0, f1, f2, f3, f4, f5, f6, f7, and 99992 more");
+        assert_eq!(told(&["é".repeat(1000)]), format!("{}...", "é".repeat(LONGEST)));
+        assert_eq!(told(&[]), "");
+    }
+}
