@@ -84,13 +84,6 @@ pub(crate) const ALL: &[Guest] = &[
         needs_c: true,
     },
     Guest {
-        name: "script",
-        target: "wasm32-wasip1",
-        kind: Kind::Module,
-        exports: BYTES,
-        needs_c: true,
-    },
-    Guest {
         name: "quickjs",
         target: "wasm32-wasip1",
         kind: Kind::Module,
@@ -232,7 +225,7 @@ mod tests {
         };
         assert!(
             error(&["--only", "cobol"])
-                .contains("sieve, component, files, http, turns, js, script, quickjs, vm")
+                .contains("sieve, component, files, http, turns, js, quickjs, vm")
         );
         assert!(error(&["--only"]).contains("needs a guest's name"));
         assert!(error(&["--fast"]).contains("--fast"));

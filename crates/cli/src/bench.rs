@@ -150,7 +150,7 @@ enum Table {
         #[arg(long, default_value = "rivals/jshttp/target/wasm32-wasip2/release/jshttp.wasm")]
         jshttp: PathBuf,
         /// The interpreter that sandboxes run.
-        #[arg(long, default_value = "target/guests/script.wasm")]
+        #[arg(long, default_value = "target/guests/quickjs.wasm")]
         script: PathBuf,
         /// A nats-server, for a sandbox that is fetched from S3.
         #[arg(long, requires = "versitygw")]

@@ -68,6 +68,8 @@ pub(crate) struct Command<'a> {
     pub(crate) interactive: bool,
     /// Whether what it writes is shown.
     pub(crate) shown: bool,
+    /// Calls of the warm-up before those that are asked for.
+    pub(crate) first: Vec<Call>,
 }
 
 impl GuestArguments {
@@ -84,6 +86,34 @@ impl GuestArguments {
     #[cfg(feature = "serve")]
     pub(crate) fn wasm(&self, command: Command<'_>) -> anyhow::Result<afresh::wasm::GuestOptions> {
         self.how.wasm.options(&self.guest, command, &self.how.env()?, &self.how.dir)
+    }
+
+    /// The options that open the guest as one that evaluates a language; what it asks meanwhile is asked of a listener.
+    #[cfg(feature = "serve")]
+    pub(crate) fn interpreter<L: afresh_interpreter::Listener>(
+        &self,
+        settings: &Settings,
+        language: &afresh_interpreter::Language,
+    ) -> anyhow::Result<Options> {
+        use afresh::files::{Budget, Tree};
+        let path = std::path::Path::new(&self.guest);
+        let module = afresh_interpreter::is_module(path);
+        let first = if module { language.warm_up() } else { Vec::new() };
+        let mut options = self.options(settings, Command { first, ..Command::default() })?;
+        if let Some(stack) = language.stack {
+            options = options.stack(stack);
+        }
+        let mut wasm = self.wasm(Command::default())?;
+        wasm.imports = afresh_interpreter::imports::<L>();
+        wasm.state = afresh_interpreter::state(L::default);
+        let env = language.env.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        wasm.wasi.env = env.chain(wasm.wasi.env).collect();
+        let files = wasm.wasi.files.take().unwrap_or_else(|| Tree::new(Budget::default()));
+        let (mut files, _) = language.over_library(files, path, None)?;
+        files.make_directories("/tmp", afresh::files::Time::now())?;
+        wasm.wasi.files = Some(files.clone());
+        wasm.files_below = Some(files);
+        Ok(options.wasm(wasm))
     }
 
     /// Most time for one call, if there is any.
@@ -116,6 +146,7 @@ impl OpenArguments {
         if let Some(mib) = self.memory {
             options = options.memory(mib.saturating_mul(1 << 20));
         }
+        options = command.first.iter().cloned().fold(options, Options::warm);
         let env = self.env()?;
         #[cfg(feature = "linux")]
         {

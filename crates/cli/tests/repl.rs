@@ -21,13 +21,13 @@ fn repl(arguments: &[&str], lines: &str) -> Output {
 
 #[test]
 fn a_session_at_a_prompt_keeps_goes_back_and_forks() {
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/script.wasm");
+    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/guests/quickjs.wasm");
     if !script.is_file() {
         println!("SKIPPED: {} is not built; `cargo xtask guests` builds it", script.display());
         return;
     }
     let script = script.to_str().unwrap();
-    let arguments = [script, "--warm", "warm", "--language", "javascript"];
+    let arguments = [script, "--language", "javascript"];
     let output = repl(
         &arguments,
         "let x = 1\nx += 1\n:checkpoint two\nx += 10\n:back two\nx\n:fork\nx = 'fork'\n:to 0\nx\n\

@@ -10,28 +10,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use afresh::wasm::wasmtime::{self, Caller, Extern, Linker, Memory, ResourceLimiter};
-use afresh::wasm::{Host, Imports, Limiter, State, Watch, hand_over};
+use afresh::wasm::wasmtime::{self, ResourceLimiter};
+use afresh::wasm::{Limiter, Watch};
+use afresh_interpreter::{Listener, Stream, imports, listener, state};
 use minicbor::{Decoder, Encoder};
 use pyo3::exceptions::PyException;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 use crate::value;
-
-/// The module that interpreters import their host's functions from.
-const INTERPRETER: &str = "afresh_interpreter";
-
-/// What frames of a guest begin with that has one function of its host's, `host.call`, as the language `python` has.
-/// `_driver.py` is the other side.
-mod frame {
-    pub(super) const ANSWER: u8 = 0;
-    pub(super) const STDOUT: u8 = 1;
-    pub(super) const STDERR: u8 = 2;
-    pub(super) const TOOL: u8 = 3;
-    /// What the guest is told of a frame that cannot be taken.
-    pub(super) const FAULT: i32 = -2;
-}
 
 /// Ends calls from elsewhere: once set it stays so.
 #[derive(Clone, Debug, Default)]
@@ -89,10 +76,6 @@ pub(crate) struct CallState {
     sink: Option<Py<PyAny>>,
     /// Called with the name and the arguments of a tool.
     tools: Option<Py<PyAny>>,
-    /// Of the last tool.
-    answer: Vec<u8>,
-    /// What a guest answered that does so by a function of its host's.
-    pub(crate) given: Option<Vec<u8>>,
     signals: Signals,
     /// Who is told of an interruption, where no call has begun.
     warm_up: Option<Interruption>,
@@ -169,29 +152,27 @@ impl CallState {
         false
     }
 
-    fn print(&mut self, stream: i32, bytes: &[u8]) -> Result<(), PyErr> {
-        let kept = if stream == 2 { &mut self.stderr } else { &mut self.stdout };
+    fn keep(&mut self, stream: Stream, bytes: &[u8]) -> PyResult<()> {
+        let (number, kept) = match stream {
+            Stream::Stdout => (1, &mut self.stdout),
+            Stream::Stderr => (2, &mut self.stderr),
+        };
         let room = self.output.saturating_sub(kept.len());
         kept.extend_from_slice(&bytes[..room.min(bytes.len())]);
         self.truncated |= room < bytes.len();
         let Some(sink) = &self.sink else { return Ok(()) };
         Python::attach(|py| {
             let text = String::from_utf8_lossy(bytes);
-            sink.call1(py, (stream, text.as_ref())).map(drop)
+            sink.call1(py, (number, text.as_ref())).map(drop)
         })
     }
 
     /// Calls a tool; what it raises is an answer, too, unless nothing may catch it.
-    fn call(&mut self, request: &[u8]) -> PyResult<usize> {
+    fn answer(&mut self, request: &[u8]) -> PyResult<Vec<u8>> {
         Python::attach(|py| {
-            let result = self.call_tool(py, request);
-            let error = match result {
-                Ok(answer) => {
-                    self.answer = answer;
-                    return Ok(self.answer.len());
-                }
+            let error = match self.call_tool(py, request) {
                 Err(error) if error.is_instance_of::<PyException>(py) => error,
-                Err(error) => return Err(error),
+                other => return other,
             };
             let number = u32::try_from(self.failures.len()).unwrap_or(u32::MAX);
             let name = error.get_type(py).name()?.to_string();
@@ -201,8 +182,7 @@ impl CallState {
             let written = (|| out.array(4)?.u8(1)?.str(&name)?.str(&message)?.u32(number)?.ok())();
             written.map_err(|error| crate::error::MarshalError::new_err(error.to_string()))?;
             self.failures.push(error);
-            self.answer = answer;
-            Ok(self.answer.len())
+            Ok(answer)
         })
     }
 
@@ -255,114 +235,24 @@ impl ResourceLimiter for CallState {
     }
 }
 
-/// The memory of a guest that calls, with the call's state.
-fn parts<'a>(
-    caller: &'a mut Caller<'_, Host>,
-) -> wasmtime::Result<(&'a mut [u8], &'a mut CallState)> {
-    let memory: Memory = caller
-        .get_export("memory")
-        .and_then(Extern::into_memory)
-        .ok_or_else(|| wasmtime::Error::msg("the guest exports no memory"))?;
-    let (bytes, host) = memory.data_and_store_mut(caller);
-    Ok((bytes, host.state()))
-}
-
-/// The bytes that a guest names; they may lie outside of its memory.
-fn named(memory: &[u8], address: i32, len: i32) -> wasmtime::Result<&[u8]> {
-    let (start, len) = (address as u32 as usize, len as u32 as usize);
-    start
-        .checked_add(len)
-        .and_then(|end| memory.get(start..end))
-        .ok_or_else(|| wasmtime::Error::msg("the guest names bytes outside of its memory"))
-}
-
 /// How a call ends whose reason its state holds.
 fn ended(state: &mut CallState, error: PyErr) -> wasmtime::Error {
     state.reason = Some(Reason::Interrupted(error));
     wasmtime::Error::msg("the host's own code was interrupted")
 }
 
-fn write(
-    mut caller: Caller<'_, Host>,
-    stream: i32,
-    address: i32,
-    len: i32,
-) -> wasmtime::Result<()> {
-    let (memory, state) = parts(&mut caller)?;
-    let bytes = named(memory, address, len)?;
-    state.print(stream, bytes).map_err(|error| ended(state, error))
-}
-
-fn call(mut caller: Caller<'_, Host>, address: i32, len: i32) -> wasmtime::Result<i32> {
-    let (memory, state) = parts(&mut caller)?;
-    // Nobody looks while a tool runs, which may take as long as it likes.
-    if !state.goes_on() {
-        return Err(wasmtime::Error::msg("the call was stopped before a tool was called"));
+impl Listener for CallState {
+    fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        self.keep(stream, bytes).map_err(|error| ended(self, error))
     }
-    let request = named(memory, address, len)?;
-    let answered = state.call(request).map_err(|error| ended(state, error))?;
-    i32::try_from(answered)
-        .map_err(|_| wasmtime::Error::msg("a tool's answer is larger than 2 GiB"))
-}
 
-fn take(mut caller: Caller<'_, Host>, address: i32) -> wasmtime::Result<()> {
-    let (memory, state) = parts(&mut caller)?;
-    let answer = std::mem::take(&mut state.answer);
-    let len = answer.len();
-    let start = address as u32 as usize;
-    let room = start.checked_add(len).and_then(|end| memory.get_mut(start..end));
-    let Some(room) = room else {
-        return Err(wasmtime::Error::msg("the guest has no room for a tool's answer"));
-    };
-    room.copy_from_slice(&answer);
-    Ok(())
-}
-
-/// Takes a frame of the guest's, and gives what is said to it where the guest's allocator has made room: its address
-/// and its length are put where the guest wants them. What is nothing needs no room.
-fn take_frame(
-    mut caller: Caller<'_, Host>,
-    address: i32,
-    len: i32,
-    to_address: i32,
-    to_len: i32,
-) -> wasmtime::Result<i32> {
-    let (memory, state) = parts(&mut caller)?;
-    let Some((what, inside)) = named(memory, address, len)?.split_first() else {
-        return Ok(frame::FAULT);
-    };
-    let mut said = Vec::new();
-    match *what {
-        frame::ANSWER => state.given = Some(inside.to_vec()),
-        stream @ (frame::STDOUT | frame::STDERR) => {
-            state.print(i32::from(stream), inside).map_err(|error| ended(state, error))?;
+    fn call(&mut self, request: &[u8]) -> wasmtime::Result<Vec<u8>> {
+        // Nobody looks while a tool runs, which may take as long as it likes.
+        if !self.goes_on() {
+            return Err(wasmtime::Error::msg("the call was stopped before a tool was called"));
         }
-        frame::TOOL => {
-            // Nobody looks while a tool runs, which may take as long as it likes.
-            if !state.goes_on() {
-                return Err(wasmtime::Error::msg("the call was stopped before a tool was called"));
-            }
-            state.call(inside).map_err(|error| ended(state, error))?;
-            said = std::mem::take(&mut state.answer);
-        }
-        _ => return Ok(frame::FAULT),
+        self.answer(request).map_err(|error| ended(self, error))
     }
-    let at = match said.is_empty() {
-        true => 0,
-        false => match hand_over(&mut caller, &said)? {
-            Some(at) => at,
-            None => return Ok(frame::FAULT),
-        },
-    };
-    let (memory, _) = parts(&mut caller)?;
-    for (to, word) in [(to_address, at), (to_len, said.len() as u32)] {
-        let to = to as u32 as usize;
-        let Some(room) = to.checked_add(4).and_then(|end| memory.get_mut(to..end)) else {
-            return Ok(frame::FAULT);
-        };
-        room.copy_from_slice(&word.to_le_bytes());
-    }
-    Ok(0)
 }
 
 /// What interrupted a warm-up, whose state nobody sees.
@@ -380,31 +270,19 @@ impl Interruption {
     }
 }
 
-/// What guests of this package may import beside WASI.
-fn imports() -> Imports {
-    Imports::new(|linker: &mut Linker<Host>| {
-        linker.func_wrap(INTERPRETER, "write", write)?;
-        linker.func_wrap(INTERPRETER, "call", call)?;
-        linker.func_wrap(INTERPRETER, "take", take)?;
-        linker.func_wrap("host", "call", take_frame)?;
-        Ok(())
-    })
-}
-
 /// The options of every Wasm guest, and where to look when its warm-up was interrupted.
 pub(crate) fn guest_options() -> (afresh::wasm::GuestOptions, Interruption) {
     let interruption = Interruption::default();
     let own = interruption.clone();
-    let state = State::new(move || CallState {
-        signals: Signals::of_this_thread(),
-        warm_up: Some(own.clone()),
-        ..CallState::default()
-    });
     let options = afresh::wasm::GuestOptions {
-        imports: imports(),
-        state,
-        limiter: Limiter::new(|host| host.state::<CallState>()),
-        watch: Watch::new(|host| host.state::<CallState>().goes_on()),
+        imports: imports::<CallState>(),
+        state: state(move || CallState {
+            signals: Signals::of_this_thread(),
+            warm_up: Some(own.clone()),
+            ..CallState::default()
+        }),
+        limiter: Limiter::new(|host| listener::<CallState>(host)),
+        watch: Watch::new(|host| listener::<CallState>(host).goes_on()),
         ..afresh::wasm::GuestOptions::default()
     };
     (options, interruption)

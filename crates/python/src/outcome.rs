@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Function, Lease};
-use minicbor::{Decoder, Encoder};
+use afresh_interpreter::{Form, RUN, Request, Tools};
+use minicbor::Decoder;
 use pyo3::prelude::*;
 use pyo3::types::{PyString, PyTuple};
 
@@ -12,65 +13,19 @@ use crate::call::{CallState, Limits, Reason, Stop};
 use crate::error::{self, GuestError, MarshalError, StoppedError};
 use crate::value;
 
-/// How an interpreter is asked, and where it answers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Form {
-    /// An array in CBOR, answered by what the handler returns.
-    Array,
-    /// A header and parts behind it, which `_driver.py` describes; answered by a frame to the host.
-    Frame,
-}
-
-/// Bytes of a frame's header.
-const HEADER: usize = 37;
-
-/// A request, once it is known who gets it.
-pub(crate) struct Request {
-    bytes: Vec<u8>,
-    form: Form,
-}
-
-impl Request {
-    /// For a handler that is no interpreter.
-    pub(crate) fn plain(bytes: &[u8]) -> Self {
-        Self { bytes: bytes.to_vec(), form: Form::Array }
-    }
-
-    /// Tells a clone its number, and entropy of its own.
-    fn address_to(&mut self, generation: u64) {
-        if self.form == Form::Frame {
-            self.bytes[1..9].copy_from_slice(&generation.to_le_bytes());
-            self.bytes[9..25].copy_from_slice(&entropy_bytes());
-        }
-    }
-}
-
 /// What a sandbox's calls have in common.
 #[derive(Clone)]
 pub(crate) struct Setup {
     pub(crate) limits: Limits,
-    /// The names of the tools, as guests read them.
-    tools: Vec<u8>,
+    tools: Tools,
     /// Called with a tool's name, its arguments, and its named arguments or `None`.
     dispatch: Option<std::sync::Arc<Py<PyAny>>>,
 }
 
 impl Setup {
-    pub(crate) fn new(
-        limits: Limits,
-        names: &[String],
-        dispatch: Option<Py<PyAny>>,
-    ) -> PyResult<Self> {
-        let mut tools = Vec::new();
-        let mut out = Encoder::new(&mut tools);
-        let written = (|| {
-            out.array(names.len() as u64)?;
-            names.iter().try_for_each(|name| out.str(name)?.ok())
-        })();
-        written.map_err(|error: minicbor::encode::Error<_>| {
-            MarshalError::new_err(error.to_string())
-        })?;
-        Ok(Self { limits, tools, dispatch: dispatch.map(std::sync::Arc::new) })
+    pub(crate) fn new(limits: Limits, names: &[String], dispatch: Option<Py<PyAny>>) -> Self {
+        let tools = Tools::new(names.iter().map(String::as_str));
+        Self { limits, tools, dispatch: dispatch.map(std::sync::Arc::new) }
     }
 
     /// The request for an evaluation; `arguments` is an array as guests read it.
@@ -82,37 +37,14 @@ impl Setup {
         arguments: Option<&[u8]>,
         form: Form,
     ) -> Request {
-        // An empty array, where there are none.
-        let arguments = arguments.unwrap_or(&[0x80]);
-        let mut request = Vec::with_capacity(source.len() + self.tools.len() + 64);
-        if form == Form::Frame {
-            request.push(what);
-            request.resize(HEADER - 12, 0);
-            for part in [self.tools.len(), source.len(), name.len()] {
-                request.extend_from_slice(&(part as u32).to_le_bytes());
-            }
-            for part in [&self.tools, source.as_bytes(), name.as_bytes(), arguments] {
-                request.extend_from_slice(part);
-            }
-            return Request { bytes: request, form };
-        }
-        // An array of five.
-        request.push(0x85);
-        request.push(what);
-        request.extend_from_slice(&self.tools);
-        let mut out = Encoder::new(&mut request);
-        let Ok(()) = (|| out.str(source)?.str(name)?.ok())() else {
-            unreachable!("writing to memory does not fail")
-        };
-        request.extend_from_slice(arguments);
-        Request { bytes: request, form }
+        Request::new(form, what, &self.tools, source, name, arguments)
     }
 
     /// The request for what does as little as any evaluation does, in a clone of its own.
     pub(crate) fn least(&self, form: Form) -> Vec<u8> {
-        let mut request = self.request(0, "1+1", "<sandbox>", None, form);
-        request.address_to(1);
-        request.bytes
+        let mut request = self.request(RUN, "1+1", "<sandbox>", None, form);
+        request.address_to(1, entropy_bytes());
+        request.bytes().to_vec()
     }
 
     fn state(&self, sink: Option<Py<PyAny>>, stops: [Stop; 2]) -> CallState {
@@ -138,28 +70,17 @@ pub(crate) fn evaluate(
     setup: &Setup,
     sink: Option<Py<PyAny>>,
     stops: [Stop; 2],
-    mut request: Request,
+    request: Request,
     counts: bool,
 ) -> (Outcome, bool) {
     let state = setup.state(sink, stops);
-    if let Some(module) = lease.as_module() {
-        let host = module.host_mut();
-        *host.state::<CallState>() = state;
-        request.address_to(host.generation());
-    }
     let started = Instant::now();
-    let mut answer = lease.call(handler, &request.bytes);
+    let done = afresh_interpreter::evaluate(lease, handler, request, state);
     let us = started.elapsed().as_secs_f64() * 1e6;
-    let (mut state, mut dirty) = (CallState::default(), None);
-    if let Some(module) = lease.as_module() {
-        state = std::mem::take(module.host_mut().state::<CallState>());
-        dirty = counts.then(|| module.dirty_pages().ok()).flatten();
-    }
-    let whole = answer.is_ok();
-    if let (Ok(answer), Some(given)) = (&mut answer, state.given.take()) {
-        *answer = given;
-    }
-    (Outcome { answer, state, dirty, us }, whole)
+    let module = lease.as_module().filter(|_| counts);
+    let dirty = module.and_then(|module| module.dirty_pages().ok());
+    let whole = done.answer.is_ok();
+    (Outcome { answer: done.answer, state: done.listener, dirty, us }, whole)
 }
 
 impl Outcome {

@@ -12,7 +12,7 @@ use pyo3::types::{PyBytes, PyTuple};
 
 use crate::call::Stop;
 use crate::error::{self, BusyError, SaveError, SessionError};
-use crate::outcome::{Outcome, Request, Setup, evaluate};
+use crate::outcome::{Outcome, Setup, evaluate};
 use crate::signals;
 use crate::warm::{Warm, no_interpreter, reference};
 
@@ -239,7 +239,7 @@ impl Session {
     /// Offers other functions from the next call on.
     #[pyo3(signature = (tools, dispatch))]
     fn offer(&self, tools: Vec<String>, dispatch: Option<Py<PyAny>>) -> PyResult<()> {
-        let setup = Setup::new(self.setup().limits.clone(), &tools, dispatch)?;
+        let setup = Setup::new(self.setup().limits.clone(), &tools, dispatch);
         *self.setup.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(setup);
         Ok(())
     }

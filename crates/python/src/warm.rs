@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use afresh::{Call, Function, Guest, Options, Reference, SaveOptions};
+use afresh_interpreter::{Form, Request};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
@@ -11,12 +12,9 @@ use pyo3::types::{PyBytes, PyTuple};
 use crate::call::{Limits, Stop, guest_options};
 use crate::error::{self, GuestError, OpenError, SaveError};
 use crate::files::{self, Below};
-use crate::outcome::{Form, Request, Setup, evaluate};
+use crate::outcome::{Setup, evaluate};
 use crate::session::Session;
 use crate::signals;
-
-/// The handlers of interpreters' guests.
-const HANDLERS: [(&str, Form); 2] = [("evaluate", Form::Array), ("turn", Form::Frame)];
 
 /// What evaluates code.
 pub(crate) struct Interpreter {
@@ -28,9 +26,9 @@ impl Interpreter {
     /// The guest's, if it has one.
     fn of(guest: &Guest) -> Option<Self> {
         let module = guest.as_module()?;
-        HANDLERS.iter().find_map(|(name, form)| {
-            module.function_type(name).ok()?;
-            Some(Self { handler: guest.function(name).ok()?, form: *form })
+        Form::ALL.into_iter().find_map(|form| {
+            module.function_type(form.function()).ok()?;
+            Some(Self { handler: guest.function(form.function()).ok()?, form })
         })
     }
 }
@@ -114,7 +112,7 @@ impl Warm {
             interruption.take().unwrap_or_else(|| error::raise::<OpenError>(&error))
         })?;
         let interpreter = Interpreter::of(&guest);
-        Ok(Self { guest, interpreter, setup: Setup::new(limits, &[], None)? })
+        Ok(Self { guest, interpreter, setup: Setup::new(limits, &[], None) })
     }
 
     /// What it is: `module`, `component` or `machine`.
@@ -189,7 +187,7 @@ impl Warm {
         memory: Option<usize>,
         output: usize,
     ) -> PyResult<Session> {
-        let setup = Setup::new(limits(timeout, memory, output)?, &tools, dispatch)?;
+        let setup = Setup::new(limits(timeout, memory, output)?, &tools, dispatch);
         let this = slf.get();
         let session = slf.py().detach(|| this.guest.session());
         let session = session.map_err(|error| error::of_session(&error))?;
@@ -199,10 +197,8 @@ impl Warm {
     /// Saves the warm state; returns its id.
     fn save(&self, py: Python<'_>, to: &str) -> PyResult<String> {
         let to = reference(to)?;
-        let interpreter = self.interpreter.as_ref();
-        let handler = interpreter.and_then(|i| HANDLERS.iter().find(|(_, form)| *form == i.form));
-        let least =
-            handler.map(|(name, form)| Call::bytes((*name).to_owned(), self.setup.least(*form)));
+        let form = self.interpreter.as_ref().map(|interpreter| interpreter.form);
+        let least = form.map(|form| Call::bytes(form.function(), self.setup.least(form)));
         let saved = py.detach(|| {
             // What every evaluation touches is read first when the snapshot is opened, and not page by page.
             let recorded = least.map(|call| self.guest.save(&to, &SaveOptions::new().record(call)));

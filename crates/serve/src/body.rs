@@ -13,7 +13,7 @@ use http_body_util::BodyExt;
 use hyper::StatusCode;
 use tokio::time::{Instant, Sleep};
 
-use crate::budget::Share;
+use crate::budget::{Budget, Share};
 use crate::refusal::Refusal;
 
 /// What one body may take.
@@ -163,6 +163,51 @@ impl AsRef<[u8]> for Held {
     }
 }
 
+/// Said of an answer whose body comes in pieces, while it is still being made.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct InPieces;
+
+/// A body in pieces, each of which is counted for as long as anybody has it. One that does not fit ends it.
+pub(crate) struct Counted {
+    body: axum::body::Body,
+    budget: Budget,
+}
+
+impl Counted {
+    pub(crate) fn new(body: axum::body::Body, budget: &Budget) -> Self {
+        Self { body, budget: budget.clone() }
+    }
+}
+
+/// There is no room for the next piece.
+#[derive(Debug, thiserror::Error)]
+#[error("the server has no memory left for the rest of the answer")]
+pub(crate) struct NoRoom;
+
+impl Body for Counted {
+    type Data = Bytes;
+    type Error = axum::BoxError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        let frame = std::task::ready!(Pin::new(&mut self.body).poll_frame(context));
+        let Some(frame) = frame else { return Poll::Ready(None) };
+        let counted = frame.map_err(Into::into).and_then(|frame| match frame.into_data() {
+            Err(trailers) => Ok(trailers),
+            Ok(data) => {
+                let mut share = self.budget.share();
+                match share.add(data.len()) {
+                    true => Ok(Frame::data(held(data, share))),
+                    false => Err(NoRoom.into()),
+                }
+            }
+        });
+        Poll::Ready(Some(counted))
+    }
+}
+
 /// The bytes of an answer, which are counted for as long as anybody has them: a connection takes all of a body at once, and keeps
 /// it until its client has.
 pub(crate) fn held(bytes: Bytes, share: Share) -> Bytes {
@@ -178,7 +223,6 @@ mod tests {
     use std::convert::Infallible;
 
     use super::*;
-    use crate::budget::Budget;
 
     /// A body in pieces; after them it ends, or never says anything again.
     struct Pieces(VecDeque<&'static [u8]>, bool);

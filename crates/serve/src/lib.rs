@@ -57,9 +57,7 @@ mod wire;
 pub use config::{Config, GuestConfig, parse_duration};
 pub use error::{ManifestError, ServeError};
 pub use handler::{Handler, HandlerError, Reply};
-pub use sandbox::{
-    Keys, Language, Outcome, SandboxConfig, Shown, Stream, Template, Thrown, language,
-};
+pub use sandbox::{Keys, SandboxConfig, Template};
 pub use server::{Handle, Server};
 #[cfg(feature = "tls")]
 pub use tls::TlsConfig;

@@ -127,7 +127,8 @@ struct Template {
     guest: String,
     #[serde(default)]
     warm: Vec<String>,
-    call: Option<String>,
+    setup: Option<String>,
+    library: Option<PathBuf>,
     language: Option<String>,
     memory_mib: Option<u64>,
     files_mib: Option<u64>,
@@ -205,11 +206,11 @@ impl Sandboxes {
         set(&mut config.timeout, self.timeout.map(|time| time.0));
         set(&mut config.call_timeout, self.call_timeout.map(|time| time.0));
         for template in self.template {
-            let open =
-                template.warm.iter().fold(open.clone(), |open, call| open.warm(warm_call(call)));
-            let mut own =
-                SandboxTemplate::new(template.name, seen_from(dir, &template.guest), open);
-            set(&mut own.call, template.call);
+            let guest = seen_from(dir, &template.guest);
+            let mut own = SandboxTemplate::new(template.name, guest, open.clone());
+            own.warm = template.warm.iter().map(|call| warm_call(call)).collect();
+            own.setup = template.setup;
+            own.library = template.library.map(|library| dir.join(library));
             set(&mut own.language, template.language);
             set(&mut own.files, template.files_mib.map(|mib| mib.saturating_mul(1 << 20)));
             set(&mut own.memory, template.memory_mib.map(|mib| mib.saturating_mul(1 << 20)));

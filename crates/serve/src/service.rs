@@ -14,7 +14,7 @@ use hyper::{Method, Request, StatusCode, Uri};
 use tokio::sync::watch;
 use tracing::Instrument;
 
-use crate::body::{BodyLimits, Limited, held};
+use crate::body::{BodyLimits, Counted, InPieces, Limited, held};
 use crate::budget::Budget;
 use crate::config::Config;
 use crate::error::ServeError;
@@ -311,9 +311,12 @@ impl Shared {
         Some(site.answer(request, &table.common).await)
     }
 
-    /// Counts what is kept of an answer about sandboxes, all of which is there already.
+    /// Counts what is kept of an answer about sandboxes: all of it, which is there already, or piece by piece.
     async fn hold(&self, response: Response) -> Response {
         let (parts, body) = response.into_parts();
+        if parts.extensions.get::<InPieces>().is_some() {
+            return Response::from_parts(parts, Body::new(Counted::new(body, &self.budget)));
+        }
         let bytes = match body.collect().await {
             Ok(body) => body.to_bytes(),
             Err(error) => {

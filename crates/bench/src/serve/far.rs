@@ -136,7 +136,7 @@ pub(super) fn resume(
         let script = std::path::absolute(&files.script)?;
         let text = format!(
             "[sandboxes]\nkeys = {:?}\nstore = \"store\"\n[[sandboxes.template]]\nname = \"script\"\n\
-             guest = {:?}\nwarm = [\"warm\"]\n",
+             guest = {:?}\n",
             dir.path().join("keys").display().to_string(),
             script.display().to_string(),
         );

@@ -92,7 +92,7 @@ fn operations(
     let config = dir.join("serve.toml");
     let text = format!(
         "[sandboxes]\nkeys = \"keys\"\nstore = \"store\"\n[[sandboxes.template]]\nname = \"script\"\n\
-         guest = {:?}\nwarm = [\"warm\"]\n",
+         guest = {:?}\n",
         script.display().to_string()
     );
     std::fs::write(&config, text)?;

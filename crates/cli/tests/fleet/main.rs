@@ -242,6 +242,29 @@ fn what_killed_sandboxes_had_saved_is_removed_from_the_store_and_the_others_go_o
 }
 
 #[test]
+fn a_sandbox_that_is_killed_in_the_middle_of_a_call_is_gone_at_once_on_all_hosts() {
+    let Some(fleet) = Fleet::start() else { return };
+    // Saved, so that there is something that it could be taken up from.
+    let sandbox = saved(&fleet, 2);
+    assert_eq!(sandbox.run_soon(&fleet.hosts[0]), Ran::Count(3));
+    let addr = fleet.hosts[0].addr;
+    let calling = std::thread::spawn({
+        let sandbox = sandbox.clone();
+        move || sandbox.run_slowly_at(addr)
+    });
+    std::thread::sleep(std::time::Duration::from_millis(500));
+    assert_eq!(sandbox.ask_soon(&fleet.hosts[1], "DELETE", ""), 204);
+    let during = [0, 1, 2, 0].map(|host: usize| sandbox.run(&fleet.hosts[host]));
+    assert!(!calling.is_finished(), "the call was over before the sandbox was killed");
+    assert!(during.iter().all(|ran| matches!(ran, Ran::Refused(502 | 503))), "{during:?}");
+    calling.join().unwrap();
+    for host in &fleet.hosts {
+        assert_eq!(sandbox.run_soon(host), Ran::Refused(502));
+        assert_eq!(sandbox.ask_soon(host, "GET", ""), 404);
+    }
+}
+
+#[test]
 fn a_drained_host_leaves_everything_to_the_others() {
     let Some(mut fleet) = Fleet::start() else { return };
     let sandboxes: Vec<Sandbox> = (0..6).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();

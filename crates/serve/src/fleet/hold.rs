@@ -18,6 +18,8 @@ use super::{Fleet, lock};
 const AFTER: usize = 2;
 /// How long somebody who was waited for is looked after.
 const SUSPECT: Duration = Duration::from_secs(60);
+/// No entry has this number.
+const NONE: u64 = 0;
 /// Lives that are over and remembered.
 const OVER: usize = 10_000;
 
@@ -75,11 +77,7 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
                 }
                 own.lease.renewed(revision, sent);
             }
-            if let Some(shared) = fleet.shared()
-                && let Some(routes) = &shared.sandboxes
-            {
-                routes.sandboxes.settle(fleet).await;
-            }
+            settle(fleet);
         }
         Ok(Err(LinkError::Changed)) => match seen(fleet, &life).await {
             Ok(Some((revision, false))) => lock(&fleet.own).lease.learnt(revision),
@@ -89,6 +87,19 @@ async fn renew(fleet: &Arc<Fleet>, beat: u64, patience: Duration) {
         Ok(Err(error)) => tracing::warn!(%error, "the lease was not renewed"),
         Err(_) => tracing::warn!("the lease was not renewed in time"),
     }
+}
+
+/// Has what is in doubt settled, beside the renewals: these come first. Whatever is left is tried after the next one.
+fn settle(fleet: &Arc<Fleet>) {
+    let fleet = fleet.clone();
+    tokio::spawn(async move {
+        let Ok(_turn) = fleet.settling.try_lock() else { return };
+        if let Some(shared) = fleet.shared()
+            && let Some(routes) = &shared.sandboxes
+        {
+            routes.sandboxes.settle(&fleet).await;
+        }
+    });
 }
 
 /// The number of a life's entry, and whether it is broken; nothing where there is none.
@@ -120,9 +131,7 @@ async fn begin_again(fleet: &Arc<Fleet>) {
             lock(&fleet.suspicion).reset();
             lock(&fleet.ways).clear();
             fleet.drain.notify_one();
-            if let Some(sandboxes) = sandboxes {
-                sandboxes.settle(fleet).await;
-            }
+            settle(fleet);
         }
         Err(error) => {
             // Of a life that may have begun and never will be used: nobody ever names it.
@@ -164,8 +173,8 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
     }
     let (revision, broken) = match seen(fleet, life).await {
         Ok(Some(seen)) => seen,
-        // It left, unless a server that lags behind its neighbours says so: that is waited for.
-        Ok(None) => (0, false),
+        // It left, unless a server that lags behind its neighbours says so: that is waited for, and then found out.
+        Ok(None) => (NONE, false),
         Err(_) => return Some(fleet.terms.time),
     };
     let verdict = lock(&fleet.suspicion).saw(life, revision, now());
@@ -181,13 +190,18 @@ pub(super) async fn look(fleet: &Fleet, life: &str) -> Option<Moment> {
             }
             return Some(left);
         }
-        Verdict::Over if revision == 0 => over(fleet, life),
         Verdict::Over => {
-            let entry = Life { name: String::new(), beat: 0, broken: true };
+            let entry = bytes(&Life { name: String::new(), beat: 0, broken: true });
             if !fleet.safe() {
                 return Some(fleet.terms.time);
             }
-            match links::update(&fleet.links.hosts, life, bytes(&entry), revision).await {
+            let hosts = &fleet.links.hosts;
+            let broken = match revision {
+                // Only a server that has all entries makes one where there is none, so this life has none.
+                NONE => links::mark(hosts, life, entry).await,
+                revision => links::update(hosts, life, entry, revision).await,
+            };
+            match broken {
                 Ok(_) => {
                     tracing::warn!(
                         life,

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::push::OrderedConfig;
 use async_nats::jetstream::consumer::{DeliverPolicy, ReplayPolicy};
-use async_nats::jetstream::kv::{Config, CreateErrorKind, Operation, Store, UpdateErrorKind};
+use async_nats::jetstream::kv::{Config, CreateError, CreateErrorKind, Operation, Store, UpdateErrorKind};
 use async_nats::{Client, ConnectOptions};
 use bytes::Bytes;
 use futures_util::StreamExt;
@@ -183,15 +183,23 @@ pub(crate) async fn find(store: &Store, key: &str) -> Result<Option<Found>, Link
     Ok(entry.map(|entry| Found { revision: entry.revision, value: entry.value }))
 }
 
+fn not_made(error: &CreateError) -> LinkError {
+    match error.kind() {
+        CreateErrorKind::AlreadyExists => LinkError::Changed,
+        _ => LinkError::Away(error.to_string()),
+    }
+}
+
 /// Makes an entry that is not there.
 pub(crate) async fn create(store: &Store, key: &str, value: Bytes) -> Result<u64, LinkError> {
-    let made = async {
-        store.create(key, value).await.map_err(|error| match error.kind() {
-            CreateErrorKind::AlreadyExists => LinkError::Changed,
-            _ => LinkError::Away(error.to_string()),
-        })
-    };
+    let made = async { store.create(key, value).await.map_err(|error| not_made(&error)) };
     within(ANSWER, made).await
+}
+
+/// Makes an entry that is not there, for as long as what is said of a removed one stays.
+pub(crate) async fn mark(store: &Store, key: &str, value: Bytes) -> Result<u64, LinkError> {
+    let made = store.create_with_ttl(key, value, MARKERS);
+    within(ANSWER, async { made.await.map_err(|error| not_made(&error)) }).await
 }
 
 /// Changes an entry that nobody has changed since `revision`.

@@ -62,6 +62,8 @@ pub(crate) struct Fleet {
     /// One for the sandboxes that share a place in it, so that one host takes a sandbox once.
     taking: [tokio::sync::Mutex<()>; 64],
     random: Mutex<Seed>,
+    /// Held by the one that settles what is in doubt.
+    settling: tokio::sync::Mutex<()>,
     draining: AtomicBool,
     transfers: Mutex<HashMap<u64, Arc<talk::Transfer>>>,
     next_transfer: AtomicU64,
@@ -176,6 +178,7 @@ impl Fleet {
             ways: Mutex::default(),
             taking: std::array::from_fn(|_| tokio::sync::Mutex::new(())),
             random: Mutex::new(Seed::new(seed)),
+            settling: tokio::sync::Mutex::new(()),
             draining: AtomicBool::new(false),
             transfers: Mutex::default(),
             next_transfer: AtomicU64::new(1),
@@ -236,6 +239,12 @@ impl Fleet {
     /// The life that this host is in.
     fn life(&self) -> String {
         lock(&self.own).life.clone()
+    }
+
+    /// Whether this host is in this life still, and knows of nobody who ended it.
+    pub(crate) fn lives(&self, life: &str) -> bool {
+        let own = lock(&self.own);
+        own.life == life && !own.lease.is_broken()
     }
 
     /// Whether this host may answer for the sandboxes that it has.

@@ -21,11 +21,19 @@ const LISTED: usize = 10_000;
 /// What came of taking a sandbox.
 pub(crate) enum Taken {
     /// It is this host's now.
-    Ours(Box<SandboxRecord>, Anchor),
+    Ours(Box<Owned>),
     /// Another host has it.
     Theirs(String),
     /// There is none.
     Missing,
+}
+
+/// A sandbox of this host's.
+pub(crate) struct Owned {
+    pub(crate) record: SandboxRecord,
+    pub(crate) anchor: Anchor,
+    /// The life of this host that its entry names.
+    pub(crate) life: String,
 }
 
 fn bytes(value: &impl serde::Serialize) -> Bytes {
@@ -140,26 +148,28 @@ impl Fleet {
         Err(LinkError::Changed.into())
     }
 
-    /// Enters this host's new life as the owner of what its last one had; `false` if another host was faster.
+    /// Enters this host's new life as the owner of what its last one had, and gives that life; none if another host
+    /// was faster.
     pub(crate) async fn keep(
         &self,
         anchor: &mut Anchor,
         record: SandboxRecord,
-    ) -> Result<bool, Refusal> {
+    ) -> Result<Option<String>, Refusal> {
         self.check()?;
-        let Some(key) = entry::key(&record.id) else { return Ok(false) };
-        let Some((revision, there)) = self.entry(&key).await? else { return Ok(false) };
+        let life = self.life();
+        let Some(key) = entry::key(&record.id) else { return Ok(None) };
+        let Some((revision, there)) = self.entry(&key).await? else { return Ok(None) };
         if !there.owner.as_deref().is_some_and(|owner| self.ours(owner)) {
-            return Ok(false);
+            return Ok(None);
         }
         let state = there.state;
-        let entry = Entry { owner: Some(self.life()), record, state: state.clone() };
+        let entry = Entry { owner: Some(life.clone()), record, state: state.clone() };
         match links::update(&self.links.sandboxes, &key, bytes(&entry), revision).await {
             Ok(revision) => {
                 *anchor = Anchor { revision, state };
-                Ok(true)
+                Ok(Some(life))
             }
-            Err(LinkError::Changed) => Ok(false),
+            Err(LinkError::Changed) => Ok(None),
             Err(error) => Err(error.into()),
         }
     }
@@ -197,30 +207,25 @@ impl Fleet {
         if entry.owner.as_deref() == Some(&life) {
             // Taken before, by a change whose answer was lost.
             let anchor = Anchor { revision, state: entry.state };
-            return self.taken(id, &key, entry.record, anchor).await;
+            return self.taken(&key, Owned { record: entry.record, anchor, life }).await;
         }
         if !self.free(entry.owner.as_deref()).await {
             return Ok(Taken::Theirs(entry.owner.unwrap_or_default()));
         }
-        let ours = Entry { owner: Some(life), ..entry };
+        let ours = Entry { owner: Some(life.clone()), ..entry };
         let revision = links::update(&self.links.sandboxes, &key, bytes(&ours), revision).await?;
         self.counts.taken.inc();
         let anchor = Anchor { revision, state: ours.state };
-        self.taken(id, &key, ours.record, anchor).await
+        self.taken(&key, Owned { record: ours.record, anchor, life }).await
     }
 
-    async fn taken(
-        &self,
-        id: &str,
-        key: &str,
-        record: SandboxRecord,
-        anchor: Anchor,
-    ) -> Result<Taken, Refusal> {
+    async fn taken(&self, key: &str, owned: Owned) -> Result<Taken, Refusal> {
+        let Owned { record, anchor, .. } = &owned;
         let over = !record.paused
             && record.ends <= crate::sandbox::milliseconds(std::time::SystemTime::now());
         if anchor.state.is_none() || over {
             tracing::warn!(
-                id,
+                id = record.id,
                 over,
                 "a sandbox is gone: its time is over, or it was lost before it was ever saved"
             );
@@ -228,7 +233,7 @@ impl Fleet {
             links::remove(&self.links.sandboxes, key, anchor.revision).await?;
             return Ok(Taken::Missing);
         }
-        Ok(Taken::Ours(Box::new(record), anchor))
+        Ok(Taken::Ours(Box::new(owned)))
     }
 
     /// The entries of a tenant's sandboxes.

@@ -191,7 +191,13 @@ impl Fleet {
             },
             Err(Damaged) => (gone("the message is damaged"), Bytes::new()),
         };
-        let Ok(message) = wire::pack(&reply, &piece) else { return };
+        let Ok(mut message) = wire::pack(&reply, &piece) else { return };
+        if message.len() > self.links.client.max_payload() {
+            // A guest's doing; whoever waits is told, and not left waiting.
+            let why = gone("the head of the answer is larger than a message between hosts may be");
+            let Ok(short) = wire::pack(&why, &[]) else { return };
+            message = short;
+        }
         if let Err(error) = asked.respond(Ok(message)).await {
             tracing::warn!(%error, "an answer was not sent to another host");
         }
@@ -271,24 +277,22 @@ impl Fleet {
         let Some(shared) = self.shared() else {
             return Ok((gone("the host is ending"), Bytes::new()));
         };
-        let answer = tokio::spawn(async move { shared.answer_other(request, take).await });
-        let state = State { body, answer: Some(Answer(answer)), rest: None };
         let id = self.next_transfer.fetch_add(1, Ordering::Relaxed);
         let transfer = Arc::new(Transfer {
-            state: Mutex::new(state),
+            state: Mutex::new(State { body, answer: None, rest: None }),
             touched: std::sync::Mutex::new(Instant::now()),
         });
+        let mut state = transfer.state.lock().await;
         {
             let mut transfers = lock(&self.transfers);
             if transfers.len() >= TRANSFERS {
-                return Ok((
-                    gone("as many requests of other hosts are under way as may"),
-                    Bytes::new(),
-                ));
+                // Nothing was begun, so it may be asked of another.
+                return Ok((Reply::Elsewhere, Bytes::new()));
             }
             transfers.insert(id, transfer.clone());
         }
-        let mut state = transfer.state.lock().await;
+        let answer = tokio::spawn(async move { shared.answer_other(request, take).await });
+        state.answer = Some(Answer(answer));
         if whole { self.finish(id, &mut state).await } else { Ok((Reply::Go { id }, Bytes::new())) }
     }
 

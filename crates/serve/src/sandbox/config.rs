@@ -61,12 +61,16 @@ pub struct Template {
     pub name: String,
     /// What [`afresh::open`] opens: a guest's file, or a snapshot.
     pub reference: String,
-    /// How it is opened. The server sets its engine and limits.
+    /// How it is opened. The server sets its engine, its imports and limits.
     pub open: afresh::Options,
-    /// The function that takes and gives bytes.
-    pub call: String,
-    /// The language that it runs, which says how it is asked: `javascript`.
+    /// The language that it evaluates: `javascript` or `python`.
     pub language: String,
+    /// Calls of the warm-up, after those that the language needs. A snapshot takes none.
+    pub warm: Vec<afresh::Call>,
+    /// Code that is run once, before any sandbox is made. A snapshot takes none.
+    pub setup: Option<String>,
+    /// Where the language's library is, if not beside the guest.
+    pub library: Option<PathBuf>,
     /// Most bytes that a memory of one sandbox may grow to.
     pub memory: u64,
     /// Most bytes of one sandbox's files.
@@ -84,8 +88,10 @@ impl Template {
             name: name.into(),
             reference: reference.into(),
             open,
-            call: "handle".to_owned(),
             language: "javascript".to_owned(),
+            warm: Vec::new(),
+            setup: None,
+            library: None,
             memory: 512 << 20,
             files: 64 << 20,
         }

@@ -11,7 +11,6 @@ mod control;
 mod envd;
 mod execute;
 mod keys;
-mod language;
 mod ledger;
 #[cfg(feature = "fleet")]
 mod moving;
@@ -21,11 +20,11 @@ mod quota;
 mod record;
 mod registry;
 mod snapshots;
+mod speaker;
 mod template;
 
 pub use config::{SandboxConfig, Template};
 pub use keys::Keys;
-pub use language::{Language, Outcome, Shown, Stream, Thrown, named as language};
 #[cfg(feature = "fleet")]
 pub(crate) use one::milliseconds;
 #[cfg(feature = "fleet")]

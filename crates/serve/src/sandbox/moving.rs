@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use afresh::{Encoding, Reference};
+use futures_util::StreamExt;
 use hyper::HeaderMap;
 
 use super::config::{SandboxConfig, Template};
@@ -15,6 +16,9 @@ use super::registry::{Sandboxes, lock};
 use super::routes::TOKENS;
 use crate::fleet::{Fleet, Taken};
 use crate::refusal::Refusal;
+
+/// Entries that are settled at the same time.
+const AT_ONCE: usize = 64;
 
 /// A fleet, seen from a thread that opens templates.
 pub(super) struct Share {
@@ -49,19 +53,20 @@ impl Share {
     pub(super) fn template(
         &self,
         template: &Template,
+        library: Option<&str>,
         kept: &Reference,
         make: impl FnOnce() -> Result<(), afresh::Cause>,
     ) -> Result<String, afresh::Cause> {
         let guest = std::fs::read(&template.reference);
         let guest = guest.unwrap_or_else(|_| template.reference.clone().into_bytes());
         let how = format!(
-            "{} {} {} {} {} {:?}",
+            "{} {} {} {} {:?} {:?} {library:?}",
             env!("CARGO_PKG_VERSION"),
-            template.call,
             template.language,
             template.memory,
             template.files,
-            template.open.warm_up()
+            template.warm,
+            template.setup,
         );
         let parts: [&[u8]; 3] = [template.name.as_bytes(), &guest, how.as_bytes()];
         let from = self.fleet.store().ok_or("a fleet without a store has no templates")?;
@@ -87,11 +92,6 @@ impl Share {
 }
 
 impl Sandboxes {
-    /// Whether a sandbox is here.
-    pub(crate) fn has(&self, id: &str) -> bool {
-        lock(&self.all).contains_key(id)
-    }
-
     /// Whether this host may answer for a sandbox that is here.
     pub(crate) fn check(&self, id: &str) -> Result<(), Refusal> {
         match self.any(id) {
@@ -154,11 +154,14 @@ impl Sandboxes {
         match fleet.take(id).await? {
             Taken::Theirs(life) => Ok(Some(life)),
             Taken::Missing => Ok(None),
-            Taken::Ours(record, anchor) => {
-                let sandbox = Sandbox::recorded(*record);
-                *super::registry::lock(&sandbox.standing.from) = anchor.state.clone();
-                *sandbox.standing.anchor.lock().await = Some(anchor);
-                lock(&self.all).insert(id.to_owned(), Arc::new(sandbox));
+            Taken::Ours(owned) => {
+                let sandbox = Sandbox::recorded(owned.record);
+                *lock(&sandbox.standing.from) = owned.anchor.state.clone();
+                *sandbox.standing.anchor.lock().await = Some(owned.anchor);
+                let mut all = lock(&self.all);
+                // Under the lock that `doubt_all` takes after it gave the life up: one of the two sees the other.
+                sandbox.standing.doubt.store(!fleet.lives(&owned.life), Ordering::Release);
+                all.insert(id.to_owned(), Arc::new(sandbox));
                 Ok(None)
             }
         }
@@ -174,29 +177,37 @@ impl Sandboxes {
     /// Enters what is in doubt under this host's new life; what another host has taken is dropped here.
     pub(crate) async fn settle(&self, fleet: &Arc<Fleet>) {
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
-        for sandbox in all {
-            if !sandbox.standing.doubt.load(Ordering::Acquire) {
-                continue;
+        let doubtful = all.into_iter().filter(|one| one.standing.doubt.load(Ordering::Acquire));
+        // Many at a time: thousands, one after another, could take longer than the new lease lasts.
+        let settling = futures_util::stream::iter(doubtful);
+        settling.for_each_concurrent(AT_ONCE, |one| self.settle_one(fleet, one)).await;
+    }
+
+    async fn settle_one(&self, fleet: &Arc<Fleet>, sandbox: Arc<Sandbox>) {
+        let mut anchor = sandbox.standing.anchor.lock().await;
+        let kept = match anchor.as_mut() {
+            Some(anchor) => fleet.keep(anchor, sandbox.record()).await,
+            None => Ok(None),
+        };
+        drop(anchor);
+        match kept {
+            Ok(Some(life)) => {
+                let _all = lock(&self.all);
+                // As when one is taken: a life that was given up meanwhile settles nothing.
+                if fleet.lives(&life) {
+                    sandbox.standing.doubt.store(false, Ordering::Release);
+                }
             }
-            let mut anchor = sandbox.standing.anchor.lock().await;
-            let kept = match anchor.as_mut() {
-                Some(anchor) => fleet.keep(anchor, sandbox.record()).await,
-                None => Ok(false),
-            };
-            drop(anchor);
-            match kept {
-                Ok(true) => sandbox.standing.doubt.store(false, Ordering::Release),
-                Ok(false) => {
-                    tracing::warn!(id = sandbox.id, "another host has this sandbox now");
-                    lock(&self.all).remove(&sandbox.id);
-                    tokio::spawn(async move {
-                        // A call that is under way ends first; its answer is refused.
-                        *sandbox.life.lock().await = Life::Moved;
-                    });
-                }
-                Err(refusal) => {
-                    tracing::warn!(id = sandbox.id, why = refusal.message, "still in doubt");
-                }
+            Ok(None) => {
+                tracing::warn!(id = sandbox.id, "another host has this sandbox now");
+                lock(&self.all).remove(&sandbox.id);
+                tokio::spawn(async move {
+                    // A call that is under way ends first; its answer is refused.
+                    *sandbox.life.lock().await = Life::Moved;
+                });
+            }
+            Err(refusal) => {
+                tracing::warn!(id = sandbox.id, why = refusal.message, "still in doubt");
             }
         }
     }

@@ -11,11 +11,12 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use afresh::snapshot::SnapshotId;
 use afresh::{Session, SessionError};
+use afresh_interpreter::{Answer as Outcome, Language, RUN, Request, Thrown, Tools, evaluate};
 use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
-use super::language::{Language, Outcome, Thrown};
 use super::record::SandboxRecord;
+use super::speaker::Speaker;
 use crate::failure::describe;
 use crate::refusal::Refusal;
 
@@ -186,42 +187,47 @@ pub(super) fn refused(error: &SessionError) -> Refusal {
     Refusal { status, message: describe(error), later }
 }
 
-/// Runs code in a session. A call that is cut short is undone, and told as an error of the code. `mark` is the state
-/// that the last piece of code began in, which is not needed any more.
+/// Runs code in a session; what it prints is told to `speaker`. A call that is cut short is undone, and told as an error of the
+/// code. `mark` is the state that the last piece of code began in, which is not needed any more.
 pub(super) fn run(
     session: &mut Session,
-    (language, function): (&dyn Language, &str),
+    language: &Language,
     code: &str,
     mark: &mut Option<SnapshotId>,
+    speaker: Speaker,
 ) -> Result<Outcome, Refusal> {
     let before = session.checkpoint(MARK).map_err(|error| refused(&error))?;
     if let Some(old) = mark.replace(before) {
         // Whoever went elsewhere may have dropped it.
         let _ = session.drop_checkpoint(old);
     }
-    match session.call(function, &language.request(code)) {
-        Ok(answer) => language.outcome(&answer).map_err(|why| {
-            let message = format!("the guest gave no answer that its language has: {why}");
-            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, message)
+    let form = language.form;
+    let request = Request::new(form, RUN, &Tools::default(), code, "<code>", None);
+    let mut late = false;
+    let answered = session.with(|lease| {
+        let done = evaluate(lease, form.function(), request, speaker);
+        late = done.listener.is_late();
+        done.answer
+    });
+    match answered {
+        Ok(answer) => Outcome::read(&answer).map_err(|damaged| {
+            Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, damaged.to_string())
         }),
         Err(error) if session.failed().is_some() => {
             session.rollback(before).map_err(|error| refused(&error))?;
-            Ok(cut_short(&error))
+            Ok(cut_short(&error, late))
         }
         Err(error) => Err(refused(&error)),
     }
 }
 
 /// A call that was cut short, as an error of the code.
-fn cut_short(error: &SessionError) -> Outcome {
+fn cut_short(error: &SessionError, late: bool) -> Outcome {
     let name = match error {
         SessionError::Call(afresh::CallError::Timeout { .. }) => "TimeoutError",
+        _ if late => "TimeoutError",
         _ => "GuestError",
     };
-    let value = format!("{}; what the code did was undone", describe(error));
-    let traceback = format!("{name}: {value}");
-    Outcome {
-        error: Some(Thrown { name: name.to_owned(), value, traceback }),
-        ..Outcome::default()
-    }
+    let message = format!("{}; what the code did was undone", describe(error));
+    Outcome::Threw(Thrown { name: name.to_owned(), message, trace: None })
 }

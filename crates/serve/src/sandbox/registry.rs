@@ -3,7 +3,7 @@
 //! What it promises: a sandbox that was paused is in the store, record and all, before its client is told. Nobody's
 //! limit is passed. What is saved in the directory when a server starts is there for its clients.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -30,6 +30,10 @@ pub(crate) struct Sandboxes {
     pub(crate) config: SandboxConfig,
     pub(super) templates: Vec<Arc<Warm>>,
     pub(super) all: Mutex<HashMap<String, Arc<Sandbox>>>,
+    /// Those that were killed and whose entries may be in the ledger still: nobody takes them up from there.
+    killed: Arc<Mutex<HashSet<String>>>,
+    /// The server ends: what is made now would not be saved with the others. Changed under the lock of `all`.
+    ending: AtomicBool,
     pub(super) opened: Mutex<HashMap<String, Guest>>,
     pub(super) ledger: Ledger,
     pub(super) quota: Quota,
@@ -61,6 +65,26 @@ pub(super) fn random(bytes: usize) -> Result<String, Refusal> {
 
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A sandbox that is being killed, for as long as its end may take.
+struct Killed {
+    all: Arc<Mutex<HashSet<String>>>,
+    id: String,
+}
+
+impl Killed {
+    /// None if somebody kills it already.
+    fn begin(all: &Arc<Mutex<HashSet<String>>>, id: &str) -> Option<Self> {
+        let first = lock(all).insert(id.to_owned());
+        first.then(|| Self { all: all.clone(), id: id.to_owned() })
+    }
+}
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        lock(&self.all).remove(&self.id);
+    }
 }
 
 /// Runs what takes time on a thread for such.
@@ -150,6 +174,8 @@ impl Sandboxes {
         Ok(Self {
             templates,
             all: Mutex::new(all.collect()),
+            killed: Arc::default(),
+            ending: AtomicBool::new(false),
             opened: Mutex::new(HashMap::new()),
             ledger,
             quota: Quota::new(config.max_snapshots),
@@ -182,6 +208,12 @@ impl Sandboxes {
     pub(super) fn of(&self, tenant: &str, id: &str) -> Result<Arc<Sandbox>, Refusal> {
         let found = lock(&self.all).get(id).filter(|sandbox| *sandbox.tenant == *tenant).cloned();
         found.ok_or_else(|| self.ledger.absent(id).unwrap_or_else(|| Sandbox::not_found(id)))
+    }
+
+    /// Whether it is this server that knows about a sandbox: it is here, or it is being killed here.
+    #[cfg(feature = "fleet")]
+    pub(crate) fn has(&self, id: &str) -> bool {
+        lock(&self.all).contains_key(id) || lock(&self.killed).contains(id)
     }
 
     /// A sandbox, whoever asks: for those who show its token.
@@ -226,6 +258,10 @@ impl Sandboxes {
     fn take_in(&self, new: &[Arc<Sandbox>]) -> Result<(), Refusal> {
         let Some(first) = new.first() else { return Ok(()) };
         let mut all = lock(&self.all);
+        if self.ending.load(Ordering::Relaxed) {
+            let message = "this server is ending, and makes no sandbox; try again";
+            return Err(Refusal::busy(StatusCode::SERVICE_UNAVAILABLE, message));
+        }
         let own = all.values().filter(|sandbox| sandbox.tenant == first.tenant).count();
         if own + new.len() > self.config.max_sandboxes {
             let most = self.config.max_sandboxes;
@@ -454,11 +490,16 @@ impl Sandboxes {
 
     /// Ends a sandbox, and forgets it.
     pub(super) async fn kill(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Refusal> {
+        // Before it is missed anywhere, and until the ledger has no entry of it.
+        let Some(killed) = Killed::begin(&self.killed, &sandbox.id) else {
+            return Err(Sandbox::not_found(&sandbox.id));
+        };
         if lock(&self.all).remove(&sandbox.id).is_none() {
             return Err(Sandbox::not_found(&sandbox.id));
         }
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
+            let _killed = killed;
             let mut life = sandbox.life.clone().lock_owned().await;
             *life = Life::Gone;
             this.ledger.gone(&sandbox).await?;
@@ -571,7 +612,11 @@ impl Sandboxes {
 
     /// Saves every live sandbox, when the server ends.
     pub(crate) async fn save_all(self: &Arc<Self>) {
-        let all: Vec<_> = lock(&self.all).values().cloned().collect();
+        let all: Vec<_> = {
+            let all = lock(&self.all);
+            self.ending.store(true, Ordering::Relaxed);
+            all.values().cloned().collect()
+        };
         for sandbox in all {
             let paused = sandbox.times().paused;
             if let Err(refusal) = self.save(&sandbox, paused, true).await {

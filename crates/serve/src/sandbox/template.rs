@@ -3,22 +3,91 @@
 use std::path::Path;
 
 use afresh::files::{Budget, Time, Tree};
-use afresh::wasm::{Engine, EngineConfig};
+use afresh::wasm::{Engine, EngineConfig, GuestOptions};
 use afresh::{Guest, Options, Reference, SaveOptions};
+use afresh_interpreter::{Language, imports, is_module, state};
 
 use super::config::{SandboxConfig, Template};
-use super::language::{self, Language};
+use super::speaker::Speaker;
 
 /// A template, ready.
 pub(super) struct Warm {
     pub(super) config: Template,
-    pub(super) language: &'static dyn Language,
+    pub(super) language: &'static Language,
     pub(super) guest: Guest,
     /// How saved states of it are opened.
     pub(super) options: Options,
     /// The digest of its manifest.
     #[cfg(feature = "fleet")]
     pub(super) digest: String,
+}
+
+/// How the guests of a template are opened.
+struct Opening {
+    /// From what the template names.
+    first: Options,
+    /// From what is saved.
+    saved: Options,
+    /// What its language's library is known as.
+    library: Option<String>,
+}
+
+impl Opening {
+    fn new(
+        config: &SandboxConfig,
+        template: &Template,
+        language: &'static Language,
+    ) -> Result<Self, afresh::Cause> {
+        let cache = config.dir.join("cache");
+        let mut engine = EngineConfig { cache: Some(cache.clone()), ..EngineConfig::default() };
+        let path = Path::new(&template.reference);
+        let module = is_module(path);
+        if module {
+            engine = engine.stack_for(&std::fs::read(path)?);
+        } else if !template.warm.is_empty() || template.setup.is_some() {
+            let (name, guest) = (&template.name, &template.reference);
+            return Err(format!(
+                "the template `{name}` has calls to warm it up, or a setup, and {guest} is no module: a snapshot is warm"
+            )
+            .into());
+        }
+        engine.stack = engine.stack.max(language.stack.unwrap_or_default());
+        let budget = Budget { bytes: template.files, ..Budget::default() };
+        let below = language.over_library(Tree::new(budget), path, template.library.as_deref());
+        let (mut files, library) = below?;
+        let mut wasm =
+            GuestOptions { imports: imports::<Speaker>(), ..GuestOptions::default() };
+        wasm.state = state(Speaker::default);
+        let env = language.env.iter().map(|(name, value)| ((*name).into(), (*value).into()));
+        wasm.wasi.env = env.collect();
+        // Saved states carry their warm-up and files with them, but not what lies below these.
+        let saved = Options::new()
+            .cache(cache)
+            .wasm(wasm.clone())
+            .files(Tree::new(budget))
+            .files_below(files.clone())
+            .engine(Engine::new(engine.clone())?)
+            .timeout(config.call_timeout)
+            .memory(template.memory);
+        for directory in ["/home/user", "/tmp"] {
+            files.make_directories(directory, Time::now())?;
+        }
+        let mut first = template
+            .open
+            .clone()
+            .wasm(wasm)
+            .engine(Engine::new(engine)?)
+            .timeout(config.call_timeout)
+            .memory(template.memory);
+        if module {
+            let own = language.warm_up().into_iter().chain(template.warm.iter().cloned());
+            let setup = template.setup.as_deref().map(|source| language.setup(source));
+            first = own.chain(setup).fold(first.files(files), Options::warm);
+        } else {
+            first = first.files(Tree::new(budget)).files_below(files);
+        }
+        Ok(Self { first, saved, library })
+    }
 }
 
 impl Warm {
@@ -29,41 +98,19 @@ impl Warm {
         template: &Template,
         #[cfg(feature = "fleet")] share: Option<&super::moving::Share>,
     ) -> Result<Self, afresh::Cause> {
-        let language = language::named(&template.language)
-            .ok_or_else(|| format!("no guest is known to run `{}`", template.language))?;
-        let cache = config.dir.join("cache");
-        let mut engine = EngineConfig { cache: Some(cache.clone()), ..EngineConfig::default() };
-        let path = Path::new(&template.reference);
-        if path.is_file() {
-            engine = engine.stack_for(&std::fs::read(path)?);
-        }
-        let budget = Budget { bytes: template.files, ..Budget::default() };
-        // Of saved states as well, which carry their warm-up and files with them.
-        let options = Options::new()
-            .cache(cache)
-            .files(Tree::new(budget))
-            .engine(Engine::new(engine.clone())?)
-            .timeout(config.call_timeout)
-            .memory(template.memory);
-        let mut files = Tree::new(budget);
-        for directory in ["/home/user", "/tmp"] {
-            files.make_directories(directory, Time::now())?;
-        }
-        let first = template
-            .open
-            .clone()
-            .files(files)
-            .engine(Engine::new(engine)?)
-            .timeout(config.call_timeout)
-            .memory(template.memory);
+        let language = Language::named(&template.language).ok_or_else(|| {
+            let name = &template.language;
+            format!("no guest is known that evaluates `{name}`; `javascript` and `python` are known")
+        })?;
+        let opening = Opening::new(config, template, language)?;
         let kept: Reference = kept(&config.dir, &format!("template-{}", template.name)).parse()?;
         let make = || -> Result<(), afresh::Cause> {
-            afresh::open(&template.reference, &first)?.save(&kept, &SaveOptions::new())?;
+            afresh::open(&template.reference, &opening.first)?.save(&kept, &SaveOptions::new())?;
             Ok(())
         };
         #[cfg(feature = "fleet")]
         let digest = match share {
-            Some(share) => share.template(template, &kept, make)?,
+            Some(share) => share.template(template, opening.library.as_deref(), &kept, make)?,
             None => {
                 make()?;
                 String::new()
@@ -71,16 +118,16 @@ impl Warm {
         };
         #[cfg(not(feature = "fleet"))]
         make()?;
-        let guest = afresh::open(kept.to_string(), &options)?;
-        // A guest that has no sessions, or no such function, is found out now.
+        let guest = afresh::open(kept.to_string(), &opening.saved)?;
+        // A guest that has no sessions, or does not evaluate the language, is found out now.
         let mut session = guest.session()?;
-        let how = (language, template.call.as_str());
-        super::one::run(&mut session, how, "1", &mut None).map_err(|refusal| refusal.message)?;
+        super::one::run(&mut session, language, "1", &mut None, Speaker::default())
+            .map_err(|refusal| refusal.message)?;
         Ok(Self {
             config: template.clone(),
             language,
             guest,
-            options,
+            options: opening.saved,
             #[cfg(feature = "fleet")]
             digest,
         })

@@ -15,8 +15,7 @@ fn sandboxes(dir: &Path, script: &str) -> SandboxConfig {
     let mut sandboxes = SandboxConfig::new(dir);
     sandboxes.keys = Keys::new([("acme", KEY), ("other", "key-of-other")]);
     sandboxes.call_timeout = Duration::from_secs(20);
-    let open = afresh::Options::new().warm(afresh::Call::text("warm", [] as [&str; 0]));
-    sandboxes.templates.push(Template::new("script", script, open));
+    sandboxes.templates.push(Template::new("script", script, afresh::Options::new()));
     sandboxes
 }
 
@@ -87,7 +86,7 @@ fn path(sandbox: &Value, rest: &str) -> String {
 
 #[test]
 fn code_runs_on_from_code_and_what_came_of_it_is_told_apart() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let server = serve(with(sandboxes(dir.path(), &script))).await;
@@ -100,11 +99,11 @@ fn code_runs_on_from_code_and_what_came_of_it_is_told_apart() {
             kinds,
             ["number_of_executions", "stdout", "stderr", "result", "end_of_execution"]
         );
-        assert_eq!(lines[1]["text"], "out [1, \"a\"]\n");
+        assert_eq!(lines[1]["text"], "out [ 1, \"a\" ]\n");
         assert_eq!(lines[2]["text"], "{ e: 1 }\n");
         assert_eq!((&lines[3]["text"], &lines[3]["is_main_result"]), (&json!("40"), &json!(true)));
         assert_eq!(client.value(&sandbox, "x + 2").await, "22");
-        assert_eq!(client.value(&sandbox, "Promise.resolve({a: [x]})").await, "{ a: [20] }");
+        assert_eq!(client.value(&sandbox, "Promise.resolve({a: [x]})").await, "{ a: [ 20 ] }");
         let lines = client.execute(&sandbox, "throw new RangeError('no')").await.unwrap();
         assert_eq!((&lines[1]["name"], &lines[1]["value"]), (&json!("RangeError"), &json!("no")));
         let lines = client.execute(&sandbox, "let let = 1").await.unwrap();
@@ -121,7 +120,7 @@ fn code_runs_on_from_code_and_what_came_of_it_is_told_apart() {
 
 #[test]
 fn code_that_is_cut_short_is_undone() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let mut sandboxes = sandboxes(dir.path(), &script);
@@ -148,7 +147,7 @@ fn code_that_is_cut_short_is_undone() {
 
 #[test]
 fn checkpoints_rollbacks_forks_trees_and_differences() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let server = serve(with(sandboxes(dir.path(), &script))).await;
@@ -229,7 +228,7 @@ fn checkpoints_rollbacks_forks_trees_and_differences() {
 
 #[test]
 fn paused_idle_and_saved_sandboxes_come_back_also_in_another_process() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let mut sandboxes = sandboxes(dir.path(), &script);
@@ -270,7 +269,7 @@ fn paused_idle_and_saved_sandboxes_come_back_also_in_another_process() {
         assert_eq!(client.value(&paused, "all.length").await, "1");
         for name in ["kept", kept["snapshotID"].as_str().unwrap()] {
             let made = client.post("/sandboxes", json!({"templateID": name})).await;
-            assert_eq!(client.value(&made, "all").await, "[1, 2, 3, 4]");
+            assert_eq!(client.value(&made, "all").await, "[ 1, 2, 3, 4 ]");
         }
         let (_, snapshots) = client.ask(Method::GET, "/snapshots", json!({})).await;
         assert_eq!(snapshots.as_array().unwrap().len(), 1);
@@ -289,7 +288,7 @@ fn paused_idle_and_saved_sandboxes_come_back_also_in_another_process() {
 
 #[test]
 fn a_sandbox_ends_when_its_time_is_over() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let server = serve(with(sandboxes(dir.path(), &script))).await;
@@ -338,7 +337,7 @@ fn kept(dir: &Path, kind: &str, records: &str) -> (Vec<String>, Vec<String>) {
 /// They go at every moment of a snapshot and of a pause.
 #[test]
 fn clients_that_go_away_leave_nothing_between_two_states() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let mut sandboxes = sandboxes(dir.path(), &script);
@@ -378,7 +377,7 @@ fn clients_that_go_away_leave_nothing_between_two_states() {
 
 #[test]
 fn what_nothing_names_any_more_is_removed_while_the_server_runs() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let mut sandboxes = sandboxes(dir.path(), &script);
@@ -422,7 +421,7 @@ fn what_nothing_names_any_more_is_removed_while_the_server_runs() {
 
 #[test]
 fn a_tenant_has_as_many_snapshots_as_it_may() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let mut sandboxes = sandboxes(dir.path(), &script);
@@ -464,7 +463,7 @@ fn a_tenant_has_as_many_snapshots_as_it_may() {
 
 #[test]
 fn keys_and_tokens_are_asked_for_and_tenants_are_kept_apart() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let mut sandboxes = sandboxes(dir.path(), &script);
@@ -516,7 +515,7 @@ fn keys_and_tokens_are_asked_for_and_tenants_are_kept_apart() {
 
 #[test]
 fn what_goes_beyond_is_as_its_description_says() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let server = serve(with(sandboxes(dir.path(), &script))).await;
@@ -566,7 +565,7 @@ fn what_goes_beyond_is_as_its_description_says() {
 
 /// Has a client of E2B, a program of its own, do all that it knows to do; without the variable that names what it needs, nothing.
 fn client_of_e2b(variable: &str, program: impl FnOnce(&Path) -> Command) {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let Some(place) = std::env::var_os(variable) else {
         println!(
             "SKIPPED: {variable} does not name a client of E2B; `cargo xtask test` installs it"
@@ -616,7 +615,7 @@ fn so_does_the_one_in_javascript() {
 
 #[test]
 fn files_that_nobody_takes_and_long_labels_are_bounded() {
-    let Some(script) = built("script.wasm") else { return };
+    let Some(script) = built("quickjs.wasm") else { return };
     let dir = scratch();
     run(async {
         let mut config = with(sandboxes(dir.path(), &script));

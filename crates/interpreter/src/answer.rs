@@ -1,0 +1,131 @@
+//! What came of code: a value, or what it threw.
+
+use minicbor::Decoder;
+use minicbor::data::Type;
+use minicbor::decode::Error;
+use serde_json::Value;
+
+use crate::value;
+
+/// What came of code.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Answer {
+    /// It came to its end.
+    Done,
+    /// The same, and its last expression has a value.
+    Value(Shown),
+    /// It threw something.
+    Threw(Thrown),
+}
+
+/// A value, as it is shown.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Shown {
+    /// For people, as the language shows it.
+    pub text: String,
+    /// As JSON, where it can be.
+    pub json: Option<Value>,
+}
+
+/// What code threw.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thrown {
+    /// Its kind.
+    pub name: String,
+    /// What it says.
+    pub message: String,
+    /// Where it was thrown, as the language tells it.
+    pub trace: Option<String>,
+}
+
+/// An answer that cannot be read.
+#[derive(Debug, thiserror::Error)]
+#[error("the guest gave no answer that is known: {0}")]
+pub struct Damaged(String);
+
+impl From<Error> for Damaged {
+    fn from(error: Error) -> Self {
+        Self(error.to_string())
+    }
+}
+
+impl Answer {
+    /// Reads what a guest answered.
+    ///
+    /// # Errors
+    /// [`Damaged`].
+    pub fn read(answer: &[u8]) -> Result<Self, Damaged> {
+        let mut from = Decoder::new(answer);
+        match (from.array()?, from.u8()?) {
+            (Some(3), 0) => {
+                let begin = from.position();
+                let json = value::read(&mut from, 0)?;
+                if from.datatype()? != Type::Null {
+                    let text = from.str()?;
+                    let nothing = text.is_empty() && json == Some(Value::Null);
+                    return Ok(match nothing {
+                        true => Self::Done,
+                        false => Self::Value(Shown { text: text.to_owned(), json }),
+                    });
+                }
+                // The guest leaves it to the host how plain values show.
+                from.set_position(begin);
+                Ok(match from.datatype()? {
+                    Type::Undefined => Self::Done,
+                    _ => Self::Value(Shown { text: value::text(&mut from)?, json }),
+                })
+            }
+            (Some(5), 1) => {
+                let (name, message) = (from.str()?.to_owned(), from.str()?.to_owned());
+                let trace = match from.datatype()? {
+                    Type::Null => None,
+                    _ => Some(from.str()?.to_owned()),
+                };
+                Ok(Self::Threw(Thrown { name, message, trace }))
+            }
+            (count, first) => {
+                Err(Damaged(format!("it begins with {first}, in an array of {count:?}")))
+            }
+        }
+    }
+}
+
+impl Thrown {
+    /// Everything that is known of it, as a traceback.
+    #[must_use]
+    pub fn traceback(&self) -> String {
+        let said = format!("{}: {}", self.name, self.message);
+        match &self.trace {
+            // A language's own may have it already.
+            Some(trace) if trace.contains(&said) => trace.clone(),
+            Some(trace) => format!("{said}\n{trace}"),
+            None => said,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn value(text: &str, json: Value) -> Answer {
+        Answer::Value(Shown { text: text.to_owned(), json: Some(json) })
+    }
+
+    #[test]
+    fn what_code_gave_and_threw_is_told_apart() {
+        let read = |bytes: &[u8]| Answer::read(bytes).unwrap();
+        assert_eq!(read(b"\x83\x00\xf7\xf6"), Answer::Done);
+        assert_eq!(read(b"\x83\x00\xf6\x60"), Answer::Done);
+        assert_eq!(read(b"\x83\x00\xf6\xf6"), value("null", Value::Null));
+        assert_eq!(read(b"\x83\x00\x18\x2a\xf6"), value("42", 42.into()));
+        assert_eq!(read(b"\x83\x00\x82\x01\x02\x66[1, 2]"), value("[1, 2]", vec![1, 2].into()));
+        let Answer::Threw(thrown) = read(b"\x85\x01\x61E\x61m\x68at there\xf6") else { panic!() };
+        assert_eq!(thrown.traceback(), "E: m\nat there");
+        let Answer::Threw(thrown) = read(b"\x85\x01\x61E\x61m\xf6\xf6") else { panic!() };
+        assert_eq!(thrown.traceback(), "E: m");
+        for broken in [&b""[..], b"\x00", b"\x83\x00\x01", b"\x84\x00\x01\xf6\xf6", b"\x85\x01\x01"] {
+            assert!(Answer::read(broken).is_err(), "{broken:?}");
+        }
+    }
+}

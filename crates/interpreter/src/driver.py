@@ -1,0 +1,1 @@
+../../python/python/afresh/_driver.py

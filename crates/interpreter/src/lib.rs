@@ -1,0 +1,22 @@
+//! Guests that evaluate code: how they are asked, what they ask of their host while they run, and what they answer.
+//!
+//! Two kinds of interface are known. QuickJS ([`Form::Array`]) exports `evaluate`, which takes an array in CBOR, and imports
+//! `afresh_interpreter`; CPython ([`Form::Frame`]) exports `turn`, which takes a header with parts behind it, and hands frames to
+//! `host.call`. Both answer alike: `[0, value, text]`, or `[1, name, message, trace, number]` of what the code threw.
+//! The guests' own halves describe them: `guests/quickjs` and `driver.py`.
+//!
+//! What it promises: nothing that a guest hands over makes more of the host's memory than its own bytes account for, and
+//! what cannot be read is an error. What belongs to one call is host state of its lease, so none of it outlives the call.
+
+mod answer;
+mod evaluate;
+mod language;
+mod listener;
+mod request;
+mod value;
+
+pub use answer::{Answer, Damaged, Shown, Thrown};
+pub use evaluate::{Evaluated, evaluate};
+pub use language::{Language, LibraryError, is_module};
+pub use listener::{Listener, Stream, imports, listener, state};
+pub use request::{Form, RUN, Request, SETUP, Tools};

@@ -1,0 +1,182 @@
+//! What guests ask of their host while they run: to take what a program prints, and to call a function of the host's.
+//!
+//! It is host state of the lease ([`Host::state`]), so none of it outlives a call.
+
+use afresh::wasm::wasmtime::{self, Caller, Extern, Linker, Memory};
+use afresh::wasm::{Host, Imports, State, hand_over};
+
+/// The module that guests of [`Form::Array`](crate::Form::Array) import their host's functions from.
+const INTERPRETER: &str = "afresh_interpreter";
+
+/// What frames of a guest of [`Form::Frame`](crate::Form::Frame) begin with; `driver.py` is the other side.
+mod frame {
+    pub(super) const ANSWER: u8 = 0;
+    pub(super) const STDOUT: u8 = 1;
+    pub(super) const STDERR: u8 = 2;
+    pub(super) const TOOL: u8 = 3;
+    /// What the guest is told of a frame that cannot be taken.
+    pub(super) const FAULT: i32 = -2;
+}
+
+/// Where a program prints to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stream {
+    /// Standard output.
+    Stdout,
+    /// Standard error.
+    Stderr,
+}
+
+impl Stream {
+    /// The stream that a guest means by a number.
+    fn of(number: i32) -> Self {
+        if number == 2 { Self::Stderr } else { Self::Stdout }
+    }
+}
+
+/// Who hears a call of a guest. An error ends the call.
+pub trait Listener: Default + Send + 'static {
+    /// Takes what the program printed, at once. It may be any bytes.
+    ///
+    /// # Errors
+    /// Whatever is to end the call.
+    fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()>;
+
+    /// Calls a function of the host's: `[name, arguments]` or `[name, arguments, named arguments]` in CBOR. The answer is
+    /// `[0, value]`, or `[1, name, message, number]` of an error.
+    ///
+    /// # Errors
+    /// Whatever is to end the call. Where no functions are offered, a guest that asks for one is ended.
+    fn call(&mut self, request: &[u8]) -> wasmtime::Result<Vec<u8>> {
+        let _ = request;
+        Err(wasmtime::Error::msg("the host offers no functions"))
+    }
+}
+
+/// One call's own.
+#[derive(Default)]
+pub(crate) struct Hearing<L> {
+    pub(crate) listener: L,
+    /// What a guest answered that does so by a frame.
+    pub(crate) given: Option<Vec<u8>>,
+    /// Of the last function of the host's, until the guest takes it.
+    said: Vec<u8>,
+}
+
+/// Host state for guests that [`imports`] of the same type serve; `make` makes the listener of a lease before its first
+/// call, and of warm-ups.
+pub fn state<L: Listener>(make: impl Fn() -> L + Send + Sync + 'static) -> State {
+    State::new(move || Hearing { listener: make(), ..Hearing::default() })
+}
+
+/// The listener of a lease's present call.
+pub fn listener<L: Listener>(host: &mut Host) -> &mut L {
+    &mut host.state::<Hearing<L>>().listener
+}
+
+/// What guests of either form may import beside WASI.
+#[must_use]
+pub fn imports<L: Listener>() -> Imports {
+    Imports::new(|linker: &mut Linker<Host>| {
+        linker.func_wrap(INTERPRETER, "write", write::<L>)?;
+        linker.func_wrap(INTERPRETER, "call", call::<L>)?;
+        linker.func_wrap(INTERPRETER, "take", take::<L>)?;
+        linker.func_wrap("host", "call", take_frame::<L>)?;
+        Ok(())
+    })
+}
+
+/// The memory of a guest that calls, with the call's state.
+fn parts<'a, L: Listener>(
+    caller: &'a mut Caller<'_, Host>,
+) -> wasmtime::Result<(&'a mut [u8], &'a mut Hearing<L>)> {
+    let memory: Memory = caller
+        .get_export("memory")
+        .and_then(Extern::into_memory)
+        .ok_or_else(|| wasmtime::Error::msg("the guest exports no memory"))?;
+    let (bytes, host) = memory.data_and_store_mut(caller);
+    Ok((bytes, host.state()))
+}
+
+/// The bytes that a guest names; they may lie outside of its memory.
+fn named(memory: &[u8], address: i32, len: i32) -> wasmtime::Result<&[u8]> {
+    let (start, len) = (address as u32 as usize, len as u32 as usize);
+    start
+        .checked_add(len)
+        .and_then(|end| memory.get(start..end))
+        .ok_or_else(|| wasmtime::Error::msg("the guest names bytes outside of its memory"))
+}
+
+fn write<L: Listener>(
+    mut caller: Caller<'_, Host>,
+    stream: i32,
+    address: i32,
+    len: i32,
+) -> wasmtime::Result<()> {
+    let (memory, hearing) = parts::<L>(&mut caller)?;
+    let bytes = named(memory, address, len)?;
+    hearing.listener.print(Stream::of(stream), bytes)
+}
+
+fn call<L: Listener>(
+    mut caller: Caller<'_, Host>,
+    address: i32,
+    len: i32,
+) -> wasmtime::Result<i32> {
+    let (memory, hearing) = parts::<L>(&mut caller)?;
+    let request = named(memory, address, len)?;
+    hearing.said = hearing.listener.call(request)?;
+    i32::try_from(hearing.said.len())
+        .map_err(|_| wasmtime::Error::msg("a function's answer is larger than 2 GiB"))
+}
+
+fn take<L: Listener>(mut caller: Caller<'_, Host>, address: i32) -> wasmtime::Result<()> {
+    let (memory, hearing) = parts::<L>(&mut caller)?;
+    let said = std::mem::take(&mut hearing.said);
+    let start = address as u32 as usize;
+    let room = start.checked_add(said.len()).and_then(|end| memory.get_mut(start..end));
+    let Some(room) = room else {
+        return Err(wasmtime::Error::msg("the guest has no room for a function's answer"));
+    };
+    room.copy_from_slice(&said);
+    Ok(())
+}
+
+/// Takes a frame of the guest's, and gives what is said to it where the guest's allocator has made room: its address
+/// and its length are put where the guest wants them. What is nothing needs no room.
+fn take_frame<L: Listener>(
+    mut caller: Caller<'_, Host>,
+    address: i32,
+    len: i32,
+    to_address: i32,
+    to_len: i32,
+) -> wasmtime::Result<i32> {
+    let (memory, hearing) = parts::<L>(&mut caller)?;
+    let Some((what, inside)) = named(memory, address, len)?.split_first() else {
+        return Ok(frame::FAULT);
+    };
+    let mut said = Vec::new();
+    match *what {
+        frame::ANSWER => hearing.given = Some(inside.to_vec()),
+        frame::STDOUT => hearing.listener.print(Stream::Stdout, inside)?,
+        frame::STDERR => hearing.listener.print(Stream::Stderr, inside)?,
+        frame::TOOL => said = hearing.listener.call(inside)?,
+        _ => return Ok(frame::FAULT),
+    }
+    let at = match said.is_empty() {
+        true => 0,
+        false => match hand_over(&mut caller, &said)? {
+            Some(at) => at,
+            None => return Ok(frame::FAULT),
+        },
+    };
+    let (memory, _) = parts::<L>(&mut caller)?;
+    for (to, word) in [(to_address, at), (to_len, said.len() as u32)] {
+        let to = to as u32 as usize;
+        let Some(room) = to.checked_add(4).and_then(|end| memory.get_mut(to..end)) else {
+            return Ok(frame::FAULT);
+        };
+        room.copy_from_slice(&word.to_le_bytes());
+    }
+    Ok(0)
+}

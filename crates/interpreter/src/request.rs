@@ -1,0 +1,157 @@
+//! What a guest is asked: to run source, to call a function of the program's, or to set itself up.
+
+use minicbor::Encoder;
+
+/// Runs source; the answer is the value of its last expression.
+pub const RUN: u8 = 0;
+/// Runs source that has to come to its end: for warm-ups.
+pub const SETUP: u8 = 4;
+
+/// How a guest is asked, and where it answers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// An array in CBOR for `evaluate`, answered by what that returns.
+    Array,
+    /// A header and parts behind it for `turn`, answered by a frame to the host.
+    Frame,
+}
+
+impl Form {
+    /// The forms that are known.
+    pub const ALL: [Self; 2] = [Self::Array, Self::Frame];
+
+    /// The function of the guest that is asked.
+    #[must_use]
+    pub fn function(self) -> &'static str {
+        match self {
+            Self::Array => "evaluate",
+            Self::Frame => "turn",
+        }
+    }
+}
+
+/// Bytes of a frame's header.
+const HEADER: usize = 37;
+/// Of them, those before the lengths of the parts.
+const LENGTHS: usize = HEADER - 12;
+
+/// The names of the host's functions that programs may call, as guests read them.
+#[derive(Clone, Debug)]
+pub struct Tools(Vec<u8>);
+
+impl Default for Tools {
+    fn default() -> Self {
+        Self(NONE.to_vec())
+    }
+}
+
+/// An empty array.
+const NONE: &[u8] = &[0x80];
+
+impl Tools {
+    /// These.
+    #[must_use]
+    pub fn new<'a>(names: impl ExactSizeIterator<Item = &'a str>) -> Self {
+        let mut told = Vec::new();
+        let mut out = Encoder::new(&mut told);
+        written((|| {
+            out.array(names.len() as u64)?;
+            names.into_iter().try_for_each(|name| out.str(name)?.ok())
+        })());
+        Self(told)
+    }
+}
+
+/// Writing to memory does not fail.
+fn written(result: Result<(), minicbor::encode::Error<std::convert::Infallible>>) {
+    if result.is_err() {
+        unreachable!("writing to memory does not fail")
+    }
+}
+
+/// A request, once it is known who gets it.
+#[derive(Clone, Debug)]
+pub struct Request {
+    bytes: Vec<u8>,
+    form: Form,
+}
+
+impl Request {
+    /// A request for an evaluation: `what` is [`RUN`], [`SETUP`] or another that the guest knows; `name` is what traces
+    /// call the source; `arguments` is an array in CBOR.
+    #[must_use]
+    pub fn new(
+        form: Form,
+        what: u8,
+        tools: &Tools,
+        source: &str,
+        name: &str,
+        arguments: Option<&[u8]>,
+    ) -> Self {
+        let arguments = arguments.unwrap_or(NONE);
+        let mut bytes = Vec::with_capacity(HEADER + tools.0.len() + source.len() + name.len() + 64);
+        match form {
+            Form::Frame => {
+                bytes.push(what);
+                bytes.resize(LENGTHS, 0);
+                for part in [tools.0.len(), source.len(), name.len()] {
+                    // What is longer is refused by a guest of 32 bits anyway.
+                    bytes.extend_from_slice(&u32::try_from(part).unwrap_or(u32::MAX).to_le_bytes());
+                }
+                for part in [&tools.0, source.as_bytes(), name.as_bytes(), arguments] {
+                    bytes.extend_from_slice(part);
+                }
+            }
+            Form::Array => {
+                // An array of five.
+                bytes.extend([0x85, what]);
+                bytes.extend_from_slice(&tools.0);
+                written(Encoder::new(&mut bytes).str(source).and_then(|out| out.str(name)?.ok()));
+                bytes.extend_from_slice(arguments);
+            }
+        }
+        Self { bytes, form }
+    }
+
+    /// Bytes for a handler that is no interpreter.
+    #[must_use]
+    pub fn plain(bytes: &[u8]) -> Self {
+        Self { bytes: bytes.to_vec(), form: Form::Array }
+    }
+
+    /// Tells a clone its number, and entropy of its own, where its guest learns them so.
+    pub fn address_to(&mut self, clone: u64, entropy: [u8; 16]) {
+        if self.form == Form::Frame {
+            self.bytes[1..9].copy_from_slice(&clone.to_le_bytes());
+            self.bytes[9..LENGTHS].copy_from_slice(&entropy);
+        }
+    }
+
+    /// As the guest reads it.
+    #[must_use]
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_forms_say_the_same() {
+        let tools = Tools::new(["search"].into_iter());
+        let array = Request::new(Form::Array, RUN, &tools, "1+1", "<s>", None);
+        assert_eq!(array.bytes(), b"\x85\x00\x81\x66search\x631+1\x63<s>\x80");
+        let mut frame = Request::new(Form::Frame, SETUP, &tools, "1+1", "<s>", None);
+        frame.address_to(7, [9; 16]);
+        let mut wanted = vec![4, 7, 0, 0, 0, 0, 0, 0, 0];
+        wanted.extend([9; 16]);
+        wanted.extend([8, 0, 0, 0, 3, 0, 0, 0, 3, 0, 0, 0]);
+        wanted.extend(b"\x81\x66search1+1<s>\x80");
+        assert_eq!(frame.bytes(), wanted);
+        let mut same = array.clone();
+        same.address_to(7, [9; 16]);
+        assert_eq!(same.bytes(), array.bytes());
+    }
+}
