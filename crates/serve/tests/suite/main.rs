@@ -1,5 +1,6 @@
 //! The server's tests, in one program that is linked once.
 
+mod code;
 mod common;
 mod handlers;
 mod hostile;

@@ -1,7 +1,6 @@
 //! Sandboxes over HTTP: they keep what code did, go back, fork, are saved and come back, and are nobody else's.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use crate::common::{self, LONG, Running, built, client, config, run, scratch, serve};
@@ -9,9 +8,9 @@ use afresh_serve::{Config, Keys, SandboxConfig, Template};
 use reqwest::Method;
 use serde_json::{Value, json};
 
-const KEY: &str = "key-of-acme";
+pub(crate) const KEY: &str = "key-of-acme";
 
-fn sandboxes(dir: &Path, script: &str) -> SandboxConfig {
+pub(crate) fn sandboxes(dir: &Path, script: &str) -> SandboxConfig {
     let mut sandboxes = SandboxConfig::new(dir);
     sandboxes.keys = Keys::new([("acme", KEY), ("other", "key-of-other")]);
     sandboxes.call_timeout = Duration::from_secs(20);
@@ -19,26 +18,26 @@ fn sandboxes(dir: &Path, script: &str) -> SandboxConfig {
     sandboxes
 }
 
-fn with(sandboxes: SandboxConfig) -> Config {
+pub(crate) fn with(sandboxes: SandboxConfig) -> Config {
     let mut config = config([]);
     config.sandboxes = Some(sandboxes);
     config
 }
 
 /// A client of the control plane and of what is inside sandboxes.
-struct Client {
-    http: reqwest::Client,
+pub(crate) struct Client {
+    pub(crate) http: reqwest::Client,
     base: String,
     key: &'static str,
 }
 
 impl Client {
-    fn of(server: &Running) -> Self {
+    pub(crate) fn of(server: &Running) -> Self {
         Self { http: client(), base: server.url(""), key: KEY }
     }
 
     /// Asks the control plane; gives the status, and the answer where it is JSON.
-    async fn ask(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
+    pub(crate) async fn ask(&self, method: Method, path: &str, body: Value) -> (u16, Value) {
         let request = self.http.request(method, format!("{}{path}", self.base));
         let request = request.header("x-api-key", self.key).body(body.to_string());
         let response = request.send().await.unwrap();
@@ -46,25 +45,30 @@ impl Client {
         (status, serde_json::from_str(&response.text().await.unwrap()).unwrap_or_default())
     }
 
-    async fn post(&self, path: &str, body: Value) -> Value {
+    pub(crate) async fn post(&self, path: &str, body: Value) -> Value {
         let (status, answer) = self.ask(Method::POST, path, body).await;
         assert!((200..300).contains(&status), "{path}: {status} {answer}");
         answer
     }
 
-    async fn create(&self) -> Value {
+    pub(crate) async fn create(&self) -> Value {
         self.post("/v2/sandboxes", json!({"templateID": "script", "timeout": 600})).await
     }
 
-    /// Runs code; gives the lines of the answer, or the status.
-    async fn execute(&self, sandbox: &Value, code: &str) -> Result<Vec<Value>, u16> {
+    /// Begins to run code.
+    pub(crate) async fn begin(&self, sandbox: &Value, code: &str) -> reqwest::Response {
         let request = self
             .http
             .post(format!("{}/execute", self.base))
             .header("e2b-sandbox-id", sandbox["sandboxID"].as_str().unwrap())
             .header("x-access-token", sandbox["envdAccessToken"].as_str().unwrap())
             .body(json!({"code": code}).to_string());
-        let response = request.send().await.unwrap();
+        request.send().await.unwrap()
+    }
+
+    /// Runs code; gives the lines of the answer, or the status.
+    pub(crate) async fn execute(&self, sandbox: &Value, code: &str) -> Result<Vec<Value>, u16> {
+        let response = self.begin(sandbox, code).await;
         if !response.status().is_success() {
             return Err(response.status().as_u16());
         }
@@ -73,7 +77,7 @@ impl Client {
     }
 
     /// The text of code's value.
-    async fn value(&self, sandbox: &Value, code: &str) -> String {
+    pub(crate) async fn value(&self, sandbox: &Value, code: &str) -> String {
         let lines = self.execute(sandbox, code).await.unwrap();
         let result = lines.iter().find(|line| line["type"] == "result");
         result.unwrap_or_else(|| panic!("{lines:?}"))["text"].as_str().unwrap().to_owned()
@@ -82,67 +86,6 @@ impl Client {
 
 fn path(sandbox: &Value, rest: &str) -> String {
     format!("/sandboxes/{}{rest}", sandbox["sandboxID"].as_str().unwrap())
-}
-
-#[test]
-fn code_runs_on_from_code_and_what_came_of_it_is_told_apart() {
-    let Some(script) = built("quickjs.wasm") else { return };
-    let dir = scratch();
-    run(async {
-        let server = serve(with(sandboxes(dir.path(), &script))).await;
-        let client = Client::of(&server);
-        let sandbox = client.create().await;
-        let code = "let x = 20; console.log('out', [1, 'a']); console.error({e: 1}); x * 2";
-        let lines = client.execute(&sandbox, code).await.unwrap();
-        let kinds: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
-        assert_eq!(
-            kinds,
-            ["number_of_executions", "stdout", "stderr", "result", "end_of_execution"]
-        );
-        assert_eq!(lines[1]["text"], "out [ 1, \"a\" ]\n");
-        assert_eq!(lines[2]["text"], "{ e: 1 }\n");
-        assert_eq!((&lines[3]["text"], &lines[3]["is_main_result"]), (&json!("40"), &json!(true)));
-        assert_eq!(client.value(&sandbox, "x + 2").await, "22");
-        assert_eq!(client.value(&sandbox, "Promise.resolve({a: [x]})").await, "{ a: [ 20 ] }");
-        let lines = client.execute(&sandbox, "throw new RangeError('no')").await.unwrap();
-        assert_eq!((&lines[1]["name"], &lines[1]["value"]), (&json!("RangeError"), &json!("no")));
-        let lines = client.execute(&sandbox, "let let = 1").await.unwrap();
-        assert_eq!(lines[1]["name"], "SyntaxError");
-        // An error of the language does not undo what came before it.
-        client.execute(&sandbox, "x = 50; throw 1").await.unwrap();
-        assert_eq!(client.value(&sandbox, "x").await, "50");
-        // Others see nothing of it.
-        let another = client.create().await;
-        assert_eq!(client.value(&another, "typeof x").await, "\"undefined\"");
-        server.end().await;
-    });
-}
-
-#[test]
-fn code_that_is_cut_short_is_undone() {
-    let Some(script) = built("quickjs.wasm") else { return };
-    let dir = scratch();
-    run(async {
-        let mut sandboxes = sandboxes(dir.path(), &script);
-        sandboxes.call_timeout = Duration::from_secs(2);
-        sandboxes.templates[0].memory = 64 << 20;
-        let server = serve(with(sandboxes)).await;
-        let client = Client::of(&server);
-        let sandbox = client.create().await;
-        client.execute(&sandbox, "var kept = 1").await.unwrap();
-        for (code, name) in [
-            ("kept = 2; for (;;) {}", "TimeoutError"),
-            ("kept = 3; const a = []; for (;;) a.push(new Array(1000).fill(kept))", ""),
-        ] {
-            let lines = client.execute(&sandbox, code).await.unwrap();
-            let error = lines.iter().find(|line| line["type"] == "error").expect("it fails");
-            assert!(name.is_empty() || error["name"] == name, "{error}");
-        }
-        let kept = client.value(&sandbox, "kept").await;
-        // Without memory the engine may throw, which undoes nothing; a time limit always does.
-        assert!(kept == "1" || kept == "3", "{kept}");
-        server.end().await;
-    });
 }
 
 #[test]
@@ -560,56 +503,6 @@ fn what_goes_beyond_is_as_its_description_says() {
             client.ask(Method::DELETE, &path(&sandbox, "/checkpoints/a"), json!({})).await;
         assert_eq!(status, 204);
         server.end().await;
-    });
-}
-
-/// Has a client of E2B, a program of its own, do all that it knows to do; without the variable that names what it needs, nothing.
-fn client_of_e2b(variable: &str, program: impl FnOnce(&Path) -> Command) {
-    let Some(script) = built("quickjs.wasm") else { return };
-    let Some(place) = std::env::var_os(variable) else {
-        println!(
-            "SKIPPED: {variable} does not name a client of E2B; `cargo xtask test` installs it"
-        );
-        return;
-    };
-    let mut command = program(Path::new(&place));
-    let dir = scratch();
-    run(async {
-        let server = serve(with(sandboxes(dir.path(), &script))).await;
-        let url = server.url("");
-        let asking = tokio::task::spawn_blocking(move || {
-            command
-                .env("E2B_API_URL", &url)
-                .env("E2B_SANDBOX_URL", &url)
-                .env("E2B_API_KEY", KEY)
-                .env("NO_PROXY", "127.0.0.1")
-                .output()
-                .unwrap()
-        });
-        let output = tokio::time::timeout(LONG, asking).await.expect("it ends").unwrap();
-        let said = String::from_utf8_lossy(&output.stdout);
-        let error = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}\n{error}");
-        assert!(said.ends_with("all done\n"), "{said}\n{error}");
-        server.end().await;
-    });
-}
-
-#[test]
-fn an_unmodified_client_of_e2b_does_all_that_there_is() {
-    client_of_e2b("AFRESH_TEST_E2B", |python| {
-        let mut command = Command::new(python);
-        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b_client.py"));
-        command
-    });
-}
-
-#[test]
-fn so_does_the_one_in_javascript() {
-    client_of_e2b("AFRESH_TEST_E2B_JS", |_| {
-        let mut command = Command::new("node");
-        command.arg(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/e2b_client.mjs"));
-        command
     });
 }
 

@@ -1,0 +1,273 @@
+//! Code in sandboxes, in every language: what it prints, gives and throws, also while it still runs; and clients of E2B, unmodified.
+
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::time::Duration;
+
+use afresh_serve::{SandboxConfig, Template};
+use serde_json::{Value, json};
+
+use crate::common::{LONG, built, run, scratch, serve};
+use crate::sandbox::{Client, KEY, sandboxes, with};
+
+#[test]
+fn code_runs_on_from_code_and_what_came_of_it_is_told_apart() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let server = serve(with(sandboxes(dir.path(), &script))).await;
+        let client = Client::of(&server);
+        let sandbox = client.create().await;
+        let code = "let x = 20; console.log('out', [1, 'a']); console.error({e: 1}); x * 2";
+        let lines = client.execute(&sandbox, code).await.unwrap();
+        let kinds: Vec<_> = lines.iter().map(|line| line["type"].as_str().unwrap()).collect();
+        assert_eq!(
+            kinds,
+            ["number_of_executions", "stdout", "stderr", "result", "end_of_execution"]
+        );
+        assert_eq!(lines[1]["text"], "out [ 1, \"a\" ]\n");
+        assert_eq!(lines[2]["text"], "{ e: 1 }\n");
+        assert_eq!((&lines[3]["text"], &lines[3]["is_main_result"]), (&json!("40"), &json!(true)));
+        assert_eq!(client.value(&sandbox, "x + 2").await, "22");
+        assert_eq!(client.value(&sandbox, "Promise.resolve({a: [x]})").await, "{ a: [ 20 ] }");
+        let lines = client.execute(&sandbox, "throw new RangeError('no')").await.unwrap();
+        assert_eq!((&lines[1]["name"], &lines[1]["value"]), (&json!("RangeError"), &json!("no")));
+        let lines = client.execute(&sandbox, "let let = 1").await.unwrap();
+        assert_eq!(lines[1]["name"], "SyntaxError");
+        // An error of the language does not undo what came before it.
+        client.execute(&sandbox, "x = 50; throw 1").await.unwrap();
+        assert_eq!(client.value(&sandbox, "x").await, "50");
+        // Others see nothing of it.
+        let another = client.create().await;
+        assert_eq!(client.value(&another, "typeof x").await, "\"undefined\"");
+        server.end().await;
+    });
+}
+
+#[test]
+fn code_that_is_cut_short_is_undone() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.call_timeout = Duration::from_secs(2);
+        sandboxes.templates[0].memory = 64 << 20;
+        let server = serve(with(sandboxes)).await;
+        let client = Client::of(&server);
+        let sandbox = client.create().await;
+        client.execute(&sandbox, "var kept = 1").await.unwrap();
+        for (code, name) in [
+            ("kept = 2; for (;;) {}", "TimeoutError"),
+            ("kept = 3; const a = []; for (;;) a.push(new Array(1000).fill(kept))", ""),
+        ] {
+            let lines = client.execute(&sandbox, code).await.unwrap();
+            let error = lines.iter().find(|line| line["type"] == "error").expect("it fails");
+            assert!(name.is_empty() || error["name"] == name, "{error}");
+        }
+        let kept = client.value(&sandbox, "kept").await;
+        // Without memory the engine may throw, which undoes nothing; a time limit always does.
+        assert!(kept == "1" || kept == "3", "{kept}");
+        server.end().await;
+    });
+}
+
+#[test]
+fn what_code_prints_arrives_while_it_runs() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let dir = scratch();
+    run(async {
+        let mut sandboxes = sandboxes(dir.path(), &script);
+        sandboxes.call_timeout = Duration::from_secs(3);
+        let server = serve(with(sandboxes)).await;
+        let client = Client::of(&server);
+        let sandbox = client.create().await;
+        // It never ends by itself, and is heard all the same.
+        let mut answer = client
+            .begin(&sandbox, "var n = 1; console.log('begun'); console.error('so'); for (;;) {}")
+            .await;
+        assert_eq!(answer.status(), 200);
+        let first = String::from_utf8(answer.chunk().await.unwrap().unwrap().to_vec()).unwrap();
+        let kinds = |text: &str| -> Vec<String> {
+            let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
+            lines.map(|line| line["type"].as_str().unwrap().to_owned()).collect()
+        };
+        let begun = kinds(&first);
+        assert_eq!(begun[..2], ["number_of_executions", "stdout"]);
+        assert!(!begun.contains(&"end_of_execution".to_owned()), "{first}");
+        let rest = answer.text().await.unwrap();
+        let mut all = begun;
+        all.extend(kinds(&rest));
+        let wanted = ["number_of_executions", "stdout", "stderr", "error", "end_of_execution"];
+        assert_eq!(all, wanted);
+        assert!(rest.contains("TimeoutError"), "{rest}");
+        assert_eq!(client.value(&sandbox, "typeof n").await, "\"undefined\"");
+        // More than a client takes at once, in order.
+        let code = "for (let i = 0; i < 20000; i++) console.log(i, 'x'.repeat(50)); console.log('ä'.repeat(100000))";
+        let lines = client.execute(&sandbox, code).await.unwrap();
+        let printed = lines.iter().filter(|line| line["type"] == "stdout");
+        let printed: String = printed.map(|line| line["text"].as_str().unwrap()).collect();
+        let wanted: String = (0..20000).map(|i| format!("{i} {}\n", "x".repeat(50))).collect();
+        assert!(printed == wanted + &"ä".repeat(100_000) + "\n");
+        // Who goes away ends nothing; what is printed after that is told to nobody.
+        let code = "console.log('first'); let until = Date.now() + 500; while (Date.now() < until) {} \
+                    for (let i = 0; i < 1000; i++) console.log('x'.repeat(1000)); var after = 7";
+        let mut answer = client.begin(&sandbox, code).await;
+        answer.chunk().await.unwrap().unwrap();
+        drop(answer);
+        assert_eq!(client.value(&sandbox, "after").await, "7");
+        // Who stays and takes nothing is waited for, as long as the call may last.
+        let code = "for (;;) console.log('x'.repeat(100000))";
+        let answer = client.begin(&sandbox, code).await;
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        assert_eq!(client.value(&sandbox, "after").await, "7");
+        let rest = answer.text().await.unwrap();
+        assert!(rest.trim_end().ends_with(r#"{"type":"end_of_execution"}"#) && rest.contains("TimeoutError"));
+        server.end().await;
+    });
+}
+
+/// Sandboxes of one template in Python.
+fn python(dir: &Path, guest: &str) -> SandboxConfig {
+    let mut sandboxes = sandboxes(dir, guest);
+    sandboxes.templates[0].language = "python".to_owned();
+    sandboxes
+}
+
+#[test]
+fn a_template_is_warmed_set_up_and_asked_as_its_language_wants() {
+    let (Some(turns), Some(script)) = (built("turns.wasm"), built("quickjs.wasm")) else { return };
+    let dir = scratch();
+    let library = dir.path().join("library.zip");
+    std::fs::write(&library, b"what the guest would import from").unwrap();
+    run(async {
+        let store = dir.path().join("store");
+        let mut sandboxes = python(&store, &turns);
+        let missing = match afresh_serve::Server::bind(with(sandboxes.clone())).await {
+            Err(error) => format!("{:#}", anyhow(&error)),
+            Ok(_) => panic!("it starts without its library"),
+        };
+        assert!(missing.contains("python-stdlib.zip") && missing.contains("python"), "{missing}");
+        sandboxes.templates[0].library = Some(library);
+        sandboxes.templates[0].setup = Some("add 40".to_owned());
+        let mut other = Template::new("js", script, afresh::Options::new());
+        other.setup = Some("var base = [40]; console.log('nobody hears it')".to_owned());
+        sandboxes.templates.push(other);
+        let server = serve(with(sandboxes.clone())).await;
+        let client = Client::of(&server);
+        let one = client.create().await;
+        let lines = client.execute(&one, "add 2\nprint said\ncomplain loudly\nadd 0").await.unwrap();
+        let of = |kind: &str| lines.iter().filter(|line| line["type"] == kind).collect::<Vec<_>>();
+        assert_eq!((&of("stdout")[0]["text"], &of("stderr")[0]["text"]), (&json!("said\n"), &json!("loudly\n")));
+        assert_eq!(of("result")[0]["text"], "shown");
+        let lines = client.execute(&one, "fail badly").await.unwrap();
+        assert_eq!(lines[1]["value"], "badly");
+        assert!(lines[1]["traceback"].as_str().unwrap().starts_with("Traceback"), "{lines:?}");
+        // Each clone has entropy of its own, and files are where it looks for them.
+        assert_eq!(client.execute(&one, "write /home/user/a x").await.unwrap()[1]["type"], "result");
+        let two = client.post("/sandboxes", json!({"templateID": "js"})).await;
+        assert_eq!(client.value(&two, "base").await, "[ 40 ]");
+        server.end().await;
+        // It comes back with what it was, over the same library.
+        let server = serve(with(sandboxes.clone())).await;
+        let client = Client::of(&server);
+        assert_eq!(client.execute(&one, "read /home/user/a").await.unwrap()[1]["type"], "result");
+        assert_eq!(client.value(&two, "base").await, "[ 40 ]");
+        server.end().await;
+        // A setup that does not come to its end is an error, and so is one for what is warm.
+        let why = async |change: &dyn Fn(&mut SandboxConfig)| {
+            let mut changed = sandboxes.clone();
+            change(&mut changed);
+            match afresh_serve::Server::bind(with(changed)).await {
+                Err(error) => format!("{:#}", anyhow(&error)),
+                Ok(_) => panic!("it starts"),
+            }
+        };
+        let failing = why(&|config| config.templates[1].setup = Some("throw 1".to_owned())).await;
+        assert!(failing.contains("setup"), "{failing}");
+        let warm = format!("{}@template-js", store.join("snapshots").display());
+        let warm = why(&|config| config.templates[1].reference = warm.clone()).await;
+        assert!(warm.contains("a snapshot is warm"), "{warm}");
+        let unknown = why(&|config| config.templates[1].language = "cobol".to_owned()).await;
+        assert!(unknown.contains("cobol") && unknown.contains("`python`"), "{unknown}");
+    });
+}
+
+/// An error with all its causes.
+fn anyhow(error: &dyn std::error::Error) -> String {
+    let causes = std::iter::successors(Some(error), |error| error.source());
+    causes.map(ToString::to_string).collect::<Vec<_>>().join(": ")
+}
+
+/// Has a client of E2B, a program of its own, do all that it knows to do with sandboxes like these.
+fn client_of_e2b(sandboxes: SandboxConfig, mut command: Command) {
+    run(async {
+        let server = serve(with(sandboxes)).await;
+        let url = server.url("");
+        let asking = tokio::task::spawn_blocking(move || {
+            command
+                .env("E2B_API_URL", &url)
+                .env("E2B_SANDBOX_URL", &url)
+                .env("E2B_API_KEY", KEY)
+                .env("NO_PROXY", "127.0.0.1")
+                .output()
+                .unwrap()
+        });
+        let output = tokio::time::timeout(LONG, asking).await.expect("it ends").unwrap();
+        let said = String::from_utf8_lossy(&output.stdout);
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{said}\n{error}");
+        assert!(said.ends_with("all done\n"), "{said}\n{error}");
+        server.end().await;
+    });
+}
+
+/// What a variable names, or why the test that wants it is left out.
+fn named(variable: &str, by: &str) -> Option<PathBuf> {
+    let place = std::env::var_os(variable).map(PathBuf::from);
+    if place.is_none() {
+        println!("SKIPPED: {variable} names nothing; `{by}` says what");
+    }
+    place
+}
+
+fn ours(file: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests").join(file)
+}
+
+#[test]
+fn an_unmodified_client_of_e2b_does_all_that_there_is() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    let Some(python) = named("AFRESH_TEST_E2B", "cargo xtask test") else { return };
+    let dir = scratch();
+    let mut command = Command::new(python);
+    command.arg(ours("e2b_client.py"));
+    client_of_e2b(sandboxes(dir.path(), &script), command);
+}
+
+#[test]
+fn so_does_the_one_in_javascript() {
+    let Some(script) = built("quickjs.wasm") else { return };
+    if named("AFRESH_TEST_E2B_JS", "cargo xtask test").is_none() {
+        return;
+    }
+    let dir = scratch();
+    let mut command = Command::new("node");
+    command.arg(ours("e2b_client.mjs"));
+    client_of_e2b(sandboxes(dir.path(), &script), command);
+}
+
+#[test]
+fn an_unmodified_client_of_e2b_runs_python_with_pandas() {
+    let Some(artifacts) = named("AFRESH_TEST_CPYTHON", "cargo xtask cpython") else { return };
+    let Some(client) = named("AFRESH_TEST_E2B", "cargo xtask cpython") else { return };
+    // The compiled module stays from one run to the next.
+    let dir = std::env::var_os("AFRESH_CACHE").map(PathBuf::from);
+    let scratch = scratch();
+    let dir = dir.unwrap_or_else(|| scratch.path().to_owned()).join("sandboxes");
+    let mut sandboxes = python(&dir, artifacts.join("python.wasm").to_str().unwrap());
+    sandboxes.templates[0].memory = 1 << 30;
+    sandboxes.templates[0].setup = Some("import numpy, pandas, random, uuid".to_owned());
+    let mut command = Command::new(client);
+    command.arg(ours("e2b_python.py"));
+    client_of_e2b(sandboxes, command);
+}
