@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use afresh::snapshot::SnapshotInfo;
-use afresh::{Checkpoint, Session};
 use afresh::wasm::wasmtime;
+use afresh::{Checkpoint, Session};
 use afresh_interpreter::{Answer, Language, Listener, RUN, Request, Stream, Tools, evaluate};
 use anyhow::Context;
 use clap::Args;
@@ -214,7 +214,9 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
         Some(name) => {
             let known = Language::named(name);
             Some(known.with_context(|| {
-                format!("no guest is known that evaluates `{name}`; `javascript` and `python` are known")
+                format!(
+                    "no guest is known that evaluates `{name}`; `javascript` and `python` are known"
+                )
             })?)
         }
         None => None,

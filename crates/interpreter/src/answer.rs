@@ -124,7 +124,8 @@ mod tests {
         assert_eq!(thrown.traceback(), "E: m\nat there");
         let Answer::Threw(thrown) = read(b"\x85\x01\x61E\x61m\xf6\xf6") else { panic!() };
         assert_eq!(thrown.traceback(), "E: m");
-        for broken in [&b""[..], b"\x00", b"\x83\x00\x01", b"\x84\x00\x01\xf6\xf6", b"\x85\x01\x01"] {
+        for broken in [&b""[..], b"\x00", b"\x83\x00\x01", b"\x84\x00\x01\xf6\xf6", b"\x85\x01\x01"]
+        {
             assert!(Answer::read(broken).is_err(), "{broken:?}");
         }
     }

@@ -25,7 +25,7 @@ pub fn evaluate<'f, L: Listener>(
 ) -> Evaluated<L> {
     if let Some(module) = lease.as_module() {
         let host = module.host_mut();
-        *host.state::<Hearing<L>>() = Hearing { listener, ..Hearing::default() };
+        *host.state::<Hearing<L>>() = Hearing::of(listener);
         request.address_to(host.generation(), entropy_bytes());
     }
     let answer = lease.call(function, request.bytes());

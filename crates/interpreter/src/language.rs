@@ -113,8 +113,7 @@ impl Language {
     /// The call of a warm-up that runs `source`, which has to come to its end.
     #[must_use]
     pub fn setup(&self, source: &str) -> Call {
-        let request =
-            Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None);
+        let request = Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None);
         Call::bytes(self.form.function(), request.bytes())
     }
 

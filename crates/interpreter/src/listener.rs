@@ -63,10 +63,16 @@ pub(crate) struct Hearing<L> {
     said: Vec<u8>,
 }
 
+impl<L: Default> Hearing<L> {
+    pub(crate) fn of(listener: L) -> Self {
+        Self { listener, ..Self::default() }
+    }
+}
+
 /// Host state for guests that [`imports`] of the same type serve; `make` makes the listener of a lease before its first
 /// call, and of warm-ups.
 pub fn state<L: Listener>(make: impl Fn() -> L + Send + Sync + 'static) -> State {
-    State::new(move || Hearing { listener: make(), ..Hearing::default() })
+    State::new(move || Hearing::of(make()))
 }
 
 /// The listener of a lease's present call.

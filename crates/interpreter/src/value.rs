@@ -34,7 +34,7 @@ pub(crate) fn read(from: &mut Decoder<'_>, depth: usize) -> Result<Option<Value>
             Some(Value::Null)
         }
         Type::Bool => Some(Value::Bool(from.bool()?)),
-        Type::F16 | Type::F32 | Type::F64 => Number::from_f64(from.f64()?).map(Value::Number),
+        Type::F32 | Type::F64 => Number::from_f64(from.f64()?).map(Value::Number),
         Type::String => Some(Value::String(from.str()?.to_owned())),
         Type::Bytes => {
             from.bytes()?;
@@ -114,11 +114,13 @@ fn words(from: &mut Decoder<'_>, each: impl Fn([u8; 8]) -> Option<Value>) -> Res
 
 /// How a plain value shows that the guest did not show itself.
 pub(crate) fn text(from: &mut Decoder<'_>) -> Result<String, Error> {
-    if matches!(from.datatype()?, Type::F16 | Type::F32 | Type::F64) {
+    if matches!(from.datatype()?, Type::F32 | Type::F64) {
         let number = from.f64()?;
         return Ok(match number {
             _ if number.is_nan() => "NaN".to_owned(),
-            _ if number.is_infinite() => if number > 0.0 { "Infinity" } else { "-Infinity" }.to_owned(),
+            _ if number.is_infinite() => {
+                if number > 0.0 { "Infinity" } else { "-Infinity" }.to_owned()
+            }
             _ if number == 0.0 && number.is_sign_negative() => "-0".to_owned(),
             _ => number.to_string(),
         });
@@ -134,14 +136,26 @@ mod tests {
     fn what_has_json_is_json_and_nothing_else_is() {
         let read = |bytes: &[u8]| read(&mut Decoder::new(bytes), 0);
         let json = |bytes: &[u8]| read(bytes).unwrap().map(|value| value.to_string());
-        assert_eq!(json(b"\xa2\x61a\x82\x01\xf6\x05\xf5").as_deref(), Some(r#"{"a":[1,null],"5":true}"#));
+        assert_eq!(
+            json(b"\xa2\x61a\x82\x01\xf6\x05\xf5").as_deref(),
+            Some(r#"{"a":[1,null],"5":true}"#)
+        );
         assert_eq!(json(b"\xda\x00\x01\x00\x30\x82\x01\x02").as_deref(), Some("[1,2]"));
         assert_eq!(json(b"\xd8\x4f\x48\xff\xff\xff\xff\xff\xff\xff\xff").as_deref(), Some("[-1]"));
-        assert_eq!(json(b"\x1b\xff\xff\xff\xff\xff\xff\xff\xff").as_deref(), Some("18446744073709551615"));
+        assert_eq!(
+            json(b"\x1b\xff\xff\xff\xff\xff\xff\xff\xff").as_deref(),
+            Some("18446744073709551615")
+        );
         assert_eq!(json(b"\x3b\xff\xff\xff\xff\xff\xff\xff\xff"), None);
         assert_eq!(json(b"\x82\x01\x41x"), None);
         assert_eq!(json(b"\xd8\x27\x82\x61f\x61g"), None);
-        for broken in [&b"\x82\x01"[..], b"\x9f\x01\xff", b"\xff", b"\xd8\x4f\x41x", b"\x9b\xff\xff\xff\xff\xff\xff\xff\xff"] {
+        for broken in [
+            &b"\x82\x01"[..],
+            b"\x9f\x01\xff",
+            b"\xff",
+            b"\xd8\x4f\x41x",
+            b"\x9b\xff\xff\xff\xff\xff\xff\xff\xff",
+        ] {
             assert!(read(broken).is_err(), "{broken:?}");
         }
         assert!(read(&[0x81; 200]).is_err());
@@ -155,6 +169,6 @@ mod tests {
         assert_eq!(text(b"\x18\x2a"), "42");
         assert_eq!(text(&[0xfb, 0x80, 0, 0, 0, 0, 0, 0, 0]), "-0");
         assert_eq!(text(&[0xfb, 0x3f, 0xf8, 0, 0, 0, 0, 0, 0]), "1.5");
-        assert_eq!(text(&[0xf9, 0x7e, 0]), "NaN");
+        assert_eq!(text(&[0xfa, 0x7f, 0xc0, 0, 0]), "NaN");
     }
 }

@@ -355,19 +355,22 @@ fn an_opened_range_takes_a_system_call_under_every_tracker() {
 
 #[test]
 fn ten_thousand_images_do_not_exhaust_descriptors() {
-    let count = || std::fs::read_dir("/proc/self/fd").unwrap().count();
-    let before = count();
-    let images: Vec<Image> = (0..10_000).map(|n| image(1, (n % 250) as u8 + 1)).collect();
-    assert!(count() - before < 200, "{} descriptors", count() - before);
-    for (n, image) in images.iter().enumerate().step_by(997) {
-        let mut slot = Slot::new(image, SlotConfig::default()).unwrap();
-        let mut byte = [0];
-        slot.read(9, &mut byte).unwrap();
-        assert_eq!(byte[0], (n % 250) as u8 + 1);
-        slot.write(9, &[0]).unwrap();
-        slot.reset().unwrap();
-        assert_eq!(slot.verify().unwrap(), []);
-    }
+    // Other tests of this process would count, too.
+    afresh_sys::alone("promises::ten_thousand_images_do_not_exhaust_descriptors", || {
+        let count = || std::fs::read_dir("/proc/self/fd").unwrap().count();
+        let before = count();
+        let images: Vec<Image> = (0..10_000).map(|n| image(1, (n % 250) as u8 + 1)).collect();
+        assert!(count() - before < 200, "{} descriptors", count() - before);
+        for (n, image) in images.iter().enumerate().step_by(997) {
+            let mut slot = Slot::new(image, SlotConfig::default()).unwrap();
+            let mut byte = [0];
+            slot.read(9, &mut byte).unwrap();
+            assert_eq!(byte[0], (n % 250) as u8 + 1);
+            slot.write(9, &[0]).unwrap();
+            slot.reset().unwrap();
+            assert_eq!(slot.verify().unwrap(), []);
+        }
+    });
 }
 
 #[test]
@@ -486,28 +489,34 @@ fn planted_bugs_of_the_safeguards_are_caught() {
 
 #[test]
 fn hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process() {
-    const SLOTS: usize = 300;
-    const PAGES: usize = 512;
-    let strategy = Strategy::WriteSet(Some(TrackerKind::Mprotect));
-    let image = image(PAGES, 7);
-    let config = SlotConfig { strategy, ..SlotConfig::default() };
-    let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
-    let most = afresh_sys::host::max_mappings();
-    let mut slots: Vec<Slot> =
-        (0..SLOTS).map(|_| Slot::new(&image, config.clone()).unwrap()).collect();
-    for round in 0..2 {
-        for slot in &mut slots {
-            for page in (round..PAGES).step_by(2) {
-                slot.write(page * PAGE_SIZE, &[1]).unwrap();
+    // Other tests of this process would count, too.
+    afresh_sys::alone(
+        "promises::hundreds_of_scattered_writers_stay_within_the_mappings_of_a_process",
+        || {
+            const SLOTS: usize = 300;
+            const PAGES: usize = 512;
+            let strategy = Strategy::WriteSet(Some(TrackerKind::Mprotect));
+            let image = image(PAGES, 7);
+            let config = SlotConfig { strategy, ..SlotConfig::default() };
+            let mappings = || std::fs::read_to_string("/proc/self/maps").unwrap().lines().count();
+            let most = afresh_sys::host::max_mappings();
+            let mut slots: Vec<Slot> =
+                (0..SLOTS).map(|_| Slot::new(&image, config.clone()).unwrap()).collect();
+            for round in 0..2 {
+                for slot in &mut slots {
+                    for page in (round..PAGES).step_by(2) {
+                        slot.write(page * PAGE_SIZE, &[1]).unwrap();
+                    }
+                }
+                let now = mappings();
+                assert!(now < most * 3 / 4, "{now} mappings of {most}");
+                for slot in &mut slots {
+                    slot.reset().unwrap();
+                    assert_eq!(slot.verify().unwrap(), []);
+                }
             }
-        }
-        let now = mappings();
-        assert!(now < most * 3 / 4, "{now} mappings of {most}");
-        for slot in &mut slots {
-            slot.reset().unwrap();
-            assert_eq!(slot.verify().unwrap(), []);
-        }
-    }
-    // Whoever comes next has room.
-    assert!(mappings() < most * 3 / 4);
+            // Whoever comes next has room.
+            assert!(mappings() < most * 3 / 4);
+        },
+    );
 }

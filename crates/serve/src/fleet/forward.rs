@@ -56,6 +56,12 @@ impl Fleet {
     async fn ask(&self, life: &str, ask: &Ask, piece: &[u8]) -> Result<(Reply, Bytes), Failed> {
         let host = Failed::Unknown(Refusal::host());
         let Ok(message) = wire::pack(ask, piece) else { return Err(host) };
+        if message.len() > self.links.client.max_payload() {
+            return Err(Failed::Unknown(Refusal::new(
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "the head of the request is larger than a message between hosts may be",
+            )));
+        }
         let node = life.split_once('-').map_or(life, |(node, _)| node);
         let subject = Subject::from(self.links.subject(&format!("host.{node}.call")));
         let message = Message::new().payload(message).timeout(Some(self.config.patience));

@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use async_nats::jetstream::consumer::push::OrderedConfig;
 use async_nats::jetstream::consumer::{DeliverPolicy, ReplayPolicy};
-use async_nats::jetstream::kv::{Config, CreateError, CreateErrorKind, Operation, Store, UpdateErrorKind};
+use async_nats::jetstream::kv::{
+    Config, CreateError, CreateErrorKind, Operation, Store, UpdateErrorKind,
+};
 use async_nats::{Client, ConnectOptions};
 use bytes::Bytes;
 use futures_util::StreamExt;

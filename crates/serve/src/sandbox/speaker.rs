@@ -100,9 +100,12 @@ impl Told {
             Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
             Err(mpsc::error::TrySendError::Full(line)) => line,
         };
-        let sending = tokio::time::timeout_at(self.until, self.sender.send(line));
+        let (until, sender) = (self.until, &self.sender);
         // Calls run on threads that may wait.
-        self.late = self.runtime.block_on(sending).is_err();
+        let sent = self
+            .runtime
+            .block_on(async { tokio::time::timeout_at(until, sender.send(line)).await });
+        self.late = sent.is_err();
         if self.late {
             return Err(wasmtime::Error::msg(
                 "nobody took what the code printed, within the time that it has",
@@ -123,9 +126,7 @@ mod tests {
             .enable_time()
             .build()
             .unwrap();
-        let made = |time| {
-            runtime.block_on(async { Speaker::new(time, || Ok(())) })
-        };
+        let made = |time| runtime.block_on(async { Speaker::new(time, || Ok(())) });
         let (mut speaker, mut receiver) = made(Duration::from_secs(60));
         speaker.begin("head\n".to_owned());
         let text = "ä".repeat(PIECE * 3 / 4);

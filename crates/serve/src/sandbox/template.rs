@@ -5,7 +5,7 @@ use std::path::Path;
 use afresh::files::{Budget, Time, Tree};
 use afresh::wasm::{Engine, EngineConfig, GuestOptions};
 use afresh::{Guest, Options, Reference, SaveOptions};
-use afresh_interpreter::{Language, imports, is_module, state};
+use afresh_interpreter::{Answer, Language, imports, is_module, state};
 
 use super::config::{SandboxConfig, Template};
 use super::speaker::Speaker;
@@ -55,8 +55,7 @@ impl Opening {
         let budget = Budget { bytes: template.files, ..Budget::default() };
         let below = language.over_library(Tree::new(budget), path, template.library.as_deref());
         let (mut files, library) = below?;
-        let mut wasm =
-            GuestOptions { imports: imports::<Speaker>(), ..GuestOptions::default() };
+        let mut wasm = GuestOptions { imports: imports::<Speaker>(), ..GuestOptions::default() };
         wasm.state = state(Speaker::default);
         let env = language.env.iter().map(|(name, value)| ((*name).into(), (*value).into()));
         wasm.wasi.env = env.collect();
@@ -81,12 +80,34 @@ impl Opening {
             .memory(template.memory);
         if module {
             let own = language.warm_up().into_iter().chain(template.warm.iter().cloned());
-            let setup = template.setup.as_deref().map(|source| language.setup(source));
-            first = own.chain(setup).fold(first.files(files), Options::warm);
+            first = own.fold(first.files(files), Options::warm);
         } else {
             first = first.files(Tree::new(budget)).files_below(files);
         }
         Ok(Self { first, saved, library })
+    }
+
+    /// The guest that the template names, warm and set up.
+    fn guest(&self, template: &Template, language: &Language) -> Result<Guest, afresh::Cause> {
+        let first = self.first.clone();
+        let Some(setup) = &template.setup else {
+            return Ok(afresh::open(&template.reference, &first)?);
+        };
+        let whole = first.warm(language.setup(setup));
+        let error = match afresh::open(&template.reference, &whole) {
+            Ok(guest) => return Ok(guest),
+            Err(error) => error,
+        };
+        // The guest just ends where a setup throws something. Run as any code, it tells what that was.
+        let mut session = afresh::open(&template.reference, &self.first)?.session()?;
+        let ran = super::one::run(&mut session, language, setup, &mut None, Speaker::default());
+        Err(match ran {
+            Ok(Answer::Threw(thrown)) => {
+                let (name, told) = (&template.name, thrown.traceback());
+                format!("the setup of the template `{name}` fails: {}", told.trim_end()).into()
+            }
+            _ => error.into(),
+        })
     }
 }
 
@@ -100,12 +121,14 @@ impl Warm {
     ) -> Result<Self, afresh::Cause> {
         let language = Language::named(&template.language).ok_or_else(|| {
             let name = &template.language;
-            format!("no guest is known that evaluates `{name}`; `javascript` and `python` are known")
+            format!(
+                "no guest is known that evaluates `{name}`; `javascript` and `python` are known"
+            )
         })?;
         let opening = Opening::new(config, template, language)?;
         let kept: Reference = kept(&config.dir, &format!("template-{}", template.name)).parse()?;
         let make = || -> Result<(), afresh::Cause> {
-            afresh::open(&template.reference, &opening.first)?.save(&kept, &SaveOptions::new())?;
+            opening.guest(template, language)?.save(&kept, &SaveOptions::new())?;
             Ok(())
         };
         #[cfg(feature = "fleet")]

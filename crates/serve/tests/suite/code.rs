@@ -121,7 +121,10 @@ fn what_code_prints_arrives_while_it_runs() {
         tokio::time::sleep(Duration::from_secs(4)).await;
         assert_eq!(client.value(&sandbox, "after").await, "7");
         let rest = answer.text().await.unwrap();
-        assert!(rest.trim_end().ends_with(r#"{"type":"end_of_execution"}"#) && rest.contains("TimeoutError"));
+        assert!(
+            rest.trim_end().ends_with(r#"{"type":"end_of_execution"}"#)
+                && rest.contains("TimeoutError")
+        );
         server.end().await;
     });
 }
@@ -155,15 +158,22 @@ fn a_template_is_warmed_set_up_and_asked_as_its_language_wants() {
         let server = serve(with(sandboxes.clone())).await;
         let client = Client::of(&server);
         let one = client.create().await;
-        let lines = client.execute(&one, "add 2\nprint said\ncomplain loudly\nadd 0").await.unwrap();
+        let lines =
+            client.execute(&one, "add 2\nprint said\ncomplain loudly\nadd 0").await.unwrap();
         let of = |kind: &str| lines.iter().filter(|line| line["type"] == kind).collect::<Vec<_>>();
-        assert_eq!((&of("stdout")[0]["text"], &of("stderr")[0]["text"]), (&json!("said\n"), &json!("loudly\n")));
+        assert_eq!(
+            (&of("stdout")[0]["text"], &of("stderr")[0]["text"]),
+            (&json!("said\n"), &json!("loudly\n"))
+        );
         assert_eq!(of("result")[0]["text"], "shown");
         let lines = client.execute(&one, "fail badly").await.unwrap();
         assert_eq!(lines[1]["value"], "badly");
         assert!(lines[1]["traceback"].as_str().unwrap().starts_with("Traceback"), "{lines:?}");
         // Each clone has entropy of its own, and files are where it looks for them.
-        assert_eq!(client.execute(&one, "write /home/user/a x").await.unwrap()[1]["type"], "result");
+        assert_eq!(
+            client.execute(&one, "write /home/user/a x").await.unwrap()[1]["type"],
+            "result"
+        );
         let two = client.post("/sandboxes", json!({"templateID": "js"})).await;
         assert_eq!(client.value(&two, "base").await, "[ 40 ]");
         server.end().await;
@@ -182,8 +192,9 @@ fn a_template_is_warmed_set_up_and_asked_as_its_language_wants() {
                 Ok(_) => panic!("it starts"),
             }
         };
-        let failing = why(&|config| config.templates[1].setup = Some("throw 1".to_owned())).await;
-        assert!(failing.contains("setup"), "{failing}");
+        let failing = why(&|config| config.templates[1].setup = Some("let x = y".to_owned())).await;
+        assert!(failing.contains("the setup of the template `js`"), "{failing}");
+        assert!(failing.contains("ReferenceError") && failing.contains("y"), "{failing}");
         let warm = format!("{}@template-js", store.join("snapshots").display());
         let warm = why(&|config| config.templates[1].reference = warm.clone()).await;
         assert!(warm.contains("a snapshot is warm"), "{warm}");
