@@ -125,8 +125,9 @@ fn served(python: &Path, folder: &Path) -> Result<()> {
     ]))?;
     let installing = e2b::install();
     let mut tests = cargo();
-    tests.current_dir(host::repository()).args(["test", "--locked", "-p", "afresh-serve"]);
-    tests.args(["--test", "suite", "runs_python_with_pandas", "--", "--nocapture"]);
+    // With the features that all tests have, so that nothing is compiled anew.
+    tests.current_dir(host::repository()).args(["test", "--workspace", "--all-features"]);
+    tests.args(["--locked", "--test", "suite", "runs_python_with_pandas", "--", "--nocapture"]);
     tests.env("AFRESH_TEST_CPYTHON", artifacts).env("AFRESH_CACHE", folder.join("cache"));
     installing.finish(&mut tests, |why| println!("{why}"));
     run(&mut tests)

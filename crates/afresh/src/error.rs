@@ -203,7 +203,7 @@ pub enum SessionError {
     #[error("this session has no files: {0}")]
     NoFiles(&'static str),
     /// Something about a file was refused.
-    #[cfg(feature = "wasm")]
+    #[cfg(any(feature = "wasm", feature = "linux"))]
     #[error("{path}: {source}")]
     Files {
         /// Which.

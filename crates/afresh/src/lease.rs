@@ -115,6 +115,26 @@ impl<'a> Lease<'a> {
         }
     }
 
+    /// As [`Lease::call`], but `hear` hears the answer, from a Linux program while it writes it, in the pieces in which it
+    /// does: it waits meanwhile, its time goes on, and `false` ends the call. Of other guests it hears the whole answer.
+    ///
+    /// # Errors
+    /// As [`Lease::call`]. What was heard may have been half of an answer then.
+    pub fn call_heard<'f>(
+        &mut self,
+        function: impl Into<Callee<'f>>,
+        input: &[u8],
+        mut hear: impl FnMut(&[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        let callee = function.into();
+        #[cfg(feature = "linux")]
+        if let Instance::Program(program) = &mut self.instance {
+            return crate::program::call_heard(program, callee.name(), input, hear);
+        }
+        hear(&self.call(callee, input)?);
+        Ok(())
+    }
+
     /// Makes any call.
     ///
     /// # Errors

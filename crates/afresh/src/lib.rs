@@ -115,7 +115,7 @@ mod save;
 mod scratch;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod session;
-#[cfg(feature = "wasm")]
+#[cfg(any(feature = "wasm", feature = "linux"))]
 mod session_files;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod session_turns;
@@ -126,7 +126,7 @@ mod verify;
 
 #[cfg(feature = "arena")]
 pub use afresh_arena as arena;
-#[cfg(feature = "wasm")]
+#[cfg(any(feature = "wasm", feature = "linux"))]
 pub use afresh_files as files;
 #[cfg(feature = "arena")]
 pub use afresh_frames as frames;
@@ -168,7 +168,7 @@ pub use place::{LATEST, Place, Reference};
 pub use save::{SaveOptions, Saved};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use session::{Checkpoint, Session};
-#[cfg(feature = "wasm")]
+#[cfg(any(feature = "wasm", feature = "linux"))]
 pub use session_files::SessionFiles;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use session_turns::SavedTurn;

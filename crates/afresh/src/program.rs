@@ -87,6 +87,20 @@ pub(crate) fn call(
     }
 }
 
+/// As [`call`], with an answer that is heard while it is written.
+pub(crate) fn call_heard(
+    instance: &mut Instance,
+    function: &str,
+    input: &[u8],
+    hear: impl FnMut(&[u8]) -> bool + Send + 'static,
+) -> Result<(), CallError> {
+    use afresh_linux::CallError as Error;
+    match instance.call_heard(input, hear) {
+        Err(Error::Ended { end: End::Exit(0), .. }) => Ok(()),
+        other => other.map_err(|error| CallError::of_linux(function, error)),
+    }
+}
+
 impl Options {
     /// The program at `path`, as these options shape it.
     pub(crate) fn program(&self, path: &Path) -> Program {

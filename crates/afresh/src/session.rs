@@ -12,14 +12,14 @@
 
 use afresh_snapshot::{Branch, BranchError, Difference, SnapshotId, SnapshotInfo, Tree};
 
-#[cfg(feature = "wasm")]
+#[cfg(any(feature = "wasm", feature = "linux"))]
 use afresh_files::FileDifference;
 
 use crate::call::Callee;
 use crate::error::describe;
 use crate::guest::Ready;
 use crate::lease::Instance;
-#[cfg(feature = "wasm")]
+#[cfg(any(feature = "wasm", feature = "linux"))]
 use crate::session_files::SessionFiles;
 use crate::session_turns::Saving;
 #[cfg(any(feature = "vm", feature = "linux"))]
@@ -348,7 +348,7 @@ impl Session {
     ///
     /// # Errors
     /// [`SessionError::Tree`]; [`SessionError::State`] when a layer of the tree cannot be read.
-    #[cfg(feature = "wasm")]
+    #[cfg(any(feature = "wasm", feature = "linux"))]
     pub fn diff_files<'c>(
         &self,
         one: impl Into<Checkpoint<'c>>,
@@ -356,6 +356,7 @@ impl Session {
     ) -> Result<FileDifference, SessionError> {
         let (one, two) = (self.find(one.into())?, self.find(two.into())?);
         match &self.line {
+            #[cfg(feature = "wasm")]
             Line::Module(branch) => {
                 let (one, two) = (branch.tree().get(one)?, branch.tree().get(two)?);
                 one.state.diff_files(&two.state).map_err(|e| SessionError::State(e.into()))
@@ -376,19 +377,18 @@ impl Session {
     /// # Errors
     /// [`SessionError::NoFiles`] for a guest without a file tree ([`Options::files`](crate::Options::files)),
     /// [`SessionError::Failed`].
-    #[cfg(feature = "wasm")]
+    #[cfg(any(feature = "wasm", feature = "linux"))]
     pub fn files(&mut self) -> Result<SessionFiles<'_>, SessionError> {
         self.check()?;
         match &mut self.line {
+            #[cfg(feature = "wasm")]
             Line::Module(branch) => SessionFiles::of(branch),
             #[cfg(feature = "vm")]
             Line::Machine(_) => Err(SessionError::NoFiles(
                 "a micro-VM has no file tree; a Wasm module can have one",
             )),
             #[cfg(feature = "linux")]
-            Line::Program(_) => Err(SessionError::NoFiles(
-                "the files of a Linux program are reached by the program alone",
-            )),
+            Line::Program(branch) => Ok(SessionFiles::of_program(branch)),
         }
     }
 

@@ -3,17 +3,28 @@
 //! What is written here is part of the session's present state, like what its calls write: the next checkpoint
 //! freezes it, and a rollback undoes it.
 
-use afresh_files::{Budget, Listed, Refused, Stat, Time, Tree};
-use afresh_snapshot::{Branch, BranchError};
+#[cfg(feature = "wasm")]
+use afresh_files::Budget;
+use afresh_files::{Listed, Refused, Stat, Time, Tree};
+use afresh_snapshot::Branch;
 
 use crate::SessionError;
+use crate::session::unmoved;
 
 /// Bytes of a file that [`SessionFiles::read`] gives, at most.
 const READ: u64 = 1 << 30;
 
 /// The files of a session. Paths begin at the root of its tree, with or without a slash.
 pub struct SessionFiles<'a> {
-    branch: &'a mut Branch<afresh_wasm::Session>,
+    of: Of<'a>,
+}
+
+/// Whose files they are.
+enum Of<'a> {
+    #[cfg(feature = "wasm")]
+    Module(&'a mut Branch<afresh_wasm::Session>),
+    #[cfg(feature = "linux")]
+    Program(&'a mut Branch<afresh_linux::Instance>),
 }
 
 impl std::fmt::Debug for SessionFiles<'_> {
@@ -28,19 +39,33 @@ fn refused(path: &str) -> impl Fn(Refused) -> SessionError {
 }
 
 impl<'a> SessionFiles<'a> {
+    #[cfg(feature = "wasm")]
     pub(crate) fn of(branch: &'a mut Branch<afresh_wasm::Session>) -> Result<Self, SessionError> {
         match present(branch) {
-            Some(_) => Ok(Self { branch }),
+            Some(_) => Ok(Self { of: Of::Module(branch) }),
             None => Err(SessionError::NoFiles(
                 "its guest was opened without a file tree; set one with `Options::files`",
             )),
         }
     }
 
+    #[cfg(feature = "linux")]
+    pub(crate) fn of_program(branch: &'a mut Branch<afresh_linux::Instance>) -> Self {
+        Self { of: Of::Program(branch) }
+    }
+
     /// The tree as it is now. A copy costs nothing, and never changes.
     #[must_use]
     pub fn tree(&self) -> Tree {
-        present(self.branch).unwrap_or_else(|| Tree::new(Budget::default()))
+        match &self.of {
+            #[cfg(feature = "wasm")]
+            Of::Module(branch) => present(branch).unwrap_or_else(|| Tree::new(Budget::default())),
+            #[cfg(feature = "linux")]
+            Of::Program(branch) => match branch.guest() {
+                Some(program) => program.files().clone(),
+                None => branch.base().state.files().clone(),
+            },
+        }
     }
 
     /// All bytes of a file; one of more than a GiB is read by parts, from [`SessionFiles::tree`].
@@ -91,7 +116,7 @@ impl<'a> SessionFiles<'a> {
         self.change(path, |tree| tree.remove_path(path, Time::now()))
     }
 
-    /// Changes the tree in any way.
+    /// Changes the tree in any way. What a Linux program has mapped of a file keeps what it shows.
     ///
     /// # Errors
     /// [`SessionError::Files`] as `change` returns, naming `path`; [`SessionError::State`] when the session's
@@ -101,16 +126,24 @@ impl<'a> SessionFiles<'a> {
         path: &str,
         change: impl FnOnce(&mut Tree) -> Result<T, Refused>,
     ) -> Result<T, SessionError> {
-        let session = self.branch.guest_mut().map_err(|error| match error {
-            BranchError::Tree(error) => SessionError::Tree(error),
-            other => SessionError::State(other.into()),
-        })?;
-        let changed = session.change_files(change).unwrap_or(Err(Refused::Missing));
+        let changed = match &mut self.of {
+            #[cfg(feature = "wasm")]
+            Of::Module(branch) => {
+                let session = branch.guest_mut().map_err(unmoved)?;
+                session.change_files(change).unwrap_or(Err(Refused::Missing))
+            }
+            #[cfg(feature = "linux")]
+            Of::Program(branch) => {
+                let program = branch.guest_mut().map_err(unmoved)?;
+                program.change_files(change).map_err(|error| SessionError::State(error.into()))?
+            }
+        };
         changed.map_err(refused(path))
     }
 }
 
 /// The tree of the session as it is now.
+#[cfg(feature = "wasm")]
 fn present(branch: &Branch<afresh_wasm::Session>) -> Option<Tree> {
     match branch.guest() {
         Some(session) => session.files(),

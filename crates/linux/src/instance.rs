@@ -9,13 +9,14 @@ use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
 use std::time::Instant;
 
+use afresh_files::Tree;
 use afresh_memory::{Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot};
 use afresh_sys::planted::{self, Bug};
 
 use crate::error::{CallError, VerifyError};
 use crate::guest::{Guest, Halt, after};
 use crate::hands::Hands;
-use crate::personality::{Change, Person, protect_order, unmap_order};
+use crate::personality::{Change, Hearer, Person, protect_order, unmap_order};
 use crate::platform::{
     IMAGE, Orders, Place, PlatformError, Process, Segment, Segments, Shown, Then, Together,
 };
@@ -183,17 +184,67 @@ impl Instance {
     pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, CallError> {
         self.stats.calls += 1;
         let afresh = self.footing != Footing::Live;
-        match self.attempt(request) {
+        match self.attempt(request, None) {
             // Somebody else killed it; a guest cannot do that to itself. A call from a frozen state has no effect but its
             // answer, so it can be made again.
             Err(CallError::Platform { source: PlatformError::Ended(status), .. })
                 if afresh && status.signal() == Some(libc::SIGKILL) =>
             {
                 self.footing = Footing::Due;
-                self.attempt(request)
+                self.attempt(request, None)
             }
             result => result,
         }
+    }
+
+    /// As [`Instance::call`], but `hear` hears the answer while the program writes it, in the pieces in which it does. The
+    /// program waits meanwhile, and its time goes on; `false` ends it.
+    ///
+    /// # Errors
+    /// As [`Instance::call`]. What was heard may have been half of an answer then.
+    pub fn call_heard(
+        &mut self,
+        request: &[u8],
+        hear: impl FnMut(&[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        self.stats.calls += 1;
+        self.attempt(request, Some(Hearer(Box::new(hear)))).map(drop)
+    }
+
+    /// The program's files as they are now. A copy costs nothing, and never changes.
+    #[must_use]
+    pub fn files(&self) -> &Tree {
+        match &self.live {
+            Some(live) if self.footing == Footing::Live => &live.guest.person.state.tree,
+            _ => &self.standing.rest.state.tree,
+        }
+    }
+
+    /// Changes the program's files from outside, between two calls. What it has mapped of a file keeps what it shows.
+    ///
+    /// # Errors
+    /// [`CallError::NeedsReset`] after a call that was cut short; when the host cannot run guests.
+    pub fn change_files<T>(&mut self, change: impl FnOnce(&mut Tree) -> T) -> Result<T, CallError> {
+        if self.footing == Footing::Fallen {
+            return Err(CallError::NeedsReset);
+        }
+        self.prepare().map_err(unstarted)?;
+        if self.footing == Footing::Due {
+            // The present state is the one that it stands on, but the process may not be in it yet.
+            let _together = Together::new();
+            let carried = self.restore().and_then(|orders| {
+                let live = self.live.as_mut().ok_or(PlatformError::Lost)?;
+                live.unused = false;
+                live.guest.process.carry_out(&orders, Then::Ask)
+            });
+            if let Err(error) = carried {
+                self.live = None;
+                return Err(unstarted(error));
+            }
+            self.footing = Footing::Live;
+        }
+        let live = self.live.as_mut().ok_or(PlatformError::Lost).map_err(unstarted)?;
+        Ok(change(&mut live.guest.person.change().tree))
     }
 
     /// Goes back to the state that it stands on, and sends `request` from there.
@@ -205,7 +256,7 @@ impl Instance {
         self.call(request)
     }
 
-    fn attempt(&mut self, request: &[u8]) -> Result<Vec<u8>, CallError> {
+    fn attempt(&mut self, request: &[u8], hearer: Option<Hearer>) -> Result<Vec<u8>, CallError> {
         if self.footing == Footing::Fallen {
             return Err(CallError::NeedsReset);
         }
@@ -213,6 +264,9 @@ impl Instance {
         // It may start a thread, which must not stay with us.
         self.prepare().map_err(unstarted)?;
         let _together = Together::new();
+        if let Some(live) = &mut self.live {
+            live.guest.person.streams.set_hearer(hearer);
+        }
         let started = self.start(request, deadline);
         self.footing = Footing::Fallen;
         let halted = match started {
@@ -230,6 +284,7 @@ impl Instance {
             *self.stats.unserved.entry(number).or_default() += count;
         }
         let messages = guest.messages();
+        guest.person.streams.set_hearer(None);
         let output = std::mem::take(&mut guest.person.streams.output);
         let error = match halt {
             Ok(Halt::Idle(wait)) => {

@@ -127,11 +127,43 @@ pub(crate) struct Streams {
     /// Whether an answer is expected.
     pub(crate) expects: bool,
     pub(crate) output: Vec<u8>,
+    /// Who hears output while the guest runs; it is not kept then.
+    pub(crate) hearer: Option<Hearer>,
+    /// Bytes that were heard.
+    heard: usize,
     /// The end of what was written to the standard error.
     pub(crate) messages: Vec<u8>,
 }
 
+/// Hears a guest's output as it is written; `false` where nobody wants it any more, which ends the guest.
+pub(crate) struct Hearer(pub(crate) Box<dyn FnMut(&[u8]) -> bool + Send>);
+
+impl std::fmt::Debug for Hearer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Hearer")
+    }
+}
+
 impl Streams {
+    /// Takes output, of which a call may have so many bytes.
+    pub(crate) fn put_out(&mut self, bytes: &[u8], limit: usize) -> Result<(), End> {
+        let so_far = self.heard + self.output.len();
+        if so_far.saturating_add(bytes.len()) > limit {
+            return Err(End::Output);
+        }
+        let Some(Hearer(hear)) = &mut self.hearer else {
+            self.output.extend(bytes);
+            return Ok(());
+        };
+        self.heard += bytes.len();
+        if hear(bytes) { Ok(()) } else { Err(End::Unheard) }
+    }
+
+    /// Has `hearer` hear the output of the next call, or of none any more.
+    pub(crate) fn set_hearer(&mut self, hearer: Option<Hearer>) {
+        (self.hearer, self.heard) = (hearer, 0);
+    }
+
     /// Whether a read of the input need not wait.
     pub(crate) fn has_input(&self) -> bool {
         self.ended || self.taken < self.input.len()
@@ -150,6 +182,8 @@ pub enum End {
     Deadlock,
     /// It wrote more than it may.
     Output,
+    /// Whoever heard its output wants no more of it.
+    Unheard,
 }
 
 impl std::fmt::Display for End {
@@ -159,6 +193,7 @@ impl std::fmt::Display for End {
             End::Signal(number) => write!(f, "ended by signal {number}"),
             End::Deadlock => f.write_str("waits for what can never happen"),
             End::Output => f.write_str("wrote more output than it may"),
+            End::Unheard => f.write_str("was ended by whoever heard its output"),
         }
     }
 }

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock, TryLockError};
 
 use afresh::snapshot::SnapshotId;
 use afresh::{SaveOptions, SessionError as Refused};
+use afresh_interpreter::Request;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyTuple};
 

@@ -1,16 +1,23 @@
 //! A Linux program behind the front door: opened, called, leased, verified, forked and saved as any other guest.
 
+use std::path::Path;
+
 use afresh::{Call, Guest, Kind, OpenError, Options, Reference, SaveOptions};
 
 /// `sed`, which numbers lines; `None` where this host runs no guests.
 fn sed(options: Options) -> Option<Guest> {
-    let path = ["/usr/bin/sed", "/bin/sed"].into_iter().find(|p| std::path::Path::new(p).exists());
+    let path = ["/usr/bin/sed", "/bin/sed"].into_iter().find(|p| Path::new(p).exists());
     let Some(path) = path else {
         println!("SKIPPED: no sed");
         return None;
     };
     let options = options.linux(|program| program.arg("-u").arg("/quit/q7;="));
-    match afresh::open(path, &options) {
+    opened(afresh::open(path, &options))
+}
+
+/// The guest; `None` where this host runs none.
+fn opened(opened: Result<Guest, OpenError>) -> Option<Guest> {
+    match opened {
         Ok(guest) => Some(guest),
         Err(OpenError::Guest { source, .. }) if source.to_string().contains("this host") => {
             println!("SKIPPED: {source}");
@@ -118,4 +125,83 @@ fn a_program_is_saved_and_opened_again() {
     );
     let again = afresh::open(reference("recorded").to_string(), &Options::new()).unwrap();
     assert_eq!(again.call("", b"b\n").unwrap(), b"2\nb\n");
+}
+
+#[test]
+fn files_of_a_programs_session_are_read_and_written_from_outside() {
+    let shell = Path::new("/bin/sh");
+    if !shell.is_file() {
+        println!("SKIPPED: there is no {}", shell.display());
+        return;
+    }
+    // Runs each line that it gets.
+    let options = Options::new()
+        .kind(Kind::Program)
+        .linux(|program| program.arg("-c").arg("while read line; do eval \"$line\"; done"));
+    let Some(guest) = opened(afresh::open("/bin/sh", &options)) else { return };
+    let mut session = guest.session().unwrap();
+    // Before its first call, in a state that nobody has called.
+    session.files().unwrap().write("/work/in.txt", b"from outside\n").unwrap();
+    assert_eq!(session.call("", b"cat /work/in.txt\n").unwrap(), b"from outside\n");
+    session.call("", b"echo inside > /work/out.txt; n=1\n").unwrap();
+    assert_eq!(session.files().unwrap().read("/work/out.txt").unwrap(), b"inside\n");
+    let one = session.checkpoint("one").unwrap();
+    session.files().unwrap().write("/work/out.txt", b"changed\n").unwrap();
+    session.files().unwrap().remove("/work/in.txt").unwrap();
+    assert_eq!(session.call("", b"cat /work/out.txt; echo $n\n").unwrap(), b"changed\n1\n");
+    let two = session.checkpoint("two").unwrap();
+    let changed = session.diff_files(one, two).unwrap();
+    assert_eq!(changed.changes.len(), 2, "{changed:?}");
+    session.rollback(one).unwrap();
+    assert_eq!(session.files().unwrap().read("/work/out.txt").unwrap(), b"inside\n");
+    assert_eq!(session.call("", b"cat /work/*\n").unwrap(), b"from outside\ninside\n");
+    // A fork's are its own; those of the next sessions are the warm state's.
+    let mut fork = session.fork(1).unwrap().remove(0);
+    fork.files().unwrap().write("/work/fork.txt", b"x").unwrap();
+    assert_eq!(fork.call("", b"ls /work\n").unwrap(), b"fork.txt\nin.txt\nout.txt\n");
+    assert!(session.files().unwrap().read("/work/fork.txt").is_err());
+    let mut other = guest.session().unwrap();
+    assert_eq!(
+        other.files().unwrap().list("/").unwrap().iter().filter(|f| &f.name[..] == b"work").count(),
+        0
+    );
+    // What is written to an instance that was brought back is there, too.
+    assert_eq!(other.call("", b"ls / | grep -c work\n").unwrap(), b"0\n");
+}
+
+#[test]
+fn an_answer_of_a_program_is_heard_while_it_is_written() {
+    let options = Options::new()
+        .kind(Kind::Program)
+        .linux(|program| program.arg("-c").arg("while read line; do eval \"$line\"; done"));
+    let Some(guest) = opened(afresh::open("/bin/sh", &options)) else { return };
+    let mut session = guest.session().unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let heard =
+        move |piece: &[u8]| sender.send((piece.to_vec(), std::time::Instant::now())).is_ok();
+    let script = b"echo one; sleep 0.5; echo two\n";
+    session.with(|lease| lease.call_heard("", script, heard)).unwrap();
+    let pieces: Vec<_> = receiver.iter().collect();
+    let text: Vec<u8> = pieces.iter().flat_map(|(piece, _)| piece.clone()).collect();
+    assert_eq!(text, b"one\ntwo\n");
+    let apart = pieces.last().unwrap().1 - pieces[0].1;
+    assert!(apart >= std::time::Duration::from_millis(400), "{apart:?}");
+    session.checkpoint("kept").unwrap();
+    // Whoever wants no more ends it, and the session goes back.
+    let unheard = session.with(|lease| lease.call_heard("", b"n=2; echo a; echo b\n", |_| false));
+    assert!(unheard.is_err() && session.failed().is_some());
+    session.rollback("kept").unwrap();
+    assert_eq!(session.call("", b"echo [$n]\n").unwrap(), b"[]\n");
+    // A guest of another kind tells it whole.
+    let wasm = wat::parse_str(
+        r#"(module (memory (export "memory") 1) (data (i32.const 8) "hi")
+            (func (export "afresh_buffer") (param i32) (result i32) (i32.const 64))
+            (func (export "handle") (param i32) (result i64)
+                (i64.or (i64.shl (i64.const 8) (i64.const 32)) (i64.const 2))))"#,
+    );
+    let module = Guest::from_bytes("hi", &wasm.unwrap(), &Options::new()).unwrap();
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let mut lease = module.lease().unwrap();
+    lease.call_heard("handle", b"", move |piece| sender.send(piece.to_vec()).is_ok()).unwrap();
+    assert_eq!(receiver.iter().collect::<Vec<_>>(), [b"hi"]);
 }

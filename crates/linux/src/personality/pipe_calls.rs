@@ -249,11 +249,10 @@ impl Person {
             return self.broken_pipe(quiet);
         }
         if held.end == ChannelEnd::Listens {
-            if self.streams.output.len() + bytes.len() > self.output_limit {
-                return Ok(Outcome::End(End::Output));
-            }
-            self.streams.output.extend(bytes);
-            return Ok(Outcome::Value(bytes.len() as u64));
+            return Ok(match self.streams.put_out(bytes, self.output_limit) {
+                Ok(()) => Outcome::Value(bytes.len() as u64),
+                Err(end) => Outcome::End(end),
+            });
         }
         // What goes on goes on behind what is done.
         let done = self.resumed.as_ref().map_or(0, |wait| wait.done) as usize;

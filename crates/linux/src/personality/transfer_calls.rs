@@ -300,10 +300,9 @@ impl Person {
                 };
             }
             Open::Output => {
-                if self.streams.output.len() + bytes.len() > self.output_limit {
-                    return Ok(Outcome::End(End::Output));
+                if let Err(end) = self.streams.put_out(bytes, self.output_limit) {
+                    return Ok(Outcome::End(end));
                 }
-                self.streams.output.extend(bytes);
             }
             Open::Messages => {
                 let messages = &mut self.streams.messages;
