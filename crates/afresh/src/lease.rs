@@ -187,6 +187,19 @@ impl<'a> Lease<'a> {
         }
     }
 
+    /// A number of its own for what runs from a frozen state on, where the guest has one: the same for calls that go on from one
+    /// another, another one after each reset, rollback and fork.
+    pub fn generation(&mut self) -> Option<u64> {
+        match &mut self.instance {
+            #[cfg(feature = "wasm")]
+            Instance::Module(lease) => Some(lease.host_mut().generation()),
+            #[cfg(feature = "linux")]
+            Instance::Program(program) => Some(program.generation()),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+
     /// Compares the instance with the warm state: how many bytes of memory differ, and how many globals,
     /// tables, segments or registers. Of a micro-VM and of a Linux program only the first difference is counted, and a program is brought
     /// back first: what is compared is what the next call would start from.

@@ -1,5 +1,7 @@
 //! One evaluation: a call of a guest, with everything that belongs to it.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
 use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Callee, Lease};
 
@@ -16,18 +18,20 @@ pub struct Evaluated<L> {
 }
 
 /// Makes one call of a guest. What the guest asks meanwhile is asked of `listener`, where the guest was opened with
-/// [`imports`](crate::imports) and [`state`](crate::state) of its type.
+/// [`imports`](crate::imports) and [`state`](crate::state) of its type, or is a [program](crate::Language::program).
 pub fn evaluate<'f, L: Listener>(
     lease: &mut Lease<'_>,
     function: impl Into<Callee<'f>>,
     mut request: Request,
     listener: L,
 ) -> Evaluated<L> {
-    if let Some(module) = lease.as_module() {
-        let host = module.host_mut();
-        *host.state::<Hearing<L>>() = Hearing::of(listener);
-        request.address_to(host.generation(), entropy_bytes());
+    if let Some(generation) = lease.generation() {
+        request.address_to(generation, entropy_bytes());
     }
+    let Some(module) = lease.as_module() else {
+        return through_streams(lease, function.into(), &request, listener);
+    };
+    *module.host_mut().state::<Hearing<L>>() = Hearing::of(listener);
     let answer = lease.call(function, request.bytes());
     let mut heard = Hearing::default();
     if let Some(module) = lease.as_module() {
@@ -37,4 +41,92 @@ pub fn evaluate<'f, L: Listener>(
     let given = heard.given;
     let answer = answer.map(|answer| given.unwrap_or(answer));
     Evaluated { answer, listener: heard.listener }
+}
+
+/// Bytes as they go through a stream.
+pub(crate) fn after_length(bytes: &[u8]) -> Vec<u8> {
+    // What is longer than 4 GiB is refused by the guest's memory anyway.
+    let length = u32::try_from(bytes.len()).unwrap_or(u32::MAX).to_le_bytes();
+    [&length, bytes].concat()
+}
+
+/// A guest's frames, as they come in pieces.
+struct Frames<L> {
+    hearing: Hearing<L>,
+    /// The beginning of a frame.
+    rest: Vec<u8>,
+}
+
+impl<L: Listener> Frames<L> {
+    /// Hears a piece; `false` ends the call.
+    fn hear(&mut self, piece: &[u8]) -> bool {
+        self.rest.extend_from_slice(piece);
+        let mut at = 0;
+        while let Some((length, after)) = self.rest[at..].split_first_chunk::<4>() {
+            let length = u32::from_le_bytes(*length) as usize;
+            let Some(frame) = after.get(..length) else { break };
+            // A function of the host's cannot be answered here.
+            let said = self.hearing.hear(frame);
+            if !matches!(said, Ok(Some(said)) if said.is_empty()) {
+                return false;
+            }
+            at += 4 + length;
+        }
+        self.rest.drain(..at);
+        true
+    }
+}
+
+fn through_streams<L: Listener>(
+    lease: &mut Lease<'_>,
+    function: Callee<'_>,
+    request: &Request,
+    listener: L,
+) -> Evaluated<L> {
+    let frames = Frames { hearing: Hearing::of(listener), rest: Vec::new() };
+    let frames = Arc::new(Mutex::new(frames));
+    let lock = |frames: &Mutex<Frames<L>>| -> Hearing<L> {
+        let mut frames: MutexGuard<'_, _> = frames.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut frames.hearing)
+    };
+    let hearing = Arc::clone(&frames);
+    let called = lease.call_heard(function, &after_length(request.bytes()), move |piece| {
+        hearing.lock().unwrap_or_else(PoisonError::into_inner).hear(piece)
+    });
+    let heard = lock(&frames);
+    // Without an answer it is an empty one, which nobody can read.
+    let answer = called.map(|()| heard.given.unwrap_or_default());
+    Evaluated { answer, listener: heard.listener }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::listener::Stream;
+    use afresh::wasm::wasmtime;
+
+    #[derive(Default)]
+    struct Said(String);
+
+    impl Listener for Said {
+        fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+            self.0 += &format!("{stream:?} {} ", String::from_utf8_lossy(bytes));
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn frames_are_put_together_however_they_come() {
+        let all = [&b"\x01one"[..], b"\x02two", b"\x00answer"].map(after_length).concat();
+        for size in 1..all.len() {
+            let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
+            assert!(all.chunks(size).all(|piece| frames.hear(piece)));
+            assert_eq!(frames.hearing.listener.0, "Stdout one Stderr two ");
+            assert_eq!(frames.hearing.given.as_deref(), Some(&b"answer"[..]));
+        }
+        for wrong in [&b""[..], b"\x03\x80", b"\x09"] {
+            let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
+            assert!(!frames.hear(&after_length(wrong)), "{wrong:?}");
+        }
+    }
 }

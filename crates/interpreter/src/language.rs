@@ -59,6 +59,9 @@ static PYTHON: Language = Language {
 
 /// The guest's half of Python: the same file that the Python package has.
 const DRIVER: &str = include_str!("driver.py");
+/// What makes a Linux program of it.
+#[cfg(feature = "linux")]
+const AGENT: &str = include_str!("agent.py");
 
 /// A language's library is not to be had.
 #[derive(Debug, thiserror::Error)]
@@ -108,6 +111,26 @@ impl Language {
             Form::Array => vec![Call::text("warm", Vec::<String>::new())],
             Form::Frame => vec![Call::bytes(self.form.function(), prelude())],
         }
+    }
+
+    /// Has a Linux program evaluate the language: an interpreter of the host's as it is, with arguments and an environment that make it
+    /// a guest. None where that is not known of the language.
+    #[cfg(feature = "linux")]
+    #[must_use]
+    pub fn program(&self, program: afresh::linux::Program) -> Option<afresh::linux::Program> {
+        if self.form != Form::Frame {
+            return None;
+        }
+        let program = program.arg("-I").arg("-c").arg(in_module(&[DRIVER, AGENT]));
+        let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+        Some(program.env("HOME", "/home/user").env("PATH", path).env("LANG", "C.UTF-8"))
+    }
+
+    /// The same for a Linux program, whose requests come through its standard input.
+    #[must_use]
+    pub fn setup_input(&self, source: &str) -> Vec<u8> {
+        let request = Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None);
+        crate::evaluate::after_length(request.bytes())
     }
 
     /// The call of a warm-up that runs `source`, which has to come to its end.
@@ -179,9 +202,14 @@ pub fn is_module(path: &Path) -> bool {
 
 /// What CPython runs first: the driver, in a module of its own.
 fn prelude() -> String {
-    // As Python reads text between quotes.
-    let mut source = String::with_capacity(DRIVER.len() + 1024);
-    for letter in DRIVER.chars() {
+    format!("{}\n__import__('sys').modules['_afresh'].install()\n", in_module(&[DRIVER]))
+}
+
+/// Source that runs other source in the module `_afresh`, and leaves no name of its own.
+fn in_module(parts: &[&str]) -> String {
+    let mut source = String::new();
+    for letter in parts.iter().flat_map(|part| part.chars()) {
+        // As Python reads text between quotes.
         match letter {
             '\\' => source.push_str("\\\\"),
             '\'' => source.push_str("\\'"),
@@ -190,9 +218,8 @@ fn prelude() -> String {
         }
     }
     format!(
-        "import sys, types\nsys.modules['_afresh'] = types.ModuleType('_afresh')\n\
-         exec(compile('{source}', '<afresh>', 'exec'), sys.modules['_afresh'].__dict__)\n\
-         sys.modules['_afresh'].install()\ndel sys, types\n"
+        "exec(compile('{source}', '<afresh>', 'exec'), __import__('sys').modules.setdefault(\
+         '_afresh', __import__('types').ModuleType('_afresh')).__dict__)"
     )
 }
 

@@ -5,6 +5,9 @@
 //! `host.call`. Both answer alike: `[0, value, text]`, or `[1, name, message, trace, number]` of what the code threw.
 //! The guests' own halves describe them: `guests/quickjs` and `driver.py`.
 //!
+//! A Linux program that evaluates code ([`Language::program`]) is asked as CPython is, through its standard input and output, each
+//! request and frame after its length.
+//!
 //! What it promises: nothing that a guest hands over makes more of the host's memory than its own bytes account for, and
 //! what cannot be read is an error. What belongs to one call is host state of its lease, so none of it outlives the call.
 
@@ -19,4 +22,4 @@ pub use answer::{Answer, Damaged, Shown, Thrown};
 pub use evaluate::{Evaluated, evaluate};
 pub use language::{Language, LibraryError, is_module};
 pub use listener::{Listener, Stream, imports, listener, state};
-pub use request::{Form, RUN, Request, SETUP, Tools};
+pub use request::{COMMAND, Form, RUN, Request, SETUP, Tools};

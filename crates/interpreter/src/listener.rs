@@ -63,9 +63,22 @@ pub(crate) struct Hearing<L> {
     said: Vec<u8>,
 }
 
-impl<L: Default> Hearing<L> {
+impl<L: Listener> Hearing<L> {
     pub(crate) fn of(listener: L) -> Self {
         Self { listener, ..Self::default() }
+    }
+
+    /// Takes a frame, and gives what is said to it; none for what is no frame.
+    pub(crate) fn hear(&mut self, frame: &[u8]) -> wasmtime::Result<Option<Vec<u8>>> {
+        let Some((what, inside)) = frame.split_first() else { return Ok(None) };
+        match *what {
+            frame::ANSWER => self.given = Some(inside.to_vec()),
+            frame::STDOUT => self.listener.print(Stream::Stdout, inside)?,
+            frame::STDERR => self.listener.print(Stream::Stderr, inside)?,
+            frame::TOOL => return self.listener.call(inside).map(Some),
+            _ => return Ok(None),
+        }
+        Ok(Some(Vec::new()))
     }
 }
 
@@ -158,17 +171,9 @@ fn take_frame<L: Listener>(
     to_len: i32,
 ) -> wasmtime::Result<i32> {
     let (memory, hearing) = parts::<L>(&mut caller)?;
-    let Some((what, inside)) = named(memory, address, len)?.split_first() else {
+    let Some(said) = hearing.hear(named(memory, address, len)?)? else {
         return Ok(frame::FAULT);
     };
-    let mut said = Vec::new();
-    match *what {
-        frame::ANSWER => hearing.given = Some(inside.to_vec()),
-        frame::STDOUT => hearing.listener.print(Stream::Stdout, inside)?,
-        frame::STDERR => hearing.listener.print(Stream::Stderr, inside)?,
-        frame::TOOL => said = hearing.listener.call(inside)?,
-        _ => return Ok(frame::FAULT),
-    }
     let at = match said.is_empty() {
         true => 0,
         false => match hand_over(&mut caller, &said)? {

@@ -6,6 +6,9 @@ use minicbor::Encoder;
 pub const RUN: u8 = 0;
 /// Runs source that has to come to its end: for warm-ups.
 pub const SETUP: u8 = 4;
+/// Runs a command, of a Linux program that evaluates code: the source is an object in JSON with `cmd`, `args`, `envs`, `cwd` and
+/// `timeout` in seconds. The answer is its status, negative for a signal, or null where its time was over.
+pub const COMMAND: u8 = 6;
 
 /// How a guest is asked, and where it answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -11,6 +11,7 @@ use std::time::Instant;
 
 use afresh_files::Tree;
 use afresh_memory::{Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot};
+use afresh_sys::host::random_word;
 use afresh_sys::planted::{self, Bug};
 
 use crate::error::{CallError, VerifyError};
@@ -48,6 +49,8 @@ pub struct Instance {
     footing: Footing,
     /// How the guest waits for the caller.
     wait: Wait,
+    /// Of what runs since it was last brought back.
+    generation: u64,
     stats: Stats,
 }
 
@@ -147,7 +150,8 @@ impl Instance {
             ..Stats::default()
         };
         let wait = standing.rest.wait;
-        Self { standing, limits, live: None, footing: Footing::Due, wait, stats }
+        let (footing, generation) = (Footing::Due, 0);
+        Self { standing, limits, live: None, footing, wait, generation, stats }
     }
 
     pub(crate) fn limits(&self) -> &Limits {
@@ -211,6 +215,16 @@ impl Instance {
         self.attempt(request, Some(Hearer(Box::new(hear)))).map(drop)
     }
 
+    /// A random number of its own for what runs from a frozen state on: the same for calls that go on from one another, another
+    /// one after each reset, rollback and fork. A program that keeps a generator of random numbers in its memory can be told
+    /// by it to seed that anew.
+    pub fn generation(&mut self) -> u64 {
+        if self.footing != Footing::Live {
+            self.generation = random_word();
+        }
+        self.generation
+    }
+
     /// The program's files as they are now. A copy costs nothing, and never changes.
     #[must_use]
     pub fn files(&self) -> &Tree {
@@ -230,6 +244,7 @@ impl Instance {
         }
         self.prepare().map_err(unstarted)?;
         if self.footing == Footing::Due {
+            self.generation = random_word();
             // The present state is the one that it stands on, but the process may not be in it yet.
             let _together = Together::new();
             let carried = self.restore().and_then(|orders| {

@@ -564,14 +564,19 @@ def settle() -> None:
     gc.freeze()
 
 
-def install() -> None:
-    """Takes the place of what the guest's `turn` calls, and of its streams."""
-    global _call  # noqa: PLW0603
-    _call = __import__("_host").call
+def _furnish() -> None:
+    """What a program finds: its streams, and what it may ask of its sandbox."""
     sys.stdout, sys.stderr = _stream(STDOUT), _stream(STDERR)
     guest = types.ModuleType("afresh_guest", "What a program may ask of its sandbox.")
     guest.__dict__.update(on_clone=on_clone, ToolError=ToolError)
     sys.modules["afresh_guest"] = guest
+
+
+def install() -> None:
+    """Takes the place of what the guest's `turn` calls, and of its streams."""
+    global _call  # noqa: PLW0603
+    _call = __import__("_host").call
+    _furnish()
 
     def turn(source: bytes | None, environ: object) -> tuple[int, bool]:
         return _afresh_turn(source, environ)  # type: ignore[name-defined, no-any-return]  # noqa: F821
