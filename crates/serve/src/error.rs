@@ -8,6 +8,14 @@ use std::path::PathBuf;
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum ManifestError {
+    /// A template is made of one thing.
+    #[error(
+        "the template `{template}` has `guest`, a module or a snapshot, or `linux`, a program: one of them"
+    )]
+    Guest {
+        /// Its name.
+        template: String,
+    },
     /// A file could not be read.
     #[error("cannot read {}", path.display())]
     Read {

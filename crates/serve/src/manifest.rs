@@ -124,7 +124,10 @@ struct Sandboxes {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct Template {
     name: String,
-    guest: String,
+    guest: Option<String>,
+    linux: Option<String>,
+    #[serde(default)]
+    dirs: Vec<PathBuf>,
     #[serde(default)]
     warm: Vec<String>,
     setup: Option<String>,
@@ -154,6 +157,19 @@ fn seen_from(dir: &Path, reference: &str) -> String {
         return reference.to_owned();
     }
     dir.join(reference).to_string_lossy().into_owned()
+}
+
+/// The file of a program: one word is looked for where shells look.
+fn program_of(dir: &Path, program: &str) -> String {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let found = match program.contains('/') {
+        true => None,
+        false => {
+            let mut files = std::env::split_paths(&folders).map(|folder| folder.join(program));
+            files.find(|file| file.is_file())
+        }
+    };
+    found.map_or_else(|| seen_from(dir, program), |file| file.to_string_lossy().into_owned())
 }
 
 impl Guest {
@@ -206,8 +222,14 @@ impl Sandboxes {
         set(&mut config.timeout, self.timeout.map(|time| time.0));
         set(&mut config.call_timeout, self.call_timeout.map(|time| time.0));
         for template in self.template {
-            let guest = seen_from(dir, &template.guest);
+            let (guest, linux) = match (&template.guest, &template.linux) {
+                (Some(guest), None) => (seen_from(dir, guest), false),
+                (None, Some(program)) => (program_of(dir, program), true),
+                _ => return Err(ManifestError::Guest { template: template.name }),
+            };
             let mut own = SandboxTemplate::new(template.name, guest, open.clone());
+            own.linux = linux;
+            own.dirs = template.dirs.iter().map(|granted| dir.join(granted)).collect();
             own.warm = template.warm.iter().map(|call| warm_call(call)).collect();
             own.setup = template.setup;
             own.library = template.library.map(|library| dir.join(library));

@@ -11,7 +11,7 @@ use super::signals::Info;
 use super::sockets::Stage;
 use super::table::{Description, Open};
 use super::threads::{Moment, On, Wait};
-use super::{DONE, End, Outcome, Person, Served, copy_out};
+use super::{DONE, Outcome, Person, Served, copy_out};
 use crate::platform::Process;
 
 /// A timer that is read.

@@ -6,7 +6,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::devices::Device;
 use super::table::{Description, Open};
-use super::{DONE, End, Outcome, Person, Served, State, Stop, copy_in, copy_out};
+use super::{DONE, Outcome, Person, Served, State, Stop, copy_in, copy_out};
 use crate::platform::{Call, PlatformError, Process};
 
 /// Most bytes that one call moves.

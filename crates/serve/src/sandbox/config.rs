@@ -61,6 +61,10 @@ pub struct Template {
     pub name: String,
     /// What [`afresh::open`] opens: a guest's file, or a snapshot.
     pub reference: String,
+    /// Whether that is an interpreter of the host's, to be run as a Linux program. Its sandboxes run commands, too.
+    pub linux: bool,
+    /// Directories of the host's that a Linux program may read, besides the system's programs and libraries.
+    pub dirs: Vec<PathBuf>,
     /// How it is opened. The server sets its engine, its imports and limits.
     pub open: afresh::Options,
     /// The language that it evaluates: `javascript` or `python`.
@@ -89,6 +93,8 @@ impl Template {
             reference: reference.into(),
             open,
             language: "javascript".to_owned(),
+            linux: false,
+            dirs: Vec::new(),
             warm: Vec::new(),
             setup: None,
             library: None,

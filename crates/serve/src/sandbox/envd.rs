@@ -53,13 +53,6 @@ pub(super) async fn health(_: Inside) -> StatusCode {
     StatusCode::NO_CONTENT
 }
 
-/// An operation of Connect that these sandboxes have not.
-pub(super) async fn not_there(_: Inside, Path(method): Path<String>) -> Response {
-    let message =
-        format!("{method} is not there in this sandbox: it runs code, and has no processes");
-    connect(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message)
-}
-
 /// A path as the sandbox has it.
 fn absolute(path: &str) -> String {
     let path = path.strip_prefix("~/").unwrap_or(path);
@@ -84,7 +77,8 @@ fn refused(path: &str, refused: &Refused) -> Refusal {
     Refusal::new(meaning(refused).0, format!("{path}: {refused}"))
 }
 
-fn connect(status: StatusCode, code: &str, message: &str) -> Response {
+/// What is refused in the words of Connect.
+pub(super) fn connect(status: StatusCode, code: &str, message: &str) -> Response {
     answer(status, &json!({"code": code, "message": message}))
 }
 

@@ -1,29 +1,21 @@
 //! Running code in E2B's shape: `/execute`, whose answer is a line of JSON for each thing that came of it,
 //! and begins as soon as the code prints something.
 
-use std::pin::Pin;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::task::{Context, Poll, ready};
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use afresh_interpreter::{Answer as Outcome, Thrown};
-use axum::body::Body;
+use afresh_interpreter::{Answer as Came, RUN, Stream};
 use axum::extract::{Path, State};
-use axum::response::{IntoResponse, Response};
+use axum::response::IntoResponse;
 use bytes::Bytes;
-use http_body::{Body as HttpBody, Frame};
 use hyper::StatusCode;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use tokio::sync::mpsc;
 
-use super::one::run;
 use super::registry::Sandboxes;
 use super::routes::{Answer, Inside, answer, json};
-use super::speaker::Speaker;
-use crate::body::InPieces;
+use super::telling::{Shape, told};
 use crate::refusal::Refusal;
 
 type All = State<Arc<Sandboxes>>;
@@ -57,102 +49,44 @@ pub(super) async fn execute(State(all): All, Inside(sandbox): Inside, body: Byte
         let message = format!("this sandbox runs {}, not {language}", names.join(" or "));
         return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
     }
-    let (checking, own) = ((all.clone(), sandbox.clone()), sandbox.clone());
-    let check = move || checking.0.ledger.check(&checking.1);
-    let (mut speaker, mut printed) = Speaker::new(all.config.call_timeout, check);
-    let mut running: Running = Box::pin(async move {
-        let ran = all.with(&sandbox, move |session| {
-            let mut mark = own.mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            let number = own.runs.fetch_add(1, Ordering::Relaxed) + 1;
-            let head = line(&json!({"type": "number_of_executions", "execution_count": number}));
-            speaker.begin(head.clone());
-            let outcome = run(session, template.language, &wanted.code, &mut mark, speaker)?;
-            Ok((head, outcome))
-        });
-        ran.await
-    });
-    let mut response = tokio::select! {
-        biased;
-        Some(first) = printed.recv() => {
-            let told = Telling { first: Some(first), printed, running: Some(running) };
-            let mut response = Response::new(Body::new(told));
-            response.extensions_mut().insert(InPieces);
-            response
-        }
-        // Most code prints nothing, and its answer is whole.
-        ran = &mut running => {
-            let (head, outcome) = ran?;
-            Response::new(Body::from(head + &last(&outcome)))
-        }
-    };
+    let shape = Shape { head, tell, last };
+    let mut response = told(all, sandbox, (RUN, wanted.code), shape).await?;
     let kind = HeaderValue::from_static("application/x-ndjson");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)
 }
 
-/// Gives the line that comes first, and what came of the code.
-type Running = Pin<Box<dyn Future<Output = Result<(String, Outcome), Refusal>> + Send>>;
-
-/// An answer that begins while the code still runs: what it prints, then what came of it.
-struct Telling {
-    first: Option<Bytes>,
-    printed: mpsc::Receiver<Bytes>,
-    /// None once everything is told.
-    running: Option<Running>,
+fn line(said: &Value) -> Vec<u8> {
+    format!("{said}\n").into_bytes()
 }
 
-impl HttpBody for Telling {
-    type Data = Bytes;
-    type Error = std::convert::Infallible;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        context: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
-        if let Some(first) = self.first.take() {
-            return Poll::Ready(Some(Ok(Frame::data(first))));
-        }
-        // It ends with the call, whose answer comes after all that it printed.
-        if let Some(piece) = ready!(self.printed.poll_recv(context)) {
-            return Poll::Ready(Some(Ok(Frame::data(piece))));
-        }
-        let Some(running) = &mut self.running else { return Poll::Ready(None) };
-        let ran = ready!(running.as_mut().poll(context));
-        self.running = None;
-        let outcome = match ran {
-            Ok((_, outcome)) => outcome,
-            // What would have been a refusal, had nothing been told yet.
-            Err(refusal) => {
-                let name = "SandboxError".to_owned();
-                Outcome::Threw(Thrown { name, message: refusal.message, trace: None })
-            }
-        };
-        Poll::Ready(Some(Ok(Frame::data(last(&outcome).into()))))
-    }
+fn head(number: u64) -> Vec<u8> {
+    line(&json!({"type": "number_of_executions", "execution_count": number}))
 }
 
-/// Nanoseconds since 1970.
-pub(super) fn now() -> u64 {
-    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    u64::try_from(now).unwrap_or(u64::MAX)
-}
-
-fn line(said: &Value) -> String {
-    format!("{said}\n")
+/// The line of what is printed.
+fn tell(stream: Stream, text: &[u8]) -> Vec<u8> {
+    let kind = match stream {
+        Stream::Stdout => "stdout",
+        Stream::Stderr => "stderr",
+    };
+    let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
+    let nanos = u64::try_from(nanos).unwrap_or(u64::MAX);
+    line(&json!({"type": kind, "text": String::from_utf8_lossy(text), "timestamp": nanos}))
 }
 
 /// The lines of what came of code.
-fn last(outcome: &Outcome) -> String {
-    let came = match outcome {
-        Outcome::Done => None,
-        Outcome::Value(shown) => {
+fn last(answer: &Came) -> Vec<u8> {
+    let came = match answer {
+        Came::Done => None,
+        Came::Value(shown) => {
             let mut said = json!({"type": "result", "text": shown.text, "is_main_result": true});
             if let Some(json @ (Value::Object(_) | Value::Array(_))) = &shown.json {
                 said["json"] = json.clone();
             }
             Some(said)
         }
-        Outcome::Threw(thrown) => Some(json!({
+        Came::Threw(thrown) => Some(json!({
             "type": "error",
             "name": thrown.name,
             "value": thrown.message,
@@ -160,7 +94,7 @@ fn last(outcome: &Outcome) -> String {
         })),
     };
     let end = json!({"type": "end_of_execution"});
-    came.iter().chain([&end]).map(line).collect()
+    came.iter().chain([&end]).flat_map(line).collect()
 }
 
 fn context(all: &Sandboxes, template: &str) -> Value {

@@ -16,11 +16,13 @@ mod ledger;
 mod moving;
 mod one;
 mod overview;
+mod process;
 mod quota;
 mod record;
 mod registry;
 mod snapshots;
 mod speaker;
+mod telling;
 mod template;
 
 pub use config::{SandboxConfig, Template};

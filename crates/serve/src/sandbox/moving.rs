@@ -60,9 +60,10 @@ impl Share {
         let guest = std::fs::read(&template.reference);
         let guest = guest.unwrap_or_else(|_| template.reference.clone().into_bytes());
         let how = format!(
-            "{} {} {} {} {:?} {:?} {library:?}",
+            "{} {} {} {} {} {:?} {:?} {library:?}",
             env!("CARGO_PKG_VERSION"),
             template.language,
+            template.linux,
             template.memory,
             template.files,
             template.warm,

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use afresh::snapshot::SnapshotId;
 use afresh::{Session, SessionError};
-use afresh_interpreter::{Answer as Outcome, Language, RUN, Request, Thrown, Tools, evaluate};
+use afresh_interpreter::{Answer as Outcome, Language, Request, Thrown, Tools, evaluate};
 use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -187,12 +187,12 @@ pub(super) fn refused(error: &SessionError) -> Refusal {
     Refusal { status, message: describe(error), later }
 }
 
-/// Runs code in a session; what it prints is told to `speaker`. A call that is cut short is undone, and told as an error of the
-/// code. `mark` is the state that the last piece of code began in, which is not needed any more.
+/// Runs something in a session: what is wanted, and its source. What it prints is told to `speaker`. A call that is cut short is
+/// undone, and told as an error of the code. `mark` is the state that the last piece of code began in, which is not needed any more.
 pub(super) fn run(
     session: &mut Session,
     language: &Language,
-    code: &str,
+    (what, source): (u8, &str),
     mark: &mut Option<SnapshotId>,
     speaker: Speaker,
 ) -> Result<Outcome, Refusal> {
@@ -202,7 +202,7 @@ pub(super) fn run(
         let _ = session.drop_checkpoint(old);
     }
     let form = language.form;
-    let request = Request::new(form, RUN, &Tools::default(), code, "<code>", None);
+    let request = Request::new(form, what, &Tools::default(), source, "<code>", None);
     let mut late = false;
     let answered = session.with(|lease| {
         let done = evaluate(lease, form.function(), request, speaker);

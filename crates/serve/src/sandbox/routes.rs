@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 use super::keys::same;
 use super::one::Sandbox;
 use super::registry::Sandboxes;
-use super::{beyond, control, envd, execute};
+use super::{beyond, control, envd, execute, process};
 use crate::refusal::Refusal;
 
 /// The header by which E2B's clients name a sandbox where its host does not.
@@ -211,7 +211,7 @@ impl Routes {
             .route("/contexts/{id}/restart", post(execute::restart))
             .route("/files", get(envd::read).post(envd::write))
             .route("/filesystem.Filesystem/{method}", post(envd::filesystem))
-            .route("/process.Process/{method}", any(envd::not_there))
+            .route("/process.Process/{method}", any(process::process))
             .fallback(unknown)
             .layer(most)
             .with_state(sandboxes.clone());

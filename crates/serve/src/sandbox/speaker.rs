@@ -8,17 +8,18 @@ use std::time::Duration;
 use afresh::wasm::wasmtime;
 use afresh_interpreter::{Listener, Stream};
 use bytes::Bytes;
-use serde_json::json;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
-use super::execute::now;
 use crate::refusal::Refusal;
 
 /// Pieces that wait for a client.
 const PIECES: usize = 8;
 /// Most bytes of what is printed in one piece.
-const PIECE: usize = 32 << 10;
+pub(super) const PIECE: usize = 32 << 10;
+
+/// How a piece of at most [`PIECE`] bytes is told.
+pub(super) type Tell = fn(Stream, &[u8]) -> Vec<u8>;
 
 /// Who hears what code prints. The default tells nobody.
 #[derive(Default)]
@@ -29,8 +30,9 @@ struct Told {
     runtime: tokio::runtime::Handle,
     time: Duration,
     until: Instant,
+    tell: Tell,
     /// What comes before everything else.
-    head: String,
+    head: Vec<u8>,
     /// Whether anything may be told now.
     check: Box<dyn Fn() -> Result<(), Refusal> + Send>,
     /// The client did not take it in time.
@@ -38,9 +40,10 @@ struct Told {
 }
 
 impl Speaker {
-    /// Tells whoever receives, in lines, each call for at most `time`. Within a runtime.
+    /// Tells whoever receives, each call for at most `time`. Within a runtime.
     pub(super) fn new(
         time: Duration,
+        tell: Tell,
         check: impl Fn() -> Result<(), Refusal> + Send + 'static,
     ) -> (Self, mpsc::Receiver<Bytes>) {
         let (sender, receiver) = mpsc::channel(PIECES);
@@ -49,7 +52,8 @@ impl Speaker {
             runtime: tokio::runtime::Handle::current(),
             time,
             until: Instant::now() + time,
-            head: String::new(),
+            tell,
+            head: Vec::new(),
             check: Box::new(check),
             late: false,
         };
@@ -57,7 +61,7 @@ impl Speaker {
     }
 
     /// The call begins, and with it the time that it has. `head` comes before all that it prints.
-    pub(super) fn begin(&mut self, head: String) {
+    pub(super) fn begin(&mut self, head: Vec<u8>) {
         if let Some(told) = &mut self.0 {
             told.until = Instant::now() + told.time;
             told.head = head;
@@ -73,38 +77,39 @@ impl Speaker {
 impl Listener for Speaker {
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         let Some(told) = &mut self.0 else { return Ok(()) };
-        let kind = match stream {
-            Stream::Stdout => "stdout",
-            Stream::Stderr => "stderr",
-        };
-        let text = String::from_utf8_lossy(bytes);
-        let mut rest = &*text;
+        let mut rest = bytes;
         while !rest.is_empty() && !told.sender.is_closed() {
-            let (piece, after) = rest.split_at(rest.floor_char_boundary(PIECE));
+            let (piece, after) = rest.split_at(whole(rest));
             rest = after;
             if (told.check)().is_err() {
                 return Err(wasmtime::Error::msg("the sandbox may be another host's by now"));
             }
-            let mut line = std::mem::take(&mut told.head);
-            let said = json!({"type": kind, "text": piece, "timestamp": now()});
-            line.push_str(&format!("{said}\n"));
-            told.send(line)?;
+            let mut message = std::mem::take(&mut told.head);
+            message.extend((told.tell)(stream, piece));
+            told.send(message.into())?;
         }
         Ok(())
     }
 }
 
+/// Where a piece ends: not within a letter, where it is text.
+fn whole(bytes: &[u8]) -> usize {
+    let most = bytes.len().min(PIECE);
+    let begins = |at: &usize| bytes.get(*at).is_none_or(|byte| byte & 0xc0 != 0x80);
+    (most.saturating_sub(3)..=most).rev().find(begins).unwrap_or(most)
+}
+
 impl Told {
-    fn send(&mut self, line: String) -> wasmtime::Result<()> {
-        let line = match self.sender.try_send(line.into()) {
+    fn send(&mut self, message: Bytes) -> wasmtime::Result<()> {
+        let message = match self.sender.try_send(message) {
             Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
-            Err(mpsc::error::TrySendError::Full(line)) => line,
+            Err(mpsc::error::TrySendError::Full(message)) => message,
         };
         let (until, sender) = (self.until, &self.sender);
         // Calls run on threads that may wait.
         let sent = self
             .runtime
-            .block_on(async { tokio::time::timeout_at(until, sender.send(line)).await });
+            .block_on(async { tokio::time::timeout_at(until, sender.send(message)).await });
         self.late = sent.is_err();
         if self.late {
             return Err(wasmtime::Error::msg(
@@ -126,22 +131,24 @@ mod tests {
             .enable_time()
             .build()
             .unwrap();
-        let made = |time| runtime.block_on(async { Speaker::new(time, || Ok(())) });
+        let told = |_, piece: &[u8]| piece.to_vec();
+        let made = |time| runtime.block_on(async { Speaker::new(time, told, || Ok(())) });
         let (mut speaker, mut receiver) = made(Duration::from_secs(60));
-        speaker.begin("head\n".to_owned());
+        speaker.begin(b"head".to_vec());
         let text = "ä".repeat(PIECE * 3 / 4);
-        speaker.print(Stream::Stderr, text.as_bytes()).unwrap();
+        speaker.print(Stream::Stderr, format!("x{text}").as_bytes()).unwrap();
         let mut came = String::new();
-        let mut first = true;
-        while let Ok(line) = receiver.try_recv() {
-            let line = std::str::from_utf8(&line).unwrap();
-            let line = if first { line.strip_prefix("head\n").unwrap() } else { line };
-            let said: serde_json::Value = serde_json::from_str(line).unwrap();
-            assert_eq!(said["type"], "stderr");
-            came.push_str(said["text"].as_str().unwrap());
-            first = false;
+        while let Ok(piece) = receiver.try_recv() {
+            assert!(piece.len() <= PIECE + 4);
+            came.push_str(std::str::from_utf8(&piece).unwrap());
         }
-        assert_eq!(came, text);
+        assert!(came == format!("headx{text}"));
+        // What is no text is cut anywhere.
+        speaker.print(Stream::Stdout, &[0x80; PIECE + 1]).unwrap();
+        assert_eq!(
+            receiver.try_recv().unwrap().len() + receiver.try_recv().unwrap().len(),
+            PIECE + 1
+        );
         // Nobody is there any more: it is no matter.
         drop(receiver);
         speaker.print(Stream::Stdout, b"lost").unwrap();
@@ -154,7 +161,7 @@ mod tests {
         drop(receiver);
         let refuse = || Err(Refusal::host());
         let (mut speaker, _receiver) =
-            runtime.block_on(async { Speaker::new(Duration::from_secs(60), refuse) });
+            runtime.block_on(async { Speaker::new(Duration::from_secs(60), told, refuse) });
         assert!(speaker.print(Stream::Stdout, b"x").is_err() && !speaker.is_late());
     }
 }

@@ -4,8 +4,8 @@ use std::path::Path;
 
 use afresh::files::{Budget, Time, Tree};
 use afresh::wasm::{Engine, EngineConfig, GuestOptions};
-use afresh::{Guest, Options, Reference, SaveOptions};
-use afresh_interpreter::{Answer, Language, imports, is_module, state};
+use afresh::{Call, Guest, Options, Reference, SaveOptions};
+use afresh_interpreter::{Answer, Language, RUN, imports, is_module, state};
 
 use super::config::{SandboxConfig, Template};
 use super::speaker::Speaker;
@@ -38,6 +38,9 @@ impl Opening {
         template: &Template,
         language: &'static Language,
     ) -> Result<Self, afresh::Cause> {
+        if template.linux {
+            return Self::of_program(config, template, language);
+        }
         let cache = config.dir.join("cache");
         let mut engine = EngineConfig { cache: Some(cache.clone()), ..EngineConfig::default() };
         let path = Path::new(&template.reference);
@@ -87,19 +90,57 @@ impl Opening {
         Ok(Self { first, saved, library })
     }
 
+    /// Those of an interpreter of the host's, a Linux program.
+    #[cfg(feature = "linux")]
+    fn of_program(
+        config: &SandboxConfig,
+        template: &Template,
+        language: &'static Language,
+    ) -> Result<Self, afresh::Cause> {
+        let of = |path: &str| language.program(afresh::linux::Program::new(path));
+        if of(&template.reference).is_none() {
+            let name = language.name();
+            return Err(
+                format!("no Linux program is known that evaluates `{name}`; `python` is").into()
+            );
+        }
+        let (dirs, files) = (template.dirs.clone(), template.files);
+        let shape = move |program: afresh::linux::Program| {
+            let program = dirs.iter().fold(program, |program, dir| program.grant(dir));
+            let program = program.storage_limit(files);
+            language.program(program.clone()).unwrap_or(program)
+        };
+        let limits = |options: Options| {
+            let options = options.linux(shape.clone());
+            options.timeout(config.call_timeout).memory(template.memory)
+        };
+        let first = limits(template.open.clone()).kind(afresh::Kind::Program);
+        let first = template.warm.iter().cloned().fold(first, Options::warm);
+        Ok(Self { first, saved: limits(Options::new()), library: None })
+    }
+
+    #[cfg(not(feature = "linux"))]
+    fn of_program(_: &SandboxConfig, _: &Template, _: &Language) -> Result<Self, afresh::Cause> {
+        Err("this build runs no Linux programs: the feature `linux` brings them".into())
+    }
+
     /// The guest that the template names, warm and set up.
     fn guest(&self, template: &Template, language: &Language) -> Result<Guest, afresh::Cause> {
         let first = self.first.clone();
         let Some(setup) = &template.setup else {
             return Ok(afresh::open(&template.reference, &first)?);
         };
-        let whole = first.warm(language.setup(setup));
+        let whole = first.warm(match template.linux {
+            true => Call::bytes("", language.setup_input(setup)),
+            false => language.setup(setup),
+        });
         let error = match afresh::open(&template.reference, &whole) {
             Ok(guest) => return Ok(guest),
             Err(error) => error,
         };
         // The guest just ends where a setup throws something. Run as any code, it tells what that was.
         let mut session = afresh::open(&template.reference, &self.first)?.session()?;
+        let setup = (RUN, setup.as_str());
         let ran = super::one::run(&mut session, language, setup, &mut None, Speaker::default());
         Err(match ran {
             Ok(Answer::Threw(thrown)) => {
@@ -144,7 +185,7 @@ impl Warm {
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
         let mut session = guest.session()?;
-        super::one::run(&mut session, language, "1", &mut None, Speaker::default())
+        super::one::run(&mut session, language, (RUN, "1"), &mut None, Speaker::default())
             .map_err(|refusal| refusal.message)?;
         Ok(Self {
             config: template.clone(),

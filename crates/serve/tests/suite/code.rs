@@ -282,3 +282,27 @@ fn an_unmodified_client_of_e2b_runs_python_with_pandas() {
     command.arg(ours("e2b_python.py"));
     client_of_e2b(sandboxes, command);
 }
+
+#[cfg(feature = "linux")]
+#[test]
+fn an_unmodified_client_of_e2b_runs_code_and_commands_in_a_linux_program() {
+    let Some(client) = named("AFRESH_TEST_E2B", "cargo xtask test") else { return };
+    let Some(guest) =
+        ["/usr/bin/python3", "/bin/python3"].into_iter().find(|p| Path::new(p).is_file())
+    else {
+        println!("SKIPPED: there is no python3 of the system's");
+        return;
+    };
+    let dir = scratch();
+    let mut sandboxes = python(dir.path(), guest);
+    sandboxes.call_timeout = Duration::from_secs(10);
+    sandboxes.templates[0].linux = true;
+    sandboxes.templates[0].setup = Some("import json, random".to_owned());
+    if let Err(why) = afresh::linux::Program::new("/bin/true").run(b"") {
+        println!("SKIPPED: {why}");
+        return;
+    }
+    let mut command = Command::new(client);
+    command.arg(ours("e2b_linux.py"));
+    client_of_e2b(sandboxes, command);
+}

@@ -1,0 +1,110 @@
+//! An answer that begins while what it is about still runs: what is printed, then what came of it.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::task::{Context, Poll, ready};
+
+use afresh_interpreter::{Answer, Thrown};
+use axum::body::Body;
+use axum::response::Response;
+use bytes::Bytes;
+use http_body::{Body as HttpBody, Frame};
+use tokio::sync::mpsc;
+
+use super::one::{Sandbox, run};
+use super::registry::Sandboxes;
+use super::speaker::{Speaker, Tell};
+use crate::body::InPieces;
+use crate::refusal::Refusal;
+
+/// How a run is told.
+#[derive(Clone, Copy)]
+pub(super) struct Shape {
+    /// What comes first, with the number of the run.
+    pub(super) head: fn(u64) -> Vec<u8>,
+    /// What is printed.
+    pub(super) tell: Tell,
+    /// What came of it, and the end.
+    pub(super) last: fn(&Answer) -> Vec<u8>,
+}
+
+/// Runs something in a sandbox: what is wanted, and its source. The answer begins with the first thing that is printed; what prints
+/// nothing is answered whole, and a refusal before that is one.
+pub(super) async fn told(
+    all: Arc<Sandboxes>,
+    sandbox: Arc<Sandbox>,
+    (what, source): (u8, String),
+    shape: Shape,
+) -> Result<Response, Refusal> {
+    let language = all.template(&sandbox.template).language;
+    let (checking, own) = ((all.clone(), sandbox.clone()), sandbox.clone());
+    let check = move || checking.0.ledger.check(&checking.1);
+    let (mut speaker, mut printed) = Speaker::new(all.config.call_timeout, shape.tell, check);
+    let mut running: Running = Box::pin(async move {
+        let ran = all.with(&sandbox, move |session| {
+            let mut mark = own.mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+            let head = (shape.head)(own.runs.fetch_add(1, Ordering::Relaxed) + 1);
+            speaker.begin(head.clone());
+            let answer = run(session, language, (what, &source), &mut mark, speaker)?;
+            Ok((head, answer))
+        });
+        ran.await
+    });
+    tokio::select! {
+        biased;
+        Some(first) = printed.recv() => {
+            let last = shape.last;
+            let told = Telling { first: Some(first), printed, running: Some(running), last };
+            let mut response = Response::new(Body::new(told));
+            response.extensions_mut().insert(InPieces);
+            Ok(response)
+        }
+        ran = &mut running => {
+            let (mut whole, answer) = ran?;
+            whole.extend((shape.last)(&answer));
+            Ok(Response::new(Body::from(whole)))
+        }
+    }
+}
+
+/// Gives what comes first, and what came of it.
+type Running = Pin<Box<dyn Future<Output = Result<(Vec<u8>, Answer), Refusal>> + Send>>;
+
+struct Telling {
+    first: Option<Bytes>,
+    printed: mpsc::Receiver<Bytes>,
+    /// None once everything is told.
+    running: Option<Running>,
+    last: fn(&Answer) -> Vec<u8>,
+}
+
+impl HttpBody for Telling {
+    type Data = Bytes;
+    type Error = std::convert::Infallible;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(Frame::data(first))));
+        }
+        // It ends with the call, whose answer comes after all that it printed.
+        if let Some(piece) = ready!(self.printed.poll_recv(context)) {
+            return Poll::Ready(Some(Ok(Frame::data(piece))));
+        }
+        let Some(running) = &mut self.running else { return Poll::Ready(None) };
+        let ran = ready!(running.as_mut().poll(context));
+        self.running = None;
+        let answer = match ran {
+            Ok((_, answer)) => answer,
+            // What would have been a refusal, had nothing been told yet.
+            Err(refusal) => {
+                let name = "SandboxError".to_owned();
+                Answer::Threw(Thrown { name, message: refusal.message, trace: None })
+            }
+        };
+        Poll::Ready(Some(Ok(Frame::data((self.last)(&answer).into()))))
+    }
+}

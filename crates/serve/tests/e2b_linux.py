@@ -1,0 +1,87 @@
+"""What an unmodified client of E2B does with sandboxes that are Linux programs: code, commands and files together."""
+
+import time
+
+from e2b import CommandExitException
+from e2b.exceptions import NotFoundException, TimeoutException
+from e2b_code_interpreter import Sandbox
+
+
+def main() -> None:
+    sandbox = Sandbox.create(timeout=600)
+    heard: list[tuple[str, float]] = []
+
+    def hear(line: object) -> None:
+        heard.append((str(getattr(line, "line", line)), time.monotonic()))
+
+    execution = sandbox.run_code(
+        "import time\nfor n in range(3):\n    print(n, flush=True)\n    time.sleep(0.3)\nbase = 40\nbase + 2",
+        on_stdout=hear,
+    )
+    assert execution.error is None and execution.text == "42", execution
+    assert "".join(line for line, _ in heard) == "0\n1\n2\n", heard
+    assert heard[-1][1] - heard[0][1] > 0.3, heard
+    assert sandbox.run_code("1 / 0").error.name == "ZeroDivisionError"
+
+    # Commands, in the same files as the code.
+    result = sandbox.commands.run("echo hello; echo to-stderr >&2; pwd; echo $GIVEN", envs={"GIVEN": "yes"})
+    assert result.stdout == "hello\n/home/user\nyes\n" and result.stderr == "to-stderr\n", result
+    try:
+        sandbox.commands.run("exit 3")
+        raise AssertionError("a command that failed was told as one that did not")
+    except CommandExitException as error:
+        assert error.exit_code == 3, error
+    heard.clear()
+    sandbox.commands.run("for n in 1 2 3; do echo $n; sleep 0.3; done", on_stdout=hear)
+    assert "".join(line for line, _ in heard) == "1\n2\n3\n", heard
+    assert heard[-1][1] - heard[0][1] > 0.3, heard
+    sandbox.commands.run("seq 1 5 | sort -r > numbers; cd /tmp && echo here > there", cwd="/home/user")
+    assert sandbox.files.read("/home/user/numbers") == "5\n4\n3\n2\n1\n"
+    assert sandbox.run_code("open('/tmp/there').read()").text == "'here\\n'"
+    sandbox.files.write("/home/user/tool.py", "import sys\nprint('tool', sys.argv[1:])\nsys.exit(len(sys.argv) - 2)\n")
+    assert sandbox.commands.run("python3 tool.py one").stdout == "tool ['one']\n"
+    assert {"numbers", "tool.py"} <= {found.name for found in sandbox.files.list("/home/user")}
+    began = time.monotonic()
+    try:
+        sandbox.commands.run("sleep 60", timeout=2)
+        raise AssertionError("a command ran longer than it may")
+    except TimeoutException:
+        assert time.monotonic() - began < 20
+    # What is left running ends with its command, or nothing could be frozen.
+    sandbox.commands.run("sleep 1000 & setsid sleep 1000 & echo started")
+    assert sandbox.commands.run("ps -e | grep -c sleep || true").stdout.strip() in ("0", ""), "something is left"
+    assert sandbox.commands.list() == []
+    assert not sandbox.commands.kill(77)
+
+    # All of it is one state.
+    forks = sandbox.fork(count=3, timeout=600)
+    draws = set()
+    for number, fork in enumerate(forks):
+        assert fork.run_code(f"base += {number}; base").text == str(40 + number)
+        fork.commands.run(f"echo {number} > fork")
+        assert fork.files.read("/home/user/fork") == f"{number}\n"
+        draws.add(fork.run_code("import random; random.random()").text)
+    assert len(draws) == 3, draws
+    try:
+        sandbox.files.read("/home/user/fork")
+        raise AssertionError("a fork's file is its parent's")
+    except NotFoundException:
+        pass
+    snapshot = sandbox.create_snapshot(name="linux")
+    sandbox.commands.run("rm numbers")
+    again = Sandbox.create(snapshot.snapshot_id, timeout=600)
+    assert again.commands.run("wc -l < numbers").stdout.strip() == "5"
+    assert again.run_code("base").text == "40"
+    assert again.pause()
+    resumed = Sandbox.connect(again.sandbox_id, timeout=600)
+    assert resumed.run_code("base + 1").text == "41"
+    assert resumed.commands.run("cat /tmp/there").stdout == "here\n"
+    cut = resumed.run_code("base = 0\nopen('/tmp/there', 'w').write('cut')\nwhile True: pass")
+    assert cut.error is not None and cut.error.name == "TimeoutError", cut
+    assert resumed.run_code("base, open('/tmp/there').read()").text == "(40, 'here\\n')"
+    for live in (sandbox, resumed, *forks):
+        assert live.kill()
+    print("all done")
+
+
+main()
