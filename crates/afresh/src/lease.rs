@@ -25,6 +25,18 @@ pub(crate) enum Instance<'a> {
     Program(Loan<'a, afresh_linux::Instance>),
 }
 
+/// Where what a guest writes comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Channel {
+    /// Its answer: the standard output of a Linux program.
+    Output,
+    /// The standard error of a Linux program.
+    Messages,
+    /// What a Linux program writes to `/dev/host`: for the host alone, apart from what it prints.
+    Host,
+}
+
 impl std::fmt::Debug for Lease<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lease").field("guest", self.guest).finish()
@@ -115,8 +127,9 @@ impl<'a> Lease<'a> {
         }
     }
 
-    /// As [`Lease::call`], but `hear` hears the answer, from a Linux program while it writes it, in the pieces in which it
-    /// does: it waits meanwhile, its time goes on, and `false` ends the call. Of other guests it hears the whole answer.
+    /// As [`Lease::call`], but `hear` hears what a Linux program writes, when and in the pieces in which it does, on any
+    /// [`Channel`]: the program waits meanwhile, its time goes on, and `false` ends the call. Of other guests it hears the whole
+    /// answer.
     ///
     /// # Errors
     /// As [`Lease::call`]. What was heard may have been half of an answer then.
@@ -124,14 +137,14 @@ impl<'a> Lease<'a> {
         &mut self,
         function: impl Into<Callee<'f>>,
         input: &[u8],
-        mut hear: impl FnMut(&[u8]) -> bool + Send + 'static,
+        mut hear: impl FnMut(Channel, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         let callee = function.into();
         #[cfg(feature = "linux")]
         if let Instance::Program(program) = &mut self.instance {
             return crate::program::call_heard(program, callee.name(), input, hear);
         }
-        hear(&self.call(callee, input)?);
+        hear(Channel::Output, &self.call(callee, input)?);
         Ok(())
     }
 

@@ -10,7 +10,7 @@ use afresh_pool::Recycled;
 use crate::call::Given;
 use crate::guest::Ready;
 use crate::supply::{Loan, Returns, Supply};
-use crate::{CallError, LeaseError, OpenError, Options};
+use crate::{CallError, Channel, LeaseError, OpenError, Options};
 
 /// Instances that all start from one state.
 pub(crate) type Programs = Supply<Instance, Warm>;
@@ -92,10 +92,18 @@ pub(crate) fn call_heard(
     instance: &mut Instance,
     function: &str,
     input: &[u8],
-    hear: impl FnMut(&[u8]) -> bool + Send + 'static,
+    mut hear: impl FnMut(Channel, &[u8]) -> bool + Send + 'static,
 ) -> Result<(), CallError> {
-    use afresh_linux::CallError as Error;
-    match instance.call_heard(input, hear) {
+    use afresh_linux::{CallError as Error, Channel as From};
+    let heard = move |from, piece: &[u8]| {
+        let channel = match from {
+            From::Messages => Channel::Messages,
+            From::Host => Channel::Host,
+            _ => Channel::Output,
+        };
+        hear(channel, piece)
+    };
+    match instance.call_heard(input, heard) {
         Err(Error::Ended { end: End::Exit(0), .. }) => Ok(()),
         other => other.map_err(|error| CallError::of_linux(function, error)),
     }

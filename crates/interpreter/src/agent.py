@@ -1,5 +1,6 @@
 # The guest's half of Python as a Linux program: it follows `driver.py` in the same module, reads requests from standard
-# input, each after its length, and writes frames to standard output, each after its length. Besides code it runs commands.
+# input, each after its length, and writes frames to `/dev/host`, each after its length. Besides code it runs commands. What either
+# prints, it prints: the host hears both streams.
 #
 # What it promises: a request is answered once, by one frame; what code or a command has left running has ended by then, for a
 # program with children cannot be frozen.
@@ -7,17 +8,13 @@
 import contextlib
 import json
 import os
-import selectors
 import signal
 import subprocess
-import time
 
 # What a request wants besides what the driver knows: a command, its source being what `_command` reads.
 COMMAND = 6
 
-_PIECE = 32 << 10
-# Seconds between two looks at whether a command has ended, while it says nothing.
-_LOOK = 0.05
+_HOST = os.open("/dev/host", os.O_WRONLY | os.O_CLOEXEC)
 
 
 def _exactly(length):
@@ -35,7 +32,7 @@ def _send(frame):
     """Hands a frame to the host, which says nothing to it."""
     data = memoryview(len(frame).to_bytes(4, "little") + bytes(frame))
     while data:
-        data = data[os.write(1, data) :]
+        data = data[os.write(_HOST, data) :]
     return b""
 
 
@@ -50,45 +47,19 @@ def _end_children():
             return
 
 
-def _tell(ready):
-    """Tells what there is to read; the streams that have ended."""
-    ended = []
-    for key, _ in ready:
-        piece = os.read(key.fd, _PIECE)
-        if piece:
-            _call(bytes((key.data,)) + piece)
-        else:
-            ended.append(key.fileobj)
-    return ended
-
-
 def _command(wanted):
     """Runs a command to its end: its status, negative for a signal, or None where its time was over."""
-    until = time.monotonic() + wanted["timeout"] if wanted.get("timeout") else None
     process = subprocess.Popen(
         [wanted["cmd"], *wanted.get("args", ())],
         cwd=wanted.get("cwd"),
         env={**os.environ, **wanted.get("envs", {})},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
         start_new_session=True,
     )
-    with selectors.DefaultSelector() as selector:
-        selector.register(process.stdout, selectors.EVENT_READ, STDOUT)
-        selector.register(process.stderr, selectors.EVENT_READ, STDERR)
-        # It has ended when it has, whatever it leaves behind that could still write.
-        while process.poll() is None:
-            if until is not None and time.monotonic() >= until:
-                return None
-            if not selector.get_map():
-                time.sleep(_LOOK)
-            for ended in _tell(selector.select(_LOOK)):
-                selector.unregister(ended)
-        while ready := selector.select(0):
-            for ended in _tell(ready):
-                selector.unregister(ended)
-    return process.returncode
+    try:
+        return process.wait(wanted.get("timeout"))
+    except subprocess.TimeoutExpired:
+        return None
 
 
 def _run_command(data):
@@ -114,6 +85,8 @@ def serve():
     for directory in ("/tmp", "/home/user"):
         os.makedirs(directory, exist_ok=True)
     os.chdir("/home/user")
+    for stream in (sys.stdout, sys.stderr):
+        stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
     _furnish()
     settle()
     while True:

@@ -3,9 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use afresh::wasm::entropy_bytes;
-use afresh::{CallError, Callee, Lease};
+use afresh::{CallError, Callee, Channel, Lease};
 
-use crate::listener::{Hearing, Listener};
+use crate::listener::{Hearing, Listener, Stream};
 use crate::request::Request;
 
 /// How an evaluation went.
@@ -50,7 +50,7 @@ pub(crate) fn after_length(bytes: &[u8]) -> Vec<u8> {
     [&length, bytes].concat()
 }
 
-/// A guest's frames, as they come in pieces.
+/// What a guest writes, as it comes in pieces: what it prints, and frames to the host.
 struct Frames<L> {
     hearing: Hearing<L>,
     /// The beginning of a frame.
@@ -59,7 +59,13 @@ struct Frames<L> {
 
 impl<L: Listener> Frames<L> {
     /// Hears a piece; `false` ends the call.
-    fn hear(&mut self, piece: &[u8]) -> bool {
+    fn hear(&mut self, from: Channel, piece: &[u8]) -> bool {
+        let listener = &mut self.hearing.listener;
+        match from {
+            Channel::Output => return listener.print(Stream::Stdout, piece).is_ok(),
+            Channel::Messages => return listener.print(Stream::Stderr, piece).is_ok(),
+            _ => {}
+        }
         self.rest.extend_from_slice(piece);
         let mut at = 0;
         while let Some((length, after)) = self.rest[at..].split_first_chunk::<4>() {
@@ -90,8 +96,8 @@ fn through_streams<L: Listener>(
         std::mem::take(&mut frames.hearing)
     };
     let hearing = Arc::clone(&frames);
-    let called = lease.call_heard(function, &after_length(request.bytes()), move |piece| {
-        hearing.lock().unwrap_or_else(PoisonError::into_inner).hear(piece)
+    let called = lease.call_heard(function, &after_length(request.bytes()), move |from, piece| {
+        hearing.lock().unwrap_or_else(PoisonError::into_inner).hear(from, piece)
     });
     let heard = lock(&frames);
     // Without an answer it is an empty one, which nobody can read.
@@ -102,7 +108,6 @@ fn through_streams<L: Listener>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::listener::Stream;
     use afresh::wasm::wasmtime;
 
     #[derive(Default)]
@@ -120,13 +125,14 @@ mod tests {
         let all = [&b"\x01one"[..], b"\x02two", b"\x00answer"].map(after_length).concat();
         for size in 1..all.len() {
             let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
-            assert!(all.chunks(size).all(|piece| frames.hear(piece)));
-            assert_eq!(frames.hearing.listener.0, "Stdout one Stderr two ");
+            assert!(frames.hear(Channel::Messages, b"printed"));
+            assert!(all.chunks(size).all(|piece| frames.hear(Channel::Host, piece)));
+            assert_eq!(frames.hearing.listener.0, "Stderr printed Stdout one Stderr two ");
             assert_eq!(frames.hearing.given.as_deref(), Some(&b"answer"[..]));
         }
         for wrong in [&b""[..], b"\x03\x80", b"\x09"] {
             let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
-            assert!(!frames.hear(&after_length(wrong)), "{wrong:?}");
+            assert!(!frames.hear(Channel::Host, &after_length(wrong)), "{wrong:?}");
         }
     }
 }

@@ -17,7 +17,7 @@ use afresh_sys::planted::{self, Bug};
 use crate::error::{CallError, VerifyError};
 use crate::guest::{Guest, Halt, after};
 use crate::hands::Hands;
-use crate::personality::{Change, Hearer, Person, protect_order, unmap_order};
+use crate::personality::{Change, Channel, Hearer, Person, protect_order, unmap_order};
 use crate::platform::{
     IMAGE, Orders, Place, PlatformError, Process, Segment, Segments, Shown, Then, Together,
 };
@@ -201,15 +201,15 @@ impl Instance {
         }
     }
 
-    /// As [`Instance::call`], but `hear` hears the answer while the program writes it, in the pieces in which it does. The
-    /// program waits meanwhile, and its time goes on; `false` ends it.
+    /// As [`Instance::call`], but `hear` hears what the program writes, when and in the pieces in which it does: its messages,
+    /// too, and what it writes to `/dev/host`. The program waits meanwhile, and its time goes on; `false` ends it.
     ///
     /// # Errors
     /// As [`Instance::call`]. What was heard may have been half of an answer then.
     pub fn call_heard(
         &mut self,
         request: &[u8],
-        hear: impl FnMut(&[u8]) -> bool + Send + 'static,
+        hear: impl FnMut(Channel, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         self.stats.calls += 1;
         self.attempt(request, Some(Hearer(Box::new(hear)))).map(drop)

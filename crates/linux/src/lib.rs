@@ -44,7 +44,7 @@ mod warm;
 pub use error::{CallError, FreezeError, SnapshotError, ThawError, VerifyError, WarmError};
 pub use frozen::Frozen;
 pub use instance::Instance;
-pub use personality::End;
+pub use personality::{Channel, End};
 pub use platform::PlatformError;
 pub use program::{Program, Run};
 pub use session::{Home, ProgramState};

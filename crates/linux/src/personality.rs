@@ -135,8 +135,20 @@ pub(crate) struct Streams {
     pub(crate) messages: Vec<u8>,
 }
 
-/// Hears a guest's output as it is written; `false` where nobody wants it any more, which ends the guest.
-pub(crate) struct Hearer(pub(crate) Box<dyn FnMut(&[u8]) -> bool + Send>);
+/// Where what a program writes comes from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Channel {
+    /// Its standard output, or the connection that it is called through.
+    Output,
+    /// Its standard error.
+    Messages,
+    /// The device `/dev/host`: what is for the host alone.
+    Host,
+}
+
+/// Hears what a guest writes, when it does; `false` where nobody wants it any more, which ends the guest.
+pub(crate) struct Hearer(pub(crate) Box<dyn FnMut(Channel, &[u8]) -> bool + Send>);
 
 impl std::fmt::Debug for Hearer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -146,7 +158,12 @@ impl std::fmt::Debug for Hearer {
 
 impl Streams {
     /// Takes output, of which a call may have so many bytes.
-    pub(crate) fn put_out(&mut self, bytes: &[u8], limit: usize) -> Result<(), End> {
+    pub(crate) fn put_out(
+        &mut self,
+        channel: Channel,
+        bytes: &[u8],
+        limit: usize,
+    ) -> Result<(), End> {
         let so_far = self.heard + self.output.len();
         if so_far.saturating_add(bytes.len()) > limit {
             return Err(End::Output);
@@ -156,7 +173,15 @@ impl Streams {
             return Ok(());
         };
         self.heard += bytes.len();
-        if hear(bytes) { Ok(()) } else { Err(End::Unheard) }
+        if hear(channel, bytes) { Ok(()) } else { Err(End::Unheard) }
+    }
+
+    /// Has a message heard, where somebody hears.
+    pub(crate) fn hear_message(&mut self, bytes: &[u8], limit: usize) -> Result<(), End> {
+        match self.hearer {
+            Some(_) => self.put_out(Channel::Messages, bytes, limit),
+            None => Ok(()),
+        }
     }
 
     /// Has `hearer` hear the output of the next call, or of none any more.

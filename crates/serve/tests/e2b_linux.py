@@ -23,6 +23,13 @@ def main() -> None:
     assert heard[-1][1] - heard[0][1] > 0.3, heard
     assert sandbox.run_code("1 / 0").error.name == "ZeroDivisionError"
 
+    # What programs print that the code starts, and what it prints beside Python's own streams.
+    heard.clear()
+    mixed = "import os, subprocess\nprint('one')\nsubprocess.run(['echo', 'two'])\nos.system('echo three >&2')\nos.write(1, b'four\\n')"
+    execution = sandbox.run_code(mixed, on_stdout=hear)
+    assert "".join(line for line, _ in heard) == "one\ntwo\nfour\n", heard
+    assert "".join(execution.logs.stderr) == "three\n" and execution.text == "5", execution
+
     # Commands, in the same files as the code.
     result = sandbox.commands.run("echo hello; echo to-stderr >&2; pwd; echo $GIVEN", envs={"GIVEN": "yes"})
     assert result.stdout == "hello\n/home/user\nyes\n" and result.stderr == "to-stderr\n", result

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use afresh::{Call, Guest, Kind, OpenError, Options, Reference, SaveOptions};
+use afresh::{Call, Channel, Guest, Kind, OpenError, Options, Reference, SaveOptions};
 
 /// `sed`, which numbers lines; `None` where this host runs no guests.
 fn sed(options: Options) -> Option<Guest> {
@@ -177,18 +177,28 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     let Some(guest) = opened(afresh::open("/bin/sh", &options)) else { return };
     let mut session = guest.session().unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
-    let heard =
-        move |piece: &[u8]| sender.send((piece.to_vec(), std::time::Instant::now())).is_ok();
-    let script = b"echo one; sleep 0.5; echo two\n";
+    let heard = move |from, piece: &[u8]| {
+        sender.send((from, piece.to_vec(), std::time::Instant::now())).is_ok()
+    };
+    let script = b"echo one; echo error >&2; sleep 0.5; echo host >/dev/host; echo two\n";
     session.with(|lease| lease.call_heard("", script, heard)).unwrap();
     let pieces: Vec<_> = receiver.iter().collect();
-    let text: Vec<u8> = pieces.iter().flat_map(|(piece, _)| piece.clone()).collect();
-    assert_eq!(text, b"one\ntwo\n");
-    let apart = pieces.last().unwrap().1 - pieces[0].1;
+    let came: Vec<_> = pieces.iter().map(|(from, piece, _)| (*from, &piece[..])).collect();
+    let wanted: [(Channel, &[u8]); 4] = [
+        (Channel::Output, b"one\n"),
+        (Channel::Messages, b"error\n"),
+        (Channel::Host, b"host\n"),
+        (Channel::Output, b"two\n"),
+    ];
+    assert_eq!(came, wanted);
+    let apart = pieces[3].2 - pieces[0].2;
     assert!(apart >= std::time::Duration::from_millis(400), "{apart:?}");
+    // Where nobody hears, what is for the host is part of the answer.
+    assert_eq!(session.call("", b"echo host >/dev/host\n").unwrap(), b"host\n");
     session.checkpoint("kept").unwrap();
     // Whoever wants no more ends it, and the session goes back.
-    let unheard = session.with(|lease| lease.call_heard("", b"n=2; echo a; echo b\n", |_| false));
+    let unheard =
+        session.with(|lease| lease.call_heard("", b"n=2; echo a; echo b\n", |_, _| false));
     assert!(unheard.is_err() && session.failed().is_some());
     session.rollback("kept").unwrap();
     assert_eq!(session.call("", b"echo [$n]\n").unwrap(), b"[]\n");
@@ -202,6 +212,6 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     let module = Guest::from_bytes("hi", &wasm.unwrap(), &Options::new()).unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
     let mut lease = module.lease().unwrap();
-    lease.call_heard("handle", b"", move |piece| sender.send(piece.to_vec()).is_ok()).unwrap();
+    lease.call_heard("handle", b"", move |_, piece| sender.send(piece.to_vec()).is_ok()).unwrap();
     assert_eq!(receiver.iter().collect::<Vec<_>>(), [b"hi"]);
 }

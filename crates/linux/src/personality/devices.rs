@@ -6,14 +6,18 @@ pub(crate) enum Device {
     Null,
     Zero,
     Random,
+    /// What is written there is for the host alone, apart from what the program prints.
+    Host,
 }
 
 /// Names and numbers, as Linux has them.
-pub(crate) const DEVICES: [(&str, Device, u64); 4] = [
+pub(crate) const DEVICES: [(&str, Device, u64); 5] = [
     ("/dev/null", Device::Null, 0x103),
     ("/dev/zero", Device::Zero, 0x105),
     ("/dev/random", Device::Random, 0x108),
     ("/dev/urandom", Device::Random, 0x109),
+    // Of our own; the number is one that Linux leaves to local use.
+    ("/dev/host", Device::Host, 0x3c01),
 ];
 
 impl Device {

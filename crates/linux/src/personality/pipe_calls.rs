@@ -11,7 +11,7 @@ use super::signals::Info;
 use super::sockets::Stage;
 use super::table::{Description, Open};
 use super::threads::{Moment, On, Wait};
-use super::{DONE, Outcome, Person, Served, copy_out};
+use super::{Channel, DONE, Outcome, Person, Served, copy_out};
 use crate::platform::Process;
 
 /// A timer that is read.
@@ -249,7 +249,7 @@ impl Person {
             return self.broken_pipe(quiet);
         }
         if held.end == ChannelEnd::Listens {
-            return Ok(match self.streams.put_out(bytes, self.output_limit) {
+            return Ok(match self.streams.put_out(Channel::Output, bytes, self.output_limit) {
                 Ok(()) => Outcome::Value(bytes.len() as u64),
                 Err(end) => Outcome::End(end),
             });

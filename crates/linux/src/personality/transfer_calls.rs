@@ -6,7 +6,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::devices::Device;
 use super::table::{Description, Open};
-use super::{DONE, Outcome, Person, Served, State, Stop, copy_in, copy_out};
+use super::{Channel, DONE, Outcome, Person, Served, State, Stop, copy_in, copy_out};
 use crate::platform::{Call, PlatformError, Process};
 
 /// Most bytes that one call moves.
@@ -227,7 +227,7 @@ impl Person {
                 bytes.truncate(read);
                 Ok(bytes)
             }
-            Open::Device(Device::Null, _) => Ok(Vec::new()),
+            Open::Device(Device::Null | Device::Host, _) => Ok(Vec::new()),
             Open::Device(Device::Zero, _) => Ok(vec![0; len as usize]),
             Open::Device(Device::Random, _) => fresh(len),
             _ => Err(Errno::SPIPE.into()),
@@ -299,12 +299,19 @@ impl Person {
                     None => self.pour(descriptor, bytes, false),
                 };
             }
-            Open::Output => {
-                if let Err(end) = self.streams.put_out(bytes, self.output_limit) {
+            open @ (Open::Output | Open::Device(Device::Host, _)) => {
+                let channel = match open {
+                    Open::Output => Channel::Output,
+                    _ => Channel::Host,
+                };
+                if let Err(end) = self.streams.put_out(channel, bytes, self.output_limit) {
                     return Ok(Outcome::End(end));
                 }
             }
             Open::Messages => {
+                if let Err(end) = self.streams.hear_message(bytes, self.output_limit) {
+                    return Ok(Outcome::End(end));
+                }
                 let messages = &mut self.streams.messages;
                 messages.extend(bytes);
                 let surplus = messages.len().saturating_sub(MESSAGES);

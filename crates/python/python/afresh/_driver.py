@@ -565,8 +565,7 @@ def settle() -> None:
 
 
 def _furnish() -> None:
-    """What a program finds: its streams, and what it may ask of its sandbox."""
-    sys.stdout, sys.stderr = _stream(STDOUT), _stream(STDERR)
+    """Has programs find what they may ask of their sandbox."""
     guest = types.ModuleType("afresh_guest", "What a program may ask of its sandbox.")
     guest.__dict__.update(on_clone=on_clone, ToolError=ToolError)
     sys.modules["afresh_guest"] = guest
@@ -576,6 +575,7 @@ def install() -> None:
     """Takes the place of what the guest's `turn` calls, and of its streams."""
     global _call  # noqa: PLW0603
     _call = __import__("_host").call
+    sys.stdout, sys.stderr = _stream(STDOUT), _stream(STDERR)
     _furnish()
 
     def turn(source: bytes | None, environ: object) -> tuple[int, bool]:
