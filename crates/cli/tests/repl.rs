@@ -52,3 +52,28 @@ fn a_session_at_a_prompt_keeps_goes_back_and_forks() {
         assert!(error.contains(wanted), "{wanted} is not in {error}");
     }
 }
+
+#[cfg(feature = "linux")]
+#[test]
+fn the_hosts_python_at_a_prompt_forks_with_its_files() {
+    if !Path::new("/usr/bin/python3").is_file() {
+        println!("SKIPPED: there is no python3 of the system's");
+        return;
+    }
+    let output = repl(
+        &["--linux", "/usr/bin/python3", "--language", "python"],
+        "n = 1\nopen('kept', 'w').write('one')\n:checkpoint one\nn += 1\nopen('kept', 'w').write('changed')\n\
+         :fork\nn, open('kept').read()\n:to 0\n:back one\nn, open('kept').read()\n\
+         __import__('os').system('echo from a child')\n1 / 0\n:quit\n",
+    );
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    if error.contains("this host") {
+        println!("SKIPPED: {error}");
+        return;
+    }
+    for wanted in ["(2, 'changed')", "(1, 'one')", "from a child"] {
+        assert!(said.contains(wanted), "{wanted} is not in {said}{error}");
+    }
+    assert!(error.contains("ZeroDivisionError"), "{error}");
+}

@@ -130,36 +130,30 @@ pub enum SnapshotError {
 }
 
 /// A program could not be frozen for a snapshot.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FreezeError {
-    /// The present state could not be read.
-    #[error(transparent)]
-    Call(#[from] CallError),
-    /// Its state cannot be written down.
-    #[error("the guest's state cannot be encoded: {0}")]
-    State(String),
-    /// The snapshot could not be written.
-    #[error(transparent)]
-    Save(#[from] afresh_pager::SaveMemoryError),
+pub type FreezeError = afresh_pager::FreezeError<CallError>;
+
+impl From<CallError> for FreezeError {
+    fn from(error: CallError) -> Self {
+        Self::Guest(error)
+    }
 }
 
 /// A snapshot did not become a warm program.
+pub type ThawError = afresh_pager::ThawError<Misfit>;
+
+impl From<Misfit> for ThawError {
+    fn from(error: Misfit) -> Self {
+        Self::Guest(error)
+    }
+}
+
+/// A program does not fit this host, or what it was granted.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ThawError {
-    /// It is of another kind of guest, of another version, or for a processor that can do more.
-    #[error(transparent)]
-    Open(#[from] afresh_store::OpenError),
-    /// Its pages could not be opened.
-    #[error(transparent)]
-    Restore(#[from] afresh_pager::RestoreError),
+pub enum Misfit {
     /// The files that it had written are damaged, or a granted directory cannot be opened.
     #[error(transparent)]
     Files(#[from] afresh_files::TreeError),
-    /// Its state is damaged.
-    #[error("the snapshot's state is damaged: {0}")]
-    State(String),
     /// The host's kernel or processor is another, in what the program has seen of it.
     #[error(
         "{what} differs from where the snapshot was made: open it there, or warm the program anew here"

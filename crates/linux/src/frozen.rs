@@ -15,7 +15,7 @@ use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
 use afresh_store::{GuestBuild, Sha256, Snapshot, Store, host_cpu_features};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{CallError, FreezeError, ThawError};
+use crate::error::{FreezeError, Misfit, ThawError};
 use crate::instance::Instance;
 use crate::personality::{Packed, State, damaged};
 use crate::platform::{Registers, Seen, Segment, Segments};
@@ -114,7 +114,7 @@ impl Warm {
         if !left.is_empty() {
             return Err(damaged("there are bytes after its end"));
         }
-        header.seen.check().map_err(|what| ThawError::Host { what })?;
+        header.seen.check().map_err(|what| Misfit::Host { what })?;
         let all = frozen.memory.pages();
         let behind = usize::try_from(header.files.div_ceil(PAGE_SIZE as u64));
         let own = behind.ok().and_then(|behind| all.pages().checked_sub(behind));
@@ -146,7 +146,7 @@ impl Instance {
     /// # Errors
     /// [`FreezeError`].
     pub fn freeze(&mut self) -> Result<Frozen, FreezeError> {
-        let standing = self.freeze_standing().map_err(|e: CallError| FreezeError::Call(e))?;
+        let standing = self.freeze_standing().map_err(FreezeError::Guest)?;
         frozen(&standing)
     }
 }

@@ -41,7 +41,7 @@ mod session;
 mod standing;
 mod warm;
 
-pub use error::{CallError, FreezeError, SnapshotError, ThawError, VerifyError, WarmError};
+pub use error::{CallError, FreezeError, Misfit, SnapshotError, ThawError, VerifyError, WarmError};
 pub use frozen::Frozen;
 pub use instance::Instance;
 pub use personality::{Channel, End};

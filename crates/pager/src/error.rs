@@ -6,6 +6,8 @@ use afresh_memory::ImageError;
 use afresh_store::OpenError;
 use afresh_sys::SysError;
 
+use crate::memory::SaveMemoryError;
+
 /// A page source could not deliver pages.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -64,4 +66,46 @@ pub enum RestoreError {
     /// Waiting took longer than allowed; the restore goes on.
     #[error("the restore has not finished after {0:?}")]
     Timeout(std::time::Duration),
+}
+
+/// Freezing or saving a guest failed; `E` is what its kind may fail with besides.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum FreezeError<E: std::error::Error + 'static> {
+    /// The state cannot be kept.
+    #[error("the guest cannot be frozen: {0}")]
+    State(String),
+    /// The present state could not be read.
+    #[error(transparent)]
+    Guest(E),
+    /// Its pages are not all there, or could not be stored.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+    /// The snapshot could not be written.
+    #[error(transparent)]
+    Save(#[from] SaveMemoryError),
+}
+
+/// Making a guest out of a frozen one failed; `E` is what its kind may fail with besides.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum ThawError<E: std::error::Error + 'static> {
+    /// The snapshot is damaged, or of another kind of guest.
+    #[error(transparent)]
+    Open(#[from] OpenError),
+    /// Its pages could not be fetched.
+    #[error(transparent)]
+    Restore(#[from] RestoreError),
+    /// Pages that are needed at once will never be there.
+    #[error(transparent)]
+    Image(ImageError),
+    /// The state is damaged, or does not fit.
+    #[error("the frozen state cannot be used: {0}")]
+    State(String),
+    /// The program is not the one that was frozen.
+    #[error("the snapshot's program does not have the digest it was frozen with")]
+    Program,
+    /// The guest cannot be made here.
+    #[error(transparent)]
+    Guest(E),
 }

@@ -34,7 +34,7 @@ mod sum;
 mod turn;
 pub mod vmm;
 
-pub use error::{RestoreError, SourceError};
+pub use error::{FreezeError, RestoreError, SourceError, ThawError};
 pub use image::LazyImage;
 pub use memory::{SaveMemoryError, SnapshotMemory, SnapshotOptions};
 pub use options::Options;

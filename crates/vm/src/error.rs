@@ -4,8 +4,6 @@
 //! errors of a single file stay in that file.
 
 use afresh_memory::{ImageError, ResetError, SlotError, TrackError};
-use afresh_pager::{RestoreError, SaveMemoryError};
-use afresh_store::OpenError;
 use afresh_sys::SysError;
 
 use crate::abi::MAX_MESSAGE;
@@ -225,33 +223,15 @@ pub enum CallError {
 }
 
 /// Freezing or saving a guest failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FreezeError {
-    /// Its pages are not all there, or could not be stored.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// The rest of its state cannot be encoded.
-    #[error("the guest's state cannot be encoded: {0}")]
-    State(String),
-    /// The snapshot could not be written.
-    #[error(transparent)]
-    Save(#[from] SaveMemoryError),
-}
+pub type FreezeError = afresh_pager::FreezeError<std::convert::Infallible>;
 
 /// Making a sandbox out of a frozen guest failed.
+pub type ThawError = afresh_pager::ThawError<Misfit>;
+
+/// A frozen guest does not fit this host, or its builder.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum ThawError {
-    /// The snapshot is damaged, or of another kind of guest.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// Its pages could not be fetched.
-    #[error(transparent)]
-    Restore(#[from] RestoreError),
-    /// Pages that are needed at once will never be there.
-    #[error(transparent)]
-    Image(ImageError),
+pub enum Misfit {
     /// The processor lacks features that the guest was warmed up with.
     #[error(
         "the guest was frozen with CPU template {template}, and this host's processor lacks {}; build it with \
@@ -264,18 +244,24 @@ pub enum ThawError {
         /// The features, by name.
         missing: Vec<String>,
     },
-    /// The state does not fit.
-    #[error("the frozen state cannot be used: {0}")]
-    State(String),
-    /// The program is not the one that was frozen.
-    #[error("the snapshot's program does not have the digest it was frozen with")]
-    Program,
     /// The builder adds other regions than the guest was frozen with.
     #[error("{0}; a guest is thawed with the regions it was built with, or with none at all")]
     Regions(String),
     /// The sandbox could not be made.
     #[error(transparent)]
     Build(#[from] BuildError),
+}
+
+impl From<Misfit> for ThawError {
+    fn from(error: Misfit) -> Self {
+        Self::Guest(error)
+    }
+}
+
+impl From<BuildError> for ThawError {
+    fn from(error: BuildError) -> Self {
+        Self::Guest(error.into())
+    }
 }
 
 impl From<ElfError> for ThawError {
@@ -292,6 +278,6 @@ impl From<LayoutError> for ThawError {
 
 impl From<KvmError> for ThawError {
     fn from(error: KvmError) -> Self {
-        Self::Build(error.into())
+        Self::Guest(Misfit::Build(error.into()))
     }
 }

@@ -15,7 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::PAGE;
 use crate::cpu::{CpuTemplate, UnknownFeature};
-use crate::error::{FreezeError, ThawError};
+use crate::error::{FreezeError, Misfit, ThawError};
 use crate::layout::{RegionKind, Sizes};
 use crate::snapshot::Snapshot;
 
@@ -59,7 +59,7 @@ impl Header {
     }
 
     fn lacking(&self, missing: Vec<String>) -> ThawError {
-        ThawError::Cpu { template: self.cpu_template.clone(), missing }
+        Misfit::Cpu { template: self.cpu_template.clone(), missing }.into()
     }
 
     pub(crate) fn sizes(&self) -> Sizes {

@@ -53,7 +53,7 @@ pub use builder::SandboxBuilder;
 pub use cpu::{CpuTemplate, UnknownFeature};
 pub use crash::{Crash, CrashReason};
 pub use elf::{ElfError, Program};
-pub use error::{BuildError, CallError, FreezeError, GuestError, KvmError, ThawError};
+pub use error::{BuildError, CallError, FreezeError, GuestError, KvmError, Misfit, ThawError};
 pub use frozen::Frozen;
 pub use host::{FromWire, HostError, HostFunction, HostReturn, IntoWire};
 pub use layout::{LayoutError, RegionKind, Span};

@@ -10,7 +10,7 @@ use afresh_memory::{Image, ImageBuilder};
 use crate::PAGE;
 use crate::builder::SandboxBuilder;
 use crate::elf::Program;
-use crate::error::{BuildError, KvmError, ThawError};
+use crate::error::{BuildError, KvmError, Misfit, ThawError};
 use crate::frozen::Frozen;
 use crate::layout::{Layout, RegionKind, Span};
 use crate::probe::thaw_processor;
@@ -27,7 +27,7 @@ impl SandboxBuilder {
     /// added as when it was built, for the shared memory is not in the snapshot.
     ///
     /// # Errors
-    /// [`ThawError`]; [`ThawError::Regions`] names the first region that differs.
+    /// [`ThawError`]; [`Misfit::Regions`] names the first region that differs.
     pub fn thaw(self, frozen: &Frozen) -> Result<Sandbox, ThawError> {
         let file = frozen.read_program()?;
         let program = Program::parse(&file)?;
@@ -38,8 +38,8 @@ impl SandboxBuilder {
         }
         let contents = contents(self.regions, &layout, &frozen.guest)?;
         let processor = thaw_processor(frozen.header.cpu()?).map_err(|error| match error {
-            KvmError::Processor { template, missing } => ThawError::Cpu { template, missing },
-            other => other.into(),
+            KvmError::Processor { template, missing } => Misfit::Cpu { template, missing },
+            other => Misfit::Build(other.into()),
         })?;
         let system = System::build(&layout, &program, processor.extended);
         let mut tables = ImageBuilder::new((system.span.len / PAGE) as usize);
@@ -66,14 +66,14 @@ fn contents(
     }
     if brought.len() != placed.len() {
         let (here, there) = (brought.len(), placed.len());
-        return Err(ThawError::Regions(format!(
+        return Err(regions(format!(
             "the builder adds {here} regions, the guest was frozen with {there}"
         )));
     }
     let mut contents = Vec::with_capacity(placed.len());
     for (index, ((len, kind, content), region)) in brought.into_iter().zip(placed).enumerate() {
         if (len, kind) != (region.span.len, region.kind) {
-            return Err(ThawError::Regions(format!(
+            return Err(regions(format!(
                 "region {index} is {len} bytes {kind:?} here and {} bytes {:?} in the frozen guest",
                 region.span.len, region.kind
             )));
@@ -81,7 +81,7 @@ fn contents(
         if let Content::Bytes(bytes) = &content
             && !equals(guest, region.span, bytes)?
         {
-            return Err(ThawError::Regions(format!(
+            return Err(regions(format!(
                 "region {index} holds other bytes than in the frozen guest"
             )));
         }
@@ -91,6 +91,10 @@ fn contents(
 }
 
 /// Whether `span` holds `bytes`, which are as long.
+fn regions(why: String) -> ThawError {
+    Misfit::Regions(why).into()
+}
+
 fn equals(guest: &Image, span: Span, bytes: &[u8]) -> Result<bool, ThawError> {
     let mut page = [0; PAGE as usize];
     for (index, expected) in bytes.chunks_exact(PAGE as usize).enumerate() {

@@ -1,10 +1,8 @@
 //! What can go wrong, per operation.
 
 use afresh_memory::{ImageError, SlotError};
-use afresh_pager::{RestoreError, SaveMemoryError};
 use afresh_pool::PoolError;
 use afresh_rewrite::{AnalyzeError, PrepareComponentError, PrepareError};
-use afresh_store::OpenError;
 
 /// Loading a guest failed.
 #[derive(Debug, thiserror::Error)]
@@ -154,45 +152,21 @@ impl From<PoolError<WarmError>> for WarmError {
 }
 
 /// Freezing or saving a warm guest failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum FreezeError {
-    /// The state cannot be kept.
-    #[error("the guest cannot be frozen: {0}")]
-    State(String),
-    /// The state of a live instance could not be read.
-    #[error(transparent)]
-    Warm(#[from] WarmError),
-    /// Its pages are not all there, or could not be stored.
-    #[error(transparent)]
-    Image(#[from] ImageError),
-    /// The snapshot could not be written.
-    #[error(transparent)]
-    Save(#[from] SaveMemoryError),
-}
+pub type FreezeError = afresh_pager::FreezeError<WarmError>;
 
 /// Making a warm guest out of a frozen one failed.
-#[derive(Debug, thiserror::Error)]
-#[non_exhaustive]
-pub enum ThawError {
-    /// The snapshot is damaged, or of another kind of guest.
-    #[error(transparent)]
-    Open(#[from] OpenError),
-    /// Its pages could not be fetched.
-    #[error(transparent)]
-    Restore(#[from] RestoreError),
-    /// Pages that are needed at once will never be there.
-    #[error(transparent)]
-    Image(ImageError),
-    /// The state does not fit.
-    #[error("the frozen state cannot be used: {0}")]
-    State(String),
-    /// The module is not the one that was frozen.
-    #[error("the snapshot's module does not have the digest it was frozen with")]
-    Module,
-    /// The guest could not be made.
-    #[error(transparent)]
-    Warm(#[from] WarmError),
+pub type ThawError = afresh_pager::ThawError<WarmError>;
+
+impl From<WarmError> for FreezeError {
+    fn from(error: WarmError) -> Self {
+        Self::Guest(error)
+    }
+}
+
+impl From<WarmError> for ThawError {
+    fn from(error: WarmError) -> Self {
+        Self::Guest(error)
+    }
 }
 
 /// A call into a guest failed. The instance is restored when its lease is dropped, as after any call.

@@ -83,7 +83,7 @@ impl Program {
                 let mut wasm = vec![0; self.bytes];
                 image.read(0, &mut wasm);
                 if blake3::hash(&wasm) != blake3::Hash::from(self.digest) {
-                    return Err(ThawError::Module);
+                    return Err(ThawError::Program);
                 }
                 Ok(wasm)
             }
@@ -345,7 +345,7 @@ impl Frozen {
         let state = snapshot.state().to_vec();
         let this = Self::from_parts(load(snapshot)?, &state)?;
         if this.build().module != guest.module {
-            return Err(ThawError::Module);
+            return Err(ThawError::Program);
         }
         Ok(this)
     }

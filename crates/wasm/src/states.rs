@@ -61,7 +61,7 @@ impl Warm {
         let inner = &*self.inner;
         let state = resettable(inner).map_err(|e| ThawError::State(e.to_string()))?;
         if frozen.program.digest != inner.program.digest || frozen.is_component() {
-            return Err(ThawError::Module);
+            return Err(ThawError::Program);
         }
         let blueprint = &state.blueprint;
         let shapes = state.memories.iter().map(|memory| memory.shape);

@@ -30,6 +30,7 @@ impl Sandboxes {
         Ok(serde_json::from_str(text.lines().next().unwrap_or("null")).unwrap_or_default())
     }
 
+    /// Makes one of the first template.
     pub(super) fn create(&mut self) -> anyhow::Result<Value> {
         self.ask("POST", "/sandboxes", &json!({"templateID": "script", "timeout": 3600}))
     }
@@ -46,15 +47,28 @@ impl Sandboxes {
     }
 
     pub(super) fn run(&mut self, sandbox: &Value, code: &str) -> anyhow::Result<()> {
-        let of = |name: &str| sandbox[name].as_str().unwrap_or_default().to_owned();
-        let headers = format!(
-            "e2b-sandbox-id: {}\r\nx-access-token: {}\r\n",
-            of("sandboxID"),
-            of("envdAccessToken")
-        );
         let body = json!({"code": code}).to_string();
-        self.send(&request("POST", "/execute", &headers, body.as_bytes())).map(drop)
+        self.send(&request("POST", "/execute", &inside(sandbox), body.as_bytes())).map(drop)
     }
+
+    /// Runs a shell command to its end, which has to be a good one.
+    pub(super) fn command(&mut self, sandbox: &Value, command: &str) -> anyhow::Result<()> {
+        let body = json!({"process": {"cmd": "/bin/sh", "args": ["-c", command]}}).to_string();
+        let length = u32::try_from(body.len())?.to_be_bytes();
+        let body = [&[0], &length[..], body.as_bytes()].concat();
+        let path = "/process.Process/Start";
+        let (status, said) =
+            self.connection.exchange(&request("POST", path, &inside(sandbox), &body))?;
+        let said = String::from_utf8_lossy(&said);
+        ensure!(status == 200 && said.contains("\"exitCode\":0"), "it answers {status}: {said}");
+        Ok(())
+    }
+}
+
+/// What shows that a request may be sent into a sandbox.
+fn inside(sandbox: &Value) -> String {
+    let of = |name: &str| sandbox[name].as_str().unwrap_or_default();
+    format!("e2b-sandbox-id: {}\r\nx-access-token: {}\r\n", of("sandboxID"), of("envdAccessToken"))
 }
 
 /// What is measured of sandboxes.

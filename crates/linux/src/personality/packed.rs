@@ -26,7 +26,7 @@ use super::signals::Pending;
 use super::sockets::Socket;
 use super::table::{Description, Open, Table};
 use super::threads::{Moment, Threads};
-use crate::error::{FreezeError, ThawError};
+use crate::error::{FreezeError, Misfit, ThawError};
 use crate::platform::Registers;
 
 /// [`State`] but for its files, in a form that is written down.
@@ -157,15 +157,18 @@ impl State {
             let plain =
                 layer.components().all(|part| !matches!(part, std::path::Component::ParentDir));
             if !plain || !granted.iter().any(|grant| layer.starts_with(grant)) {
-                return Err(ThawError::NotGranted(layer.clone()));
+                return Err(Misfit::NotGranted(layer.clone()).into());
             }
         }
         let (below, mounted) = ground::over(&layers);
         if let Some(path) = layers.iter().find(|path| !mounted.contains(path)) {
             let path = path.clone();
-            return Err(ThawError::File { path, why: "it cannot be opened as a directory here" });
+            return Err(
+                Misfit::File { path, why: "it cannot be opened as a directory here" }.into()
+            );
         }
-        let tree = below.restored(&SavedTree::from_bytes(files)?)?;
+        let saved = SavedTree::from_bytes(files).map_err(Misfit::Files)?;
+        let tree = below.restored(&saved).map_err(Misfit::Files)?;
         let mut descriptions = BTreeMap::new();
         for (id, open, flags) in packed.descriptions {
             let open = match open {
@@ -178,7 +181,7 @@ impl State {
                         && (stat.size, stat.times.modified) != (size, modified)
                     {
                         let path = PathBuf::from(format!("descriptor {id}"));
-                        return Err(ThawError::File { path, why: "its file has changed since" });
+                        return Err(Misfit::File { path, why: "its file has changed since" }.into());
                     }
                     Open::File(open)
                 }

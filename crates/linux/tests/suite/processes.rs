@@ -102,7 +102,7 @@ fn who_has_children_is_not_warm_and_not_saved() {
     let guest = line.guest_mut().unwrap();
     assert_eq!(ask(guest, "sleep 1000\n"), "on\n");
     match guest.freeze() {
-        Err(afresh_linux::FreezeError::Call(CallError::Children { names })) => {
+        Err(afresh_linux::FreezeError::Guest(CallError::Children { names })) => {
             assert!(names.contains("sleep"), "{names}");
         }
         other => panic!("it was frozen: {other:?}"),

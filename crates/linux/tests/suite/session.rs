@@ -6,7 +6,7 @@ use crate::common;
 
 use std::time::Duration;
 
-use afresh_linux::{Frozen, Instance, Program, ThawError, Warm};
+use afresh_linux::{Frozen, Instance, Misfit, Program, ThawError, Warm};
 use afresh_memory::PageRange;
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_snapshot::{Branch, Tree};
@@ -173,7 +173,7 @@ fn python_thaws_with_the_files_it_was_granted_and_without_them_is_refused() {
     thawed.verify().unwrap();
     // Only what is below the system's own directories is granted without being asked for.
     match Warm::thaw(&frozen, &Program::new("/usr/bin/python3")) {
-        Err(ThawError::NotGranted(path)) => assert!(path.is_absolute()),
+        Err(ThawError::Guest(Misfit::NotGranted(path))) => assert!(path.is_absolute()),
         Ok(_) => println!("SKIPPED: this python lies in the system's own directories"),
         Err(error) => panic!("{error}"),
     }

@@ -8,6 +8,7 @@
 mod beyond;
 mod config;
 mod control;
+mod ending;
 mod envd;
 mod execute;
 mod keys;
