@@ -122,7 +122,7 @@ impl Warm {
         let image = all.slice(PageRange::new(0, own));
         let written = all.slice(PageRange::new(own, all.pages() - own));
         let there = written.resolve(PageRange::new(0, written.pages()));
-        there.map_err(|e| ThawError::State(e.to_string()))?;
+        there.map_err(ThawError::Image)?;
         let mut files = vec![0; header.files as usize];
         written.read(0, &mut files);
         let segments = Segments::checked(header.segments, image.pages()).map_err(damaged)?;

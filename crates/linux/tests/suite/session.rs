@@ -269,7 +269,15 @@ fn damage_that_is_met_late_ends_the_call_and_says_so() {
     let (folder, store) = saved(&warm, &SnapshotOptions::default());
     damage(folder.path());
     let frozen = untouched(&store);
-    let thawed = Warm::thaw(&frozen, &Program::new("/")).unwrap();
+    let thawed = match Warm::thaw(&frozen, &Program::new("/")) {
+        Ok(thawed) => thawed,
+        // On a busy host what streams behind the guest's back may be there first.
+        Err(error) => {
+            let error =
+                std::error::Error::source(&error).map_or(error.to_string(), |e| e.to_string());
+            return assert!(error.contains("digest"), "{error}");
+        }
+    };
     let mut instance = thawed.instance();
     // Somewhere between its first page and its last.
     let called = instance.call(b"look\n");

@@ -18,6 +18,9 @@ use crate::refusal::Refusal;
 
 /// How long a client waits for the end of a sandbox that is being called.
 const ENDING: Duration = Duration::from_secs(1);
+/// How often, and after how long each time, it is tried again to strike one out.
+const TRIES: u32 = 720;
+const LATER: Duration = Duration::from_secs(5);
 
 /// A sandbox that is being killed, for as long as its end may take.
 struct Killed {
@@ -51,16 +54,12 @@ impl Sandboxes {
         }
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
-            let _killed = killed;
-            let mut life = sandbox.life.clone().lock_owned().await;
-            *life = Life::Gone;
-            this.ledger.gone(&sandbox).await?;
-            let name = format!("sandbox-{}", sandbox.id);
-            blocking(move || {
-                this.untag(&name);
-                Ok(())
-            })
-            .await
+            *sandbox.life.clone().lock_owned().await = Life::Gone;
+            let struck = this.strike(&sandbox).await;
+            if struck.is_err() {
+                tokio::spawn(this.strike_later(sandbox, killed));
+            }
+            struck
         });
         // Nobody finds it any more; a call that is under way may last, and is not waited for.
         match tokio::time::timeout(ENDING, ending).await {
@@ -68,6 +67,28 @@ impl Sandboxes {
             Ok(Err(error)) => Err(internal(&error)),
             Err(_) => Ok(()),
         }
+    }
+
+    /// Strikes what was killed out of the books, and then from the store.
+    async fn strike(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Refusal> {
+        self.ledger.gone(sandbox).await?;
+        let (this, name) = (self.clone(), format!("sandbox-{}", sandbox.id));
+        blocking(move || {
+            this.untag(&name);
+            Ok(())
+        })
+        .await
+    }
+
+    /// The same, once whoever keeps the books answers again. Until then nobody takes it up from them here.
+    async fn strike_later(self: Arc<Self>, sandbox: Arc<Sandbox>, _killed: Killed) {
+        for _ in 0..TRIES {
+            tokio::time::sleep(LATER).await;
+            if self.strike(&sandbox).await.is_ok() {
+                return;
+            }
+        }
+        tracing::error!(id = sandbox.id, "a sandbox that was killed is still in the books");
     }
 
     /// Takes a name out of the store, if it is there.
