@@ -83,7 +83,9 @@ pub enum Callee<'a> {
 }
 
 impl Callee<'_> {
-    pub(crate) fn name(&self) -> &str {
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
         match self {
             Self::Name(name) => name,
             Self::Function(function) => &function.name,

@@ -50,6 +50,9 @@ pub(crate) fn after_length(bytes: &[u8]) -> Vec<u8> {
     [&length, bytes].concat()
 }
 
+/// Most bytes of a frame: what it begins with is kept until the rest has come.
+const FRAME: usize = 64 << 20;
+
 /// What a guest writes, as it comes in pieces: what it prints, and frames to the host.
 struct Frames<L> {
     hearing: Hearing<L>,
@@ -70,6 +73,9 @@ impl<L: Listener> Frames<L> {
         let mut at = 0;
         while let Some((length, after)) = self.rest[at..].split_first_chunk::<4>() {
             let length = u32::from_le_bytes(*length) as usize;
+            if length > FRAME {
+                return false;
+            }
             let Some(frame) = after.get(..length) else { break };
             // A function of the host's cannot be answered here.
             let said = self.hearing.hear(frame);
@@ -89,6 +95,7 @@ fn through_streams<L: Listener>(
     request: &Request,
     listener: L,
 ) -> Evaluated<L> {
+    let name = function.name().to_owned();
     let frames = Frames { hearing: Hearing::of(listener), rest: Vec::new() };
     let frames = Arc::new(Mutex::new(frames));
     let lock = |frames: &Mutex<Frames<L>>| -> Hearing<L> {
@@ -99,10 +106,15 @@ fn through_streams<L: Listener>(
     let called = lease.call_heard(function, &after_length(request.bytes()), move |from, piece| {
         hearing.lock().unwrap_or_else(PoisonError::into_inner).hear(from, piece)
     });
-    let heard = lock(&frames);
-    // Without an answer it is an empty one, which nobody can read.
-    let answer = called.map(|()| heard.given.unwrap_or_default());
-    Evaluated { answer, listener: heard.listener }
+    let Hearing { given, listener, .. } = lock(&frames);
+    // A program that has ended itself has answered nothing, however it ended.
+    let answer = called.and_then(|()| {
+        given.ok_or_else(|| CallError::Guest {
+            function: name,
+            source: "it ended without an answer".into(),
+        })
+    });
+    Evaluated { answer, listener }
 }
 
 #[cfg(test)]
@@ -130,6 +142,8 @@ mod tests {
             assert_eq!(frames.hearing.listener.0, "Stderr printed Stdout one Stderr two ");
             assert_eq!(frames.hearing.given.as_deref(), Some(&b"answer"[..]));
         }
+        let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
+        assert!(!frames.hear(Channel::Host, &u32::MAX.to_le_bytes()));
         for wrong in [&b""[..], b"\x03\x80", b"\x09"] {
             let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
             assert!(!frames.hear(Channel::Host, &after_length(wrong)), "{wrong:?}");

@@ -60,6 +60,15 @@ def main() -> None:
     assert sandbox.commands.list() == []
     assert not sandbox.commands.kill(77)
 
+    # A program that ends itself is as it was before.
+    ended = sandbox.run_code("base = 0; import os; os._exit(0)")
+    assert ended.error is not None and ended.error.name == "GuestError", ended
+    large = sandbox.run_code("'x' * (20 << 20)")
+    assert large.error is not None and large.error.name == "AnswerTooLarge", large.error.name
+    flood = sandbox.run_code("import os\nfor _ in range(100): os.write(1, b'y' * (1 << 20))\n'flooded'")
+    assert flood.text == "'flooded'" and sum(map(len, flood.logs.stdout)) == 100 << 20, flood.error
+    assert sandbox.run_code("base").text == "40"
+
     # All of it is one state.
     forks = sandbox.fork(count=3, timeout=600)
     draws = set()

@@ -23,6 +23,9 @@ use crate::refusal::Refusal;
 /// The name of the states that pieces of code began in, which nobody is shown.
 pub(super) const MARK: &str = "";
 
+/// Most bytes of an answer, as the guest gives it.
+const ANSWER: usize = 16 << 20;
+
 /// Most calls that wait for one sandbox.
 const WAITING: usize = 64;
 
@@ -210,6 +213,11 @@ pub(super) fn run(
         done.answer
     });
     match answered {
+        Ok(answer) if answer.len() > ANSWER => {
+            let message = format!("its value has {} bytes, and may have {ANSWER}", answer.len());
+            let name = "AnswerTooLarge".to_owned();
+            Ok(Outcome::Threw(Thrown { name, message, trace: None }))
+        }
         Ok(answer) => Outcome::read(&answer).map_err(|damaged| {
             Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, damaged.to_string())
         }),

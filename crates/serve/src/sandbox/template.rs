@@ -10,6 +10,10 @@ use afresh_interpreter::{Answer, Language, RUN, imports, is_module, state};
 use super::config::{SandboxConfig, Template};
 use super::speaker::Speaker;
 
+/// Most bytes that code or a command may print. Nothing of it is kept.
+#[cfg(feature = "linux")]
+const OUTPUT: usize = 1 << 30;
+
 /// A template, ready.
 pub(super) struct Warm {
     pub(super) config: Template,
@@ -107,7 +111,7 @@ impl Opening {
         let (dirs, files) = (template.dirs.clone(), template.files);
         let shape = move |program: afresh::linux::Program| {
             let program = dirs.iter().fold(program, |program, dir| program.grant(dir));
-            let program = program.storage_limit(files);
+            let program = program.storage_limit(files).output_limit(OUTPUT);
             language.program(program.clone()).unwrap_or(program)
         };
         let limits = |options: Options| {
