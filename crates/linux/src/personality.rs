@@ -148,7 +148,9 @@ pub enum Channel {
 }
 
 /// Hears what a guest writes, when it does; `false` where nobody wants it any more, which ends the guest.
-pub(crate) struct Hearer(pub(crate) Box<dyn FnMut(Channel, &[u8]) -> bool + Send>);
+pub(crate) struct Hearer(pub(crate) Box<Hear>);
+
+type Hear = dyn FnMut(Channel, &[u8]) -> bool + Send;
 
 impl std::fmt::Debug for Hearer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
