@@ -40,8 +40,8 @@ pub(super) async fn told(
     let language = all.template(&sandbox.template).language;
     let (checking, own) = ((all.clone(), sandbox.clone()), sandbox.clone());
     let check = move || checking.0.ledger.check(&checking.1);
-    let (mut speaker, mut printed) = Speaker::new(all.config.call_timeout, shape.tell, check);
-    let mut running: Running = Box::pin(async move {
+    let (mut speaker, printed) = Speaker::new(all.config.call_timeout, shape.tell, check);
+    let running: Running = Box::pin(async move {
         let ran = all.with(&sandbox, move |session| {
             let mut mark = own.mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let head = (shape.head)(own.runs.fetch_add(1, Ordering::Relaxed) + 1);
@@ -51,18 +51,34 @@ pub(super) async fn told(
         });
         ran.await
     });
+    begun(printed, running, shape.last).await
+}
+
+/// The answer, once there is something to tell.
+async fn begun(
+    mut printed: mpsc::Receiver<Bytes>,
+    mut running: Running,
+    last: fn(&Answer) -> Vec<u8>,
+) -> Result<Response, Refusal> {
     tokio::select! {
         biased;
         Some(first) = printed.recv() => {
-            let last = shape.last;
             let told = Telling { first: Some(first), printed, running: Some(running), last };
             let mut response = Response::new(Body::new(told));
             response.extensions_mut().insert(InPieces);
             Ok(response)
         }
         ran = &mut running => {
-            let (mut whole, answer) = ran?;
-            whole.extend((shape.last)(&answer));
+            let (head, answer) = ran?;
+            // It may have printed something and ended since it was looked for; the head is with that then.
+            let mut whole = Vec::new();
+            while let Ok(piece) = printed.try_recv() {
+                whole.extend_from_slice(&piece);
+            }
+            if whole.is_empty() {
+                whole = head;
+            }
+            whole.extend(last(&answer));
             Ok(Response::new(Body::from(whole)))
         }
     }
@@ -106,5 +122,45 @@ impl HttpBody for Telling {
             }
         };
         Poll::Ready(Some(Ok(Frame::data((self.last)(&answer).into()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use http_body_util::BodyExt;
+
+    use super::*;
+
+    fn told(running: impl FnOnce(mpsc::Sender<Bytes>) -> Running) -> String {
+        let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+        runtime.block_on(async {
+            let (sender, printed) = mpsc::channel(8);
+            let begun = begun(printed, running(sender), |_| b" end".to_vec()).await.unwrap();
+            let body = begun.into_body().collect().await.unwrap().to_bytes();
+            String::from_utf8(body.to_vec()).unwrap()
+        })
+    }
+
+    #[test]
+    fn what_is_printed_is_told_however_soon_the_call_ends() {
+        let silent = told(|_| Box::pin(async { Ok((b"head".to_vec(), Answer::Done)) }));
+        assert_eq!(silent, "head end");
+        // Both within one look.
+        let quick = told(|sender| {
+            Box::pin(async move {
+                sender.send("head printed".into()).await.unwrap();
+                Ok((b"head".to_vec(), Answer::Done))
+            })
+        });
+        assert_eq!(quick, "head printed end");
+        let slow = told(|sender| {
+            Box::pin(async move {
+                sender.send("head one".into()).await.unwrap();
+                drop(sender);
+                tokio::task::yield_now().await;
+                Ok((b"head".to_vec(), Answer::Done))
+            })
+        });
+        assert_eq!(slow, "head one end");
     }
 }

@@ -101,6 +101,17 @@ fn what_code_prints_arrives_while_it_runs() {
         assert_eq!(all, wanted);
         assert!(rest.contains("TimeoutError"), "{rest}");
         assert_eq!(client.value(&sandbox, "typeof n").await, "\"undefined\"");
+        // However soon it ends after that.
+        for round in 0..300 {
+            let lines = client.execute(&sandbox, &format!("console.log({round}); {round}")).await;
+            let kinds: Vec<_> = lines
+                .unwrap()
+                .iter()
+                .map(|line| line["type"].as_str().unwrap().to_owned())
+                .collect();
+            let wanted = ["number_of_executions", "stdout", "result", "end_of_execution"];
+            assert_eq!(kinds, wanted, "{round}");
+        }
         // More than a client takes at once, in order.
         let code = "for (let i = 0; i < 20000; i++) console.log(i, 'x'.repeat(50)); console.log('ä'.repeat(100000))";
         let lines = client.execute(&sandbox, code).await.unwrap();
