@@ -15,12 +15,12 @@ def main() -> None:
         heard.append((str(getattr(line, "line", line)), time.monotonic()))
 
     execution = sandbox.run_code(
-        "import time\nfor n in range(3):\n    print(n, flush=True)\n    time.sleep(0.3)\nbase = 40\nbase + 2",
+        "import time\nfor n in range(3):\n    print(n, flush=True)\n    time.sleep(1)\nbase = 40\nbase + 2",
         on_stdout=hear,
     )
     assert execution.error is None and execution.text == "42", execution
     assert "".join(line for line, _ in heard) == "0\n1\n2\n", heard
-    assert heard[-1][1] - heard[0][1] > 0.3, heard
+    assert heard[-1][1] - heard[0][1] > 0.5, heard
     assert sandbox.run_code("1 / 0").error.name == "ZeroDivisionError"
 
     # What programs print that the code starts, and what it prints beside Python's own streams.
@@ -39,9 +39,13 @@ def main() -> None:
     except CommandExitException as error:
         assert error.exit_code == 3, error
     heard.clear()
-    sandbox.commands.run("for n in 1 2 3; do echo $n; sleep 0.3; done", on_stdout=hear)
+    sandbox.commands.run("for n in 1 2 3; do echo $n; sleep 1; done", on_stdout=hear)
     assert "".join(line for line, _ in heard) == "1\n2\n3\n", heard
-    assert heard[-1][1] - heard[0][1] > 0.3, heard
+    assert heard[-1][1] - heard[0][1] > 0.5, heard
+    began = time.monotonic()
+    handle = sandbox.commands.run("sleep 5; echo late", background=True)
+    assert time.monotonic() - began < 4 and handle.pid > 0, time.monotonic() - began
+    assert handle.wait().stdout == "late\n" and time.monotonic() - began >= 5
     sandbox.commands.run("seq 1 5 | sort -r > numbers; cd /tmp && echo here > there", cwd="/home/user")
     assert sandbox.files.read("/home/user/numbers") == "5\n4\n3\n2\n1\n"
     assert sandbox.run_code("open('/tmp/there').read()").text == "'here\\n'"

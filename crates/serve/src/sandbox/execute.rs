@@ -49,7 +49,7 @@ pub(super) async fn execute(State(all): All, Inside(sandbox): Inside, body: Byte
         let message = format!("this sandbox runs {}, not {language}", names.join(" or "));
         return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
     }
-    let shape = Shape { head, tell, last };
+    let shape = Shape { head, at_once: false, tell, last };
     let mut response = told(all, sandbox, (RUN, wanted.code), shape).await?;
     let kind = HeaderValue::from_static("application/x-ndjson");
     response.headers_mut().insert(CONTENT_TYPE, kind);

@@ -84,7 +84,8 @@ pub(super) async fn process(
         "cwd": start.process.cwd,
         "timeout": limit.map(|limit| limit / 1000.0),
     });
-    let shape = Shape { head, tell, last };
+    // Clients wait for its number before they go on.
+    let shape = Shape { head, at_once: true, tell, last };
     match told(all, sandbox, (COMMAND, source.to_string()), shape).await {
         Ok(mut response) => {
             let kind = HeaderValue::from_static("application/connect+json");

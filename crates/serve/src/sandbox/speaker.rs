@@ -60,11 +60,14 @@ impl Speaker {
         (Self(Some(told)), receiver)
     }
 
-    /// The call begins, and with it the time that it has. `head` comes before all that it prints.
-    pub(super) fn begin(&mut self, head: Vec<u8>) {
-        if let Some(told) = &mut self.0 {
-            told.until = Instant::now() + told.time;
-            told.head = head;
+    /// The call begins, and with it the time that it has. `head` comes before all that it prints, or at once.
+    pub(super) fn begin(&mut self, head: Vec<u8>, at_once: bool) {
+        let Some(told) = &mut self.0 else { return };
+        told.until = Instant::now() + told.time;
+        match at_once {
+            // Nothing waits there yet; whoever is gone already misses it.
+            true => drop(told.sender.try_send(head.into())),
+            false => told.head = head,
         }
     }
 
@@ -134,7 +137,7 @@ mod tests {
         let told = |_, piece: &[u8]| piece.to_vec();
         let made = |time| runtime.block_on(async { Speaker::new(time, told, || Ok(())) });
         let (mut speaker, mut receiver) = made(Duration::from_secs(60));
-        speaker.begin(b"head".to_vec());
+        speaker.begin(b"head".to_vec(), false);
         let text = "ä".repeat(PIECE * 3 / 4);
         speaker.print(Stream::Stderr, format!("x{text}").as_bytes()).unwrap();
         let mut came = String::new();

@@ -23,14 +23,16 @@ use crate::refusal::Refusal;
 pub(super) struct Shape {
     /// What comes first, with the number of the run.
     pub(super) head: fn(u64) -> Vec<u8>,
+    /// Whether that is told as soon as the run begins, and not with the first thing that is printed.
+    pub(super) at_once: bool,
     /// What is printed.
     pub(super) tell: Tell,
     /// What came of it, and the end.
     pub(super) last: fn(&Answer) -> Vec<u8>,
 }
 
-/// Runs something in a sandbox: what is wanted, and its source. The answer begins with the first thing that is printed; what prints
-/// nothing is answered whole, and a refusal before that is one.
+/// Runs something in a sandbox: what is wanted, and its source. The answer begins with the first thing that is printed, or when the
+/// run does; what prints nothing is answered whole otherwise, and a refusal before that is one.
 pub(super) async fn told(
     all: Arc<Sandboxes>,
     sandbox: Arc<Sandbox>,
@@ -45,7 +47,7 @@ pub(super) async fn told(
         let ran = all.with(&sandbox, move |session| {
             let mut mark = own.mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let head = (shape.head)(own.runs.fetch_add(1, Ordering::Relaxed) + 1);
-            speaker.begin(head.clone());
+            speaker.begin(head.clone(), shape.at_once);
             let answer = run(session, language, (what, &source), &mut mark, speaker)?;
             Ok((head, answer))
         });

@@ -77,7 +77,7 @@ fn what_code_prints_arrives_while_it_runs() {
     let dir = scratch();
     run(async {
         let mut sandboxes = sandboxes(dir.path(), &script);
-        sandboxes.call_timeout = Duration::from_secs(3);
+        sandboxes.call_timeout = Duration::from_secs(5);
         let server = serve(with(sandboxes)).await;
         let client = Client::of(&server);
         let sandbox = client.create().await;
@@ -129,7 +129,7 @@ fn what_code_prints_arrives_while_it_runs() {
         // Who stays and takes nothing is waited for, as long as the call may last.
         let code = "for (;;) console.log('x'.repeat(100000))";
         let answer = client.begin(&sandbox, code).await;
-        tokio::time::sleep(Duration::from_secs(4)).await;
+        tokio::time::sleep(Duration::from_secs(6)).await;
         assert_eq!(client.value(&sandbox, "after").await, "7");
         let rest = answer.text().await.unwrap();
         assert!(
