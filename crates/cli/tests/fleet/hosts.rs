@@ -334,6 +334,10 @@ impl Sandbox {
         made.unwrap()
     }
 
+    pub(crate) fn id(&self) -> &str {
+        &self.id
+    }
+
     /// Makes one, by way of whoever is at this address; nothing where that is refused for now.
     pub(crate) fn make_at(addr: SocketAddr) -> Option<Self> {
         let body = json!({"templateID": "counter", "timeout": 3600}).to_string();

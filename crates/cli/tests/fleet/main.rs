@@ -265,6 +265,40 @@ fn a_sandbox_that_is_killed_in_the_middle_of_a_call_is_gone_at_once_on_all_hosts
 }
 
 #[test]
+fn a_snapshots_name_is_the_last_ones_that_was_given_it_on_all_hosts() {
+    let Some(fleet) = Fleet::start() else { return };
+    let sandbox = Sandbox::new(&fleet.hosts[0]);
+    let key = "X-API-Key: key-of-acme\r\n";
+    let ask = |host: usize, method: &str, path: &str, body: &str| {
+        let mut said = (0, String::new());
+        until("the control plane answers", || {
+            said = fleet.hosts[host].ask(method, path, key, body.as_bytes()).unwrap_or_default();
+            !matches!(said.0, 0 | 503)
+        });
+        said
+    };
+    let mut ids = Vec::new();
+    for (host, calls) in [(0, 1), (1, 2)] {
+        assert_eq!(sandbox.run_soon(&fleet.hosts[host]), Ran::Count(calls));
+        let path = format!("/sandboxes/{}/snapshots", sandbox.id());
+        let (status, made) = ask(host, "POST", &path, r#"{"name": "kept"}"#);
+        assert_eq!(status, 201, "{made}");
+        let made: Value = serde_json::from_str(&made).unwrap();
+        ids.push(made["snapshotID"].as_str().unwrap().to_owned());
+    }
+    let (_, listed) = ask(2, "GET", "/snapshots", "");
+    let listed: Vec<Value> = serde_json::from_str(&listed).unwrap();
+    assert_eq!(listed.len(), 2, "{listed:?}");
+    for one in &listed {
+        let names = one["names"].as_array().unwrap();
+        let last = one["snapshotID"] == ids[1].as_str();
+        assert_eq!(names.len(), usize::from(last), "{listed:?}");
+    }
+    let (status, made) = ask(2, "POST", "/sandboxes", r#"{"templateID": "kept"}"#);
+    assert_eq!(status, 201, "{made}");
+}
+
+#[test]
 fn a_drained_host_leaves_everything_to_the_others() {
     let Some(mut fleet) = Fleet::start() else { return };
     let sandboxes: Vec<Sandbox> = (0..6).map(|n| Sandbox::new(&fleet.hosts[n % 3])).collect();

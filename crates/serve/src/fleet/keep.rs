@@ -71,8 +71,32 @@ impl Fleet {
         let value = bytes(&Kept { record: record.clone(), state: state.clone() });
         links::put(&self.links.kept, &format!("id.{key}"), value.clone()).await?;
         for name in &record.names {
-            links::put(&self.links.kept, &entry::named(&record.tenant, name), value.clone())
-                .await?;
+            let key = entry::named(&record.tenant, name);
+            let before = links::find(&self.links.kept, &key).await?;
+            links::put(&self.links.kept, &key, value.clone()).await?;
+            let before = before.and_then(|found| serde_json::from_slice(&found.value).ok());
+            if let Some(before) = before {
+                self.lose_names(record, before).await?;
+            }
+        }
+        Ok(())
+    }
+
+    /// Has the snapshot that had names before not be listed by them any more.
+    async fn lose_names(&self, to: &SnapshotRecord, before: Kept) -> Result<(), Refusal> {
+        let Some(key) = entry::key(&before.record.id).filter(|_| before.record.id != to.id) else {
+            return Ok(());
+        };
+        let key = format!("id.{key}");
+        // Who changes it meanwhile takes another name away, or removes it: then it is looked at again.
+        for _ in 0..3 {
+            let Some(found) = links::find(&self.links.kept, &key).await? else { return Ok(()) };
+            let Ok(mut kept) = serde_json::from_slice::<Kept>(&found.value) else { return Ok(()) };
+            kept.record.names.retain(|name| !to.names.contains(name));
+            match links::update(&self.links.kept, &key, bytes(&kept), found.revision).await {
+                Err(LinkError::Changed) => {}
+                other => return other.map(drop).map_err(Refusal::from),
+            }
         }
         Ok(())
     }
