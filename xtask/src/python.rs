@@ -97,7 +97,8 @@ pub(crate) fn cpython(arguments: &[String]) -> Result<()> {
     }
     let python = interpreter().context("the package's tests take a python3 with venv and pip")?;
     let folder = host::target_folder().join("python");
-    let python = environment(&python, &folder.join("environment"))?;
+    // Apart from the one of `cargo xtask test`: types of what is installed beside are other types.
+    let python = environment(&python, &folder.join("environment-cpython"))?;
     install(&python, &folder)?;
     let mut guest = Command::new(&python);
     guest.args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check"]).args(CPYTHON);

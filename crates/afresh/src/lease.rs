@@ -140,12 +140,17 @@ impl<'a> Lease<'a> {
         mut hear: impl FnMut(Channel, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         let callee = function.into();
-        #[cfg(feature = "linux")]
-        if let Instance::Program(program) = &mut self.instance {
-            return crate::program::call_heard(program, callee.name(), input, hear);
+        match &mut self.instance {
+            #[cfg(feature = "linux")]
+            Instance::Program(program) => {
+                crate::program::call_heard(program, callee.name(), input, hear)
+            }
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => {
+                hear(Channel::Output, &self.call(callee, input)?);
+                Ok(())
+            }
         }
-        hear(Channel::Output, &self.call(callee, input)?);
-        Ok(())
     }
 
     /// Makes any call.
