@@ -6,7 +6,7 @@ use afresh::wasm::entropy_bytes;
 use afresh::{CallError, Callee, Channel, Lease};
 
 use crate::listener::{Hearing, Listener, Stream};
-use crate::request::Request;
+use crate::request::{Form, Request};
 
 /// How an evaluation went.
 #[derive(Debug)]
@@ -29,7 +29,11 @@ pub fn evaluate<'f, L: Listener>(
         request.address_to(generation, entropy_bytes());
     }
     let Some(module) = lease.as_module() else {
-        return through_streams(lease, function.into(), &request, listener);
+        return match request.form() {
+            Form::Frame => through_streams(lease, function.into(), &request, listener),
+            // A component or a micro-VM, which asks nothing meanwhile.
+            Form::Array => Evaluated { answer: lease.call(function, request.bytes()), listener },
+        };
     };
     *module.host_mut().state::<Hearing<L>>() = Hearing::of(listener);
     let answer = lease.call(function, request.bytes());
@@ -89,6 +93,10 @@ impl<L: Listener> Frames<L> {
     }
 }
 
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 fn through_streams<L: Listener>(
     lease: &mut Lease<'_>,
     function: Callee<'_>,
@@ -98,15 +106,11 @@ fn through_streams<L: Listener>(
     let name = function.name().to_owned();
     let frames = Frames { hearing: Hearing::of(listener), rest: Vec::new() };
     let frames = Arc::new(Mutex::new(frames));
-    let lock = |frames: &Mutex<Frames<L>>| -> Hearing<L> {
-        let mut frames: MutexGuard<'_, _> = frames.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut frames.hearing)
-    };
     let hearing = Arc::clone(&frames);
     let called = lease.call_heard(function, &after_length(request.bytes()), move |from, piece| {
-        hearing.lock().unwrap_or_else(PoisonError::into_inner).hear(from, piece)
+        lock(&hearing).hear(from, piece)
     });
-    let Hearing { given, listener, .. } = lock(&frames);
+    let Hearing { given, listener, .. } = std::mem::take(&mut lock(&frames).hearing);
     // A program that has ended itself has answered nothing, however it ended.
     let answer = called.and_then(|()| {
         given.ok_or_else(|| CallError::Guest {
@@ -130,6 +134,29 @@ mod tests {
             self.0 += &format!("{stream:?} {} ", String::from_utf8_lossy(bytes));
             Ok(())
         }
+    }
+
+    #[test]
+    fn what_is_no_interpreter_is_asked_just_what_was_given() {
+        let component = r#"(component
+            (core module $m
+                (memory (export "memory") 1)
+                (func (export "realloc") (param i32 i32 i32 i32) (result i32) (i32.const 1024))
+                (func (export "echo") (param i32 i32) (result i32)
+                    (i32.store (i32.const 16) (local.get 0))
+                    (i32.store (i32.const 20) (local.get 1))
+                    (i32.const 16)))
+            (core instance $i (instantiate $m))
+            (func (export "echo") (param "text" string) (result string)
+                (canon lift (core func $i "echo") (memory (core memory $i "memory"))
+                    (realloc (core func $i "realloc")))))"#;
+        let component = wat::parse_str(component).unwrap();
+        let guest = afresh::Guest::from_bytes("echo", &component, &afresh::Options::new()).unwrap();
+        let plain = guest.lease().unwrap().call("echo", b"said").unwrap();
+        let mut lease = guest.lease().unwrap();
+        let asked = evaluate(&mut lease, "echo", Request::plain(b"said"), Said::default());
+        assert_eq!(asked.answer.unwrap(), plain);
+        assert_eq!(asked.listener.0, "");
     }
 
     #[test]

@@ -130,6 +130,12 @@ impl Request {
         }
     }
 
+    /// How its guest is asked.
+    #[must_use]
+    pub fn form(&self) -> Form {
+        self.form
+    }
+
     /// As the guest reads it.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
