@@ -112,10 +112,7 @@ impl GuestArguments {
             options = options.stack(stack);
         }
         let mut wasm = self.wasm(Command::default())?;
-        wasm.imports = afresh_interpreter::imports::<L>();
-        wasm.state = afresh_interpreter::state(L::default);
-        let env = language.env.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-        wasm.wasi.env = env.chain(wasm.wasi.env).collect();
+        language.equip::<L>(&mut wasm);
         let files = wasm.wasi.files.take().unwrap_or_else(|| Tree::new(Budget::default()));
         let (mut files, _) = language.over_library(files, path, None)?;
         files.make_directories("/tmp", afresh::files::Time::now())?;

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use afresh::linux::Program;
+use afresh::linux::{Program, find_in_path};
 use anyhow::Context;
 
 /// The file that a shell would run for `name`.
@@ -12,9 +12,7 @@ pub(crate) fn find(name: &str) -> anyhow::Result<String> {
     if path.components().count() > 1 || path.is_file() {
         return Ok(name.to_owned());
     }
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let mut files = std::env::split_paths(&folders).map(|folder| folder.join(path));
-    let found = files.find(|file| file.is_file());
+    let found = find_in_path(name);
     let found =
         found.with_context(|| format!("there is no program {name} in PATH; give its path"))?;
     found.into_os_string().into_string().ok().context("the program's path is not UTF-8")

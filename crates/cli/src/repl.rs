@@ -210,17 +210,7 @@ impl Sessions<'_> {
 }
 
 pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<ExitCode> {
-    let language = match &arguments.language {
-        Some(name) => {
-            let known = Language::named(name);
-            Some(known.with_context(|| {
-                format!(
-                    "no guest is known that evaluates `{name}`; `javascript` and `python` are known"
-                )
-            })?)
-        }
-        None => None,
-    };
+    let language = arguments.language.as_deref().map(Language::named).transpose()?;
     let options = match language {
         Some(language) => arguments.guest.interpreter::<Terminal>(settings, language)?,
         None => arguments.guest.options(settings, Command::default())?,

@@ -5,8 +5,11 @@ use std::path::{Path, PathBuf};
 
 use afresh::Call;
 use afresh::files::{Layer, LayerError, Tree};
+use afresh::wasm::GuestOptions;
 use sha2::{Digest, Sha256};
 
+use crate::evaluate::after_length;
+use crate::listener::{Listener, imports, state};
 use crate::request::{Form, Request, SETUP, Tools};
 
 /// A language that guests evaluate.
@@ -63,6 +66,11 @@ const DRIVER: &str = include_str!("driver.py");
 #[cfg(feature = "linux")]
 const AGENT: &str = include_str!("agent.py");
 
+/// No guest is known that evaluates a language.
+#[derive(Debug, thiserror::Error)]
+#[error("no guest is known that evaluates `{0}`; `javascript` and `python` are known")]
+pub struct UnknownLanguage(String);
+
 /// A language's library is not to be had.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -92,10 +100,23 @@ pub enum LibraryError {
 }
 
 impl Language {
-    /// The language of this name, if a guest is known that evaluates it.
-    #[must_use]
-    pub fn named(name: &str) -> Option<&'static Self> {
-        [&JAVASCRIPT, &PYTHON].into_iter().find(|language| language.names.contains(&name))
+    /// The language of this name.
+    ///
+    /// # Errors
+    /// [`UnknownLanguage`].
+    pub fn named(name: &str) -> Result<&'static Self, UnknownLanguage> {
+        let mut known = [&JAVASCRIPT, &PYTHON].into_iter();
+        let found = known.find(|language| language.names.contains(&name));
+        found.ok_or_else(|| UnknownLanguage(name.to_owned()))
+    }
+
+    /// Gives a module's guest what it wants of its host: its environment, and a listener of this type, which is made anew for
+    /// each call and hears nothing until it is one of [`evaluate`](crate::evaluate)'s.
+    pub fn equip<L: Listener>(&self, wasm: &mut GuestOptions) {
+        wasm.imports = imports::<L>();
+        wasm.state = state(L::default);
+        let own = self.env.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+        wasm.wasi.env.splice(..0, own);
     }
 
     /// What it is called.
@@ -126,18 +147,20 @@ impl Language {
         Some(program.env("HOME", "/home/user").env("PATH", path).env("LANG", "C.UTF-8"))
     }
 
-    /// The same for a Linux program, whose requests come through its standard input.
-    #[must_use]
-    pub fn setup_input(&self, source: &str) -> Vec<u8> {
-        let request = Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None);
-        crate::evaluate::after_length(request.bytes())
-    }
-
-    /// The call of a warm-up that runs `source`, which has to come to its end.
+    /// The call of a module's warm-up that runs `source`, which has to come to its end.
     #[must_use]
     pub fn setup(&self, source: &str) -> Call {
-        let request = Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None);
-        Call::bytes(self.form.function(), request.bytes())
+        Call::bytes(self.form.function(), self.setup_request(source).bytes())
+    }
+
+    /// The same for a Linux program, whose requests come through its standard input.
+    #[must_use]
+    pub fn program_setup(&self, source: &str) -> Call {
+        Call::bytes("", after_length(self.setup_request(source).bytes()))
+    }
+
+    fn setup_request(&self, source: &str) -> Request {
+        Request::new(self.form, SETUP, &Tools::default(), source, "<setup>", None)
     }
 
     /// Puts the library, which lies beside the guest's module unless it is named, below `tree`. Gives the tree, and what the
@@ -229,9 +252,9 @@ mod tests {
 
     #[test]
     fn languages_are_found_by_any_of_their_names() {
-        assert_eq!(Language::named("py").map(Language::name), Some("python"));
-        assert_eq!(Language::named("javascript").map(Language::name), Some("javascript"));
-        assert!(Language::named("cobol").is_none());
+        assert_eq!(Language::named("py").map(Language::name).ok(), Some("python"));
+        assert_eq!(Language::named("javascript").map(Language::name).ok(), Some("javascript"));
+        assert!(Language::named("cobol").unwrap_err().to_string().contains("cobol"));
     }
 
     #[test]

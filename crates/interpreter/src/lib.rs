@@ -16,10 +16,11 @@ mod evaluate;
 mod language;
 mod listener;
 mod request;
+pub mod tag;
 mod value;
 
 pub use answer::{Answer, Damaged, Shown, Thrown};
 pub use evaluate::{Evaluated, evaluate};
-pub use language::{Language, LibraryError, is_module};
+pub use language::{Language, LibraryError, UnknownLanguage, is_module};
 pub use listener::{Listener, Stream, imports, listener, state};
 pub use request::{COMMAND, Form, RUN, Request, SETUP, Tools};

@@ -3,20 +3,11 @@
 //! What it promises: nesting ends at [`DEEPEST`], and room is made for what was read, not for what is announced.
 
 use minicbor::Decoder;
-use minicbor::data::{Tag, Type};
+use minicbor::data::Type;
 use minicbor::decode::Error;
 use serde_json::{Map, Number, Value};
 
-/// How deep a value may be nested.
-const DEEPEST: usize = 128;
-const DAY: Tag = Tag::new(1004);
-const TIMESTAMP: Tag = Tag::new(0);
-const SET: Tag = Tag::new(258);
-/// Of our own: a list that was a tuple.
-const TUPLE: Tag = Tag::new(65_584);
-/// Many numbers as they lie in memory, 64 bits each and little-endian.
-const INTEGERS: Tag = Tag::new(79);
-const FLOATS: Tag = Tag::new(86);
+use crate::tag::{DAY, DEEPEST, FLOATS, INTEGERS, SET, TIMESTAMP, TUPLE};
 
 /// Reads the next value: as JSON, or nothing where it is none (bytes, functions, numbers that are too large). What cannot be
 /// read is an error.

@@ -46,6 +46,6 @@ pub use frozen::Frozen;
 pub use instance::Instance;
 pub use personality::{Channel, End};
 pub use platform::PlatformError;
-pub use program::{Program, Run};
+pub use program::{Program, Run, find_in_path};
 pub use session::{Home, ProgramState};
 pub use warm::{Stats, Warm};

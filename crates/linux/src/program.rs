@@ -53,6 +53,14 @@ pub struct Program {
     start: Duration,
 }
 
+/// The file that a shell would run for a word: the first of that name in the directories of `PATH`.
+#[must_use]
+pub fn find_in_path(word: &str) -> Option<PathBuf> {
+    let folders = std::env::var_os("PATH").unwrap_or_default();
+    let mut files = std::env::split_paths(&folders).map(|folder| folder.join(word));
+    files.find(|file| file.is_file())
+}
+
 impl Program {
     /// The program at `path`: an absolute path of the host's, or of a file given by [`Program::file`], to an ELF file for
     /// x86-64, static or dynamic.

@@ -3,6 +3,7 @@
 //! What it promises: nothing that a guest sends makes more of the host's memory than its own bytes account for, and
 //! nesting ends at [`DEEPEST`]. Values that only have a name (functions, promises) become `afresh.Opaque`.
 
+use afresh_interpreter::tag::{DAY, DEEPEST, FLOATS, INTEGERS, SET, TIMESTAMP, TUPLE};
 use minicbor::data::{Tag, Type as Item};
 use minicbor::{Decoder, Encoder};
 use pyo3::exceptions::PyTypeError;
@@ -15,23 +16,12 @@ use pyo3::types::{
 
 use crate::error::MarshalError;
 
-/// How deep a value may be nested.
-const DEEPEST: usize = 128;
-/// A date and time as text, and a date.
-const TIMESTAMP: Tag = Tag::new(0);
-const DAY: Tag = Tag::new(1004);
 const DATE: Tag = Tag::new(1);
 const POSITIVE: Tag = Tag::new(2);
 const NEGATIVE: Tag = Tag::new(3);
 const NAMED: Tag = Tag::new(39);
-const SET: Tag = Tag::new(258);
 /// Real and imaginary part.
 const COMPLEX: Tag = Tag::new(43_000);
-/// Many numbers as they lie in memory, 64 bits each and little-endian: integers, floating point.
-const INTEGERS: Tag = Tag::new(79);
-const FLOATS: Tag = Tag::new(86);
-/// Of our own: a list that was a tuple.
-const TUPLE: Tag = Tag::new(65_584);
 
 /// Something of Python's own that is looked up once.
 struct Known {

@@ -161,15 +161,13 @@ fn seen_from(dir: &Path, reference: &str) -> String {
 
 /// The file of a program: one word is looked for where shells look.
 fn program_of(dir: &Path, program: &str) -> String {
-    let folders = std::env::var_os("PATH").unwrap_or_default();
-    let found = match program.contains('/') {
-        true => None,
-        false => {
-            let mut files = std::env::split_paths(&folders).map(|folder| folder.join(program));
-            files.find(|file| file.is_file())
-        }
-    };
-    found.map_or_else(|| seen_from(dir, program), |file| file.to_string_lossy().into_owned())
+    #[cfg(feature = "linux")]
+    if !program.contains('/')
+        && let Some(file) = afresh::linux::find_in_path(program)
+    {
+        return file.to_string_lossy().into_owned();
+    }
+    seen_from(dir, program)
 }
 
 impl Guest {

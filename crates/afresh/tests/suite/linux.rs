@@ -141,32 +141,39 @@ fn files_of_a_programs_session_are_read_and_written_from_outside() {
     let Some(guest) = opened(afresh::open("/bin/sh", &options)) else { return };
     let mut session = guest.session().unwrap();
     // Before its first call, in a state that nobody has called.
-    session.files().unwrap().write("/work/in.txt", b"from outside\n").unwrap();
-    assert_eq!(session.call("", b"cat /work/in.txt\n").unwrap(), b"from outside\n");
-    session.call("", b"echo inside > /work/out.txt; n=1\n").unwrap();
-    assert_eq!(session.files().unwrap().read("/work/out.txt").unwrap(), b"inside\n");
+    session.files().unwrap().write("/notes/in.txt", b"from outside\n").unwrap();
+    assert_eq!(session.call("", b"cat /notes/in.txt\n").unwrap(), b"from outside\n");
+    session.call("", b"echo inside > /notes/out.txt; n=1\n").unwrap();
+    assert_eq!(session.files().unwrap().read("/notes/out.txt").unwrap(), b"inside\n");
     let one = session.checkpoint("one").unwrap();
-    session.files().unwrap().write("/work/out.txt", b"changed\n").unwrap();
-    session.files().unwrap().remove("/work/in.txt").unwrap();
-    assert_eq!(session.call("", b"cat /work/out.txt; echo $n\n").unwrap(), b"changed\n1\n");
+    session.files().unwrap().write("/notes/out.txt", b"changed\n").unwrap();
+    session.files().unwrap().remove("/notes/in.txt").unwrap();
+    assert_eq!(session.call("", b"cat /notes/out.txt; echo $n\n").unwrap(), b"changed\n1\n");
     let two = session.checkpoint("two").unwrap();
     let changed = session.diff_files(one, two).unwrap();
     assert_eq!(changed.changes.len(), 2, "{changed:?}");
     session.rollback(one).unwrap();
-    assert_eq!(session.files().unwrap().read("/work/out.txt").unwrap(), b"inside\n");
-    assert_eq!(session.call("", b"cat /work/*\n").unwrap(), b"from outside\ninside\n");
+    assert_eq!(session.files().unwrap().read("/notes/out.txt").unwrap(), b"inside\n");
+    assert_eq!(session.call("", b"cat /notes/*\n").unwrap(), b"from outside\ninside\n");
     // A fork's are its own; those of the next sessions are the warm state's.
     let mut fork = session.fork(1).unwrap().remove(0);
-    fork.files().unwrap().write("/work/fork.txt", b"x").unwrap();
-    assert_eq!(fork.call("", b"ls /work\n").unwrap(), b"fork.txt\nin.txt\nout.txt\n");
-    assert!(session.files().unwrap().read("/work/fork.txt").is_err());
+    fork.files().unwrap().write("/notes/fork.txt", b"x").unwrap();
+    assert_eq!(fork.call("", b"ls /notes\n").unwrap(), b"fork.txt\nin.txt\nout.txt\n");
+    assert!(session.files().unwrap().read("/notes/fork.txt").is_err());
     let mut other = guest.session().unwrap();
     assert_eq!(
-        other.files().unwrap().list("/").unwrap().iter().filter(|f| &f.name[..] == b"work").count(),
+        other
+            .files()
+            .unwrap()
+            .list("/")
+            .unwrap()
+            .iter()
+            .filter(|f| &f.name[..] == b"notes")
+            .count(),
         0
     );
     // What is written to an instance that was brought back is there, too.
-    assert_eq!(other.call("", b"ls / | grep -c work\n").unwrap(), b"0\n");
+    assert_eq!(other.call("", b"ls / | grep -c notes\n").unwrap(), b"0\n");
 }
 
 #[test]

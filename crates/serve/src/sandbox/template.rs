@@ -4,8 +4,8 @@ use std::path::Path;
 
 use afresh::files::{Budget, Time, Tree};
 use afresh::wasm::{Engine, EngineConfig, GuestOptions};
-use afresh::{Call, Guest, Options, Reference, SaveOptions};
-use afresh_interpreter::{Answer, Language, RUN, imports, is_module, state};
+use afresh::{Guest, Options, Reference, SaveOptions};
+use afresh_interpreter::{Answer, Language, RUN, is_module};
 
 use super::config::{SandboxConfig, Template};
 use super::speaker::Speaker;
@@ -33,6 +33,7 @@ struct Opening {
     /// From what is saved.
     saved: Options,
     /// What its language's library is known as.
+    #[cfg(feature = "fleet")]
     library: Option<String>,
 }
 
@@ -62,10 +63,8 @@ impl Opening {
         let budget = Budget { bytes: template.files, ..Budget::default() };
         let below = language.over_library(Tree::new(budget), path, template.library.as_deref());
         let (mut files, library) = below?;
-        let mut wasm = GuestOptions { imports: imports::<Speaker>(), ..GuestOptions::default() };
-        wasm.state = state(Speaker::default);
-        let env = language.env.iter().map(|(name, value)| ((*name).into(), (*value).into()));
-        wasm.wasi.env = env.collect();
+        let mut wasm = GuestOptions::default();
+        language.equip::<Speaker>(&mut wasm);
         // Saved states carry their warm-up and files with them, but not what lies below these.
         let saved = Options::new()
             .cache(cache)
@@ -91,7 +90,14 @@ impl Opening {
         } else {
             first = first.files(Tree::new(budget)).files_below(files);
         }
-        Ok(Self { first, saved, library })
+        #[cfg(not(feature = "fleet"))]
+        let _ = library;
+        Ok(Self {
+            first,
+            saved,
+            #[cfg(feature = "fleet")]
+            library,
+        })
     }
 
     /// Those of an interpreter of the host's, a Linux program.
@@ -120,7 +126,12 @@ impl Opening {
         };
         let first = limits(template.open.clone()).kind(afresh::Kind::Program);
         let first = template.warm.iter().cloned().fold(first, Options::warm);
-        Ok(Self { first, saved: limits(Options::new()), library: None })
+        Ok(Self {
+            first,
+            saved: limits(Options::new()),
+            #[cfg(feature = "fleet")]
+            library: None,
+        })
     }
 
     #[cfg(not(feature = "linux"))]
@@ -135,7 +146,7 @@ impl Opening {
             return Ok(afresh::open(&template.reference, &first)?);
         };
         let whole = first.warm(match template.linux {
-            true => Call::bytes("", language.setup_input(setup)),
+            true => language.program_setup(setup),
             false => language.setup(setup),
         });
         let error = match afresh::open(&template.reference, &whole) {
@@ -164,12 +175,7 @@ impl Warm {
         template: &Template,
         #[cfg(feature = "fleet")] share: Option<&super::moving::Share>,
     ) -> Result<Self, afresh::Cause> {
-        let language = Language::named(&template.language).ok_or_else(|| {
-            let name = &template.language;
-            format!(
-                "no guest is known that evaluates `{name}`; `javascript` and `python` are known"
-            )
-        })?;
+        let language = Language::named(&template.language)?;
         let opening = Opening::new(config, template, language)?;
         let kept: Reference = kept(&config.dir, &format!("template-{}", template.name)).parse()?;
         let make = || -> Result<(), afresh::Cause> {
