@@ -3,62 +3,161 @@
 //! One of them runs at a time; all others wait in the stub. What belongs to a process besides is the personality's. A process that
 //! was made by `vfork` runs in its parent's until it has a program of its own.
 //!
-//! Promises: when a process of the guest's is no more, so is the one that played it; what the first did to its memory map while
-//! others ran is known, so that a reset brings it back.
+//! One that was frozen has no process of the host's before it runs. So a copy of a guest of many costs what a copy of one does.
+//!
+//! Promises: when a process of the guest's is no more, so is the one that played it; after a reset all that were frozen are as they
+//! were then, and no other is left.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
+use afresh_sys::planted::{self, Bug};
+
+use crate::body::Body;
 use crate::guest::{Guest, Halt};
 use crate::load::{self, Command};
 use crate::personality::{Change, End, FIRST, Fork, On, PAGE, Wait, map_order, protect_order};
 use crate::platform::{Orders, Place, PlatformError, Process, Segment, Shown, Then};
 use crate::ranges::Ranges;
-use crate::standing::Standing;
+use crate::standing::{Ground, Standing, Wait as Idle};
+use crate::warm::Limits;
 
 /// Bytes that are copied at a time.
 const AT_ONCE: u64 = 1 << 20;
 const READ: u64 = libc::PROT_READ as u64;
 const READ_WRITE: u64 = (libc::PROT_READ | libc::PROT_WRITE) as u64;
 
-/// A process, and what was done to its memory map.
+/// The processes that play others than the current one.
 #[derive(Debug)]
-struct Body {
-    process: Process,
-    disturbed: Ranges,
-    replaced: Ranges,
-    /// What it shows, but where that was replaced.
-    base: Option<Standing>,
-    holds: u32,
-}
-
-/// Who the running process plays, and the processes that play others.
-#[derive(Debug)]
-pub(crate) struct Bodies {
-    /// Whose memory is in the running process.
+pub(crate) struct Others {
+    /// Whose memory is in the body of the current one.
     memory: u32,
-    /// Whose registers are in it.
-    holds: u32,
-    others: BTreeMap<u32, Body>,
+    /// By whose memory is in them.
+    bodies: BTreeMap<u32, Body>,
+    /// What those are like that have none, and how they are made: they have not run since this was frozen.
+    origin: Option<(Standing, Limits)>,
 }
 
-impl Bodies {
-    pub(crate) fn new() -> Self {
-        Self { memory: FIRST, holds: FIRST, others: BTreeMap::new() }
+impl Others {
+    /// None; those that were frozen are made when they run.
+    pub(crate) fn new(origin: Option<(Standing, Limits)>) -> Self {
+        Self { memory: FIRST, bodies: BTreeMap::new(), origin }
+    }
+
+    /// Those that have no body are like this from now on.
+    pub(crate) fn set_origin(&mut self, standing: &Standing) {
+        if let Some((origin, _)) = &mut self.origin {
+            *origin = standing.clone();
+        }
+    }
+
+    /// Pages that a reset copies back.
+    pub(crate) fn write_set_len(&self) -> usize {
+        self.bodies.values().map(Body::write_set_len).sum()
+    }
+
+    pub(crate) fn iter_mut(&mut self) -> impl Iterator<Item = &mut Body> + '_ {
+        self.bodies.values_mut()
+    }
+
+    fn frozen(&self, memory: u32) -> Result<Ground, PlatformError> {
+        let origin = self.origin.as_ref();
+        origin.and_then(|(standing, _)| standing.ground(memory)).ok_or(PlatformError::Lost)
+    }
+
+    fn make(&self, memory: u32) -> Result<Body, PlatformError> {
+        let limits = self.origin.as_ref().map(|(_, limits)| *limits).unwrap_or_default();
+        Body::made(&self.frozen(memory)?, &limits)
+    }
+
+    /// Has every body be as it was frozen, or go. What fails is made anew when it runs.
+    fn bring_back(&mut self, mut back: impl FnMut(&mut Body, &Ground) -> Result<(), PlatformError>) {
+        let Some((standing, _)) = &self.origin else { return self.bodies.clear() };
+        self.bodies.retain(|memory, body| {
+            let ground = standing.ground(*memory).filter(|_| body.is_watched());
+            ground.is_some_and(|ground| back(body, &ground).is_ok())
+        });
     }
 }
 
 impl Guest {
-    fn swap_body(&mut self, memory: u32) {
-        let Some(body) = self.bodies.others.get_mut(&memory) else { return };
-        std::mem::swap(&mut self.process, &mut body.process);
-        std::mem::swap(&mut self.disturbed, &mut body.disturbed);
-        std::mem::swap(&mut self.replaced, &mut body.replaced);
-        std::mem::swap(&mut self.base, &mut body.base);
-        std::mem::swap(&mut self.bodies.holds, &mut body.holds);
-        if let Some(body) = self.bodies.others.remove(&memory) {
-            self.bodies.others.insert(std::mem::replace(&mut self.bodies.memory, memory), body);
+    /// Has the process whose memory is that of `memory` be the current one's.
+    fn swap_body(&mut self, memory: u32) -> Result<(), PlatformError> {
+        if self.others.memory == memory {
+            return Ok(());
         }
+        let body = match self.others.bodies.remove(&memory) {
+            Some(body) => body,
+            None => self.others.make(memory)?,
+        };
+        let left = std::mem::replace(&mut self.body, body);
+        let whose = std::mem::replace(&mut self.others.memory, memory);
+        self.others.bodies.insert(whose, left);
+        self.body.ran = true;
+        self.body.process.follow();
+        Ok(())
+    }
+
+    /// Freezes all of it, while it waits for the caller as `wait` says. With `moves` it stands on that from then on.
+    pub(crate) fn freeze(&mut self, wait: Idle, moves: bool) -> Result<Standing, PlatformError> {
+        self.publish()?;
+        let state = Arc::clone(&self.person.state);
+        let mut grounds = Vec::new();
+        for (memory, layout) in state.memories() {
+            let body = match memory == self.others.memory {
+                true => Some(&mut self.body),
+                false => self.others.bodies.get_mut(&memory),
+            };
+            grounds.push(match body {
+                Some(body) => body.freeze(memory, layout, moves)?,
+                None => self.others.frozen(memory)?,
+            });
+        }
+        let standing = Standing::new(grounds, state, wait);
+        if moves {
+            self.others.set_origin(&standing);
+            // Made anew from what was frozen, they are watched.
+            self.others.bodies.retain(|_, body| body.is_watched());
+        }
+        Ok(standing)
+    }
+
+    /// Makes the first process the current one, and brings all others back to what is frozen; what else there is ends. The orders that
+    /// are left bring back the first.
+    pub(crate) fn restore(&mut self) -> Result<Orders, PlatformError> {
+        self.go_home()?;
+        self.others.bring_back(|body, ground| match body.base.as_ref() {
+            Some(base) if base.same(ground) && !body.ran => Ok(()),
+            Some(_) if planted::is(Bug::Family) => Ok(()),
+            Some(base) if base.same(ground) => {
+                let orders = body.restore(None)?;
+                body.process.carry_out(&orders, Then::Ask)
+            }
+            _ => Err(PlatformError::Lost),
+        });
+        self.body.restore(Some(&self.person.state.layout))
+    }
+
+    /// Goes to `to`, with all that it consists of.
+    pub(crate) fn move_to(&mut self, to: &Standing) -> Result<(), PlatformError> {
+        let first = to.ground(FIRST).filter(|_| self.body.is_watched());
+        let Some(first) = first else { return Err(PlatformError::Lost) };
+        self.go_home()?;
+        self.others.set_origin(to);
+        self.others.bring_back(|body, ground| match body.base.as_ref() {
+            Some(base) if base.same(ground) && !body.ran => Ok(()),
+            _ => body.move_to(ground, None),
+        });
+        self.body.move_to(&first, Some(&self.person.state.layout))
+    }
+
+    /// Makes the first process the current one. Its state is about to be brought back.
+    fn go_home(&mut self) -> Result<(), PlatformError> {
+        if self.person.state.family.own.id != FIRST {
+            self.person.change().seat(FIRST);
+        }
+        self.swap_body(FIRST)
     }
 
     /// Hands in what the process that ran until now has written to shared memory.
@@ -66,8 +165,8 @@ impl Guest {
         if !self.person.state.shares() {
             return Ok(());
         }
-        let memory = self.bodies.memory;
-        self.person.change().publish(&self.process, memory)
+        let memory = self.others.memory;
+        self.person.change().publish(&self.body.process, memory)
     }
 
     /// Shows the current process, which waits for orders, what others have written to shared memory.
@@ -75,7 +174,7 @@ impl Guest {
         if !self.person.state.shares() {
             return Ok(());
         }
-        for (at, bytes, writes) in self.person.state.news(&self.process)? {
+        for (at, bytes, writes) in self.person.state.news(&self.body.process)? {
             let order = |protection| {
                 let before = vec![protect_order(at, PAGE, protection)];
                 Change { before, ..Change::default() }
@@ -83,7 +182,7 @@ impl Guest {
             if !writes {
                 self.enact(order(READ_WRITE), Then::Ask)?;
             }
-            self.process.write(at, &bytes)?;
+            self.body.process.write(at, &bytes)?;
             if !writes {
                 self.enact(order(READ), Then::Ask)?;
             }
@@ -94,25 +193,25 @@ impl Guest {
     /// Makes `id` the current process of the guest's, with the one that plays it and its registers.
     pub(crate) fn seat(&mut self, id: u32) -> Result<(), PlatformError> {
         let family = &self.person.state.family;
-        if family.own.id == id && self.bodies.holds == id && self.bodies.memory == family.own.memory
+        if family.own.id == id && self.body.holds == id && self.others.memory == family.own.memory
         {
             return Ok(());
         }
         self.person.change().seat(id);
         let memory = self.person.state.family.own.memory;
-        if self.bodies.memory != memory {
+        if self.others.memory != memory {
             self.publish()?;
-            self.swap_body(memory);
+            self.swap_body(memory)?;
             self.absorb()?;
         }
-        let held = std::mem::replace(&mut self.bodies.holds, id);
+        let held = std::mem::replace(&mut self.body.holds, id);
         if held == id {
             return Ok(());
         }
         let state = self.person.change();
         // Who held it may have memory of its own now, or be gone.
         if state.family.kin(held).is_some_and(|kin| kin.memory == memory) {
-            let context = self.process.context();
+            let context = self.body.process.context();
             state.with(held, |state| {
                 let current = state.threads.current_id();
                 if let Some(thread) = state.threads.get_mut(current) {
@@ -123,7 +222,7 @@ impl Guest {
         let current = state.threads.current_id();
         let context = state.threads.get_mut(current).and_then(|thread| thread.context.take());
         if let Some(context) = context {
-            self.process.set_context(&context);
+            self.body.process.set_context(&context);
         }
         Ok(())
     }
@@ -131,18 +230,6 @@ impl Guest {
     /// Makes the first process the current one again, before the caller looks.
     pub(crate) fn come_home(&mut self) -> Result<(), PlatformError> {
         self.seat(FIRST)
-    }
-
-    /// Ends all processes but the first, whose state is about to be brought back. None of them has done anything outside of the
-    /// guest.
-    pub(crate) fn end_others(&mut self) {
-        if !self.person.state.family.is_single() {
-            self.person.change().seat(FIRST);
-        }
-        if self.bodies.memory != FIRST {
-            self.swap_body(FIRST);
-        }
-        self.bodies = Bodies::new();
     }
 
     /// Ends the current process, which is not the first, and those who use its memory.
@@ -157,8 +244,8 @@ impl Guest {
         if memory == id {
             // Somebody else's first, then this one can go.
             let heir = self.person.state.family.own.memory;
-            self.swap_body(heir);
-            self.bodies.others.remove(&id);
+            self.swap_body(heir)?;
+            self.others.bodies.remove(&id);
             self.absorb()?;
         }
         Ok(())
@@ -188,7 +275,7 @@ impl Guest {
                     state.bury(End::Signal(libc::SIGKILL));
                     state.seat(own);
                     state.family.reap(fork.id);
-                    self.process.set_result(-i64::from(libc::EAGAIN));
+                    self.body.process.set_result(-i64::from(libc::EAGAIN));
                     return Ok(());
                 }
                 Err(error) => return Err(error),
@@ -199,7 +286,7 @@ impl Guest {
             let wait = Wait::new(On::Borrower(fork.id), None);
             self.person.change().threads.current_mut().wait = Some(wait);
         } else {
-            self.process.set_result(fork.id.into());
+            self.body.process.set_result(fork.id.into());
         }
         Ok(())
     }
@@ -216,10 +303,8 @@ impl Guest {
         if let Some(context) = context {
             process.set_context(&context);
         }
-        let (disturbed, replaced, base) =
-            (Ranges::default(), self.replaced.clone(), self.base.clone());
-        let body = Body { process, disturbed, replaced, base, holds: fork.id };
-        self.bodies.others.insert(fork.id, body);
+        let (base, replaced) = (self.body.base.clone(), self.body.replaced.clone());
+        self.others.bodies.insert(fork.id, Body::new(process, fork.id, base, replaced));
         Ok(())
     }
 
@@ -229,13 +314,13 @@ impl Guest {
         let layout = &self.person.state.layout;
         let (mut shown, mut zeros) = (Vec::new(), Ranges::default());
         layout.mappings().for_each(|(start, len, _)| zeros.insert(start..start + len));
-        if let Some(base) = &self.base {
+        if let Some(base) = &self.body.base {
             for (start, len, protection) in layout.mappings() {
                 let mut at = start;
                 let end = start + len;
-                let replaced = self.replaced.within(start..end);
+                let replaced = self.body.replaced.within(start..end);
                 for gone in replaced.into_iter().chain(std::iter::once(end..end)) {
-                    let same = base.rest.segments.within(at..gone.start);
+                    let same = base.part.segments.within(at..gone.start);
                     shown.extend(same.map(|part| Segment { protection, ..part }));
                     at = gone.end;
                 }
@@ -246,12 +331,12 @@ impl Guest {
             |range: std::ops::Range<u64>| map_order(range.start, range.end - range.start, 0);
         let calls = zeros.iter().map(order).collect();
         process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
-        if let Some(base) = &self.base {
+        if let Some(base) = &self.body.base {
             process.show(&Shown::new(&base.image)?, &shown)?;
         }
         let mappings: Vec<_> = layout.mappings().collect();
         for &(start, len, protection) in &mappings {
-            let written = self.process.private(start..start + len)?;
+            let written = self.body.process.private(start..start + len)?;
             if written.is_empty() {
                 continue;
             }
@@ -266,7 +351,7 @@ impl Guest {
                 for at in range.clone().step_by(AT_ONCE as usize) {
                     buffer.resize((range.end - at).min(AT_ONCE) as usize, 0);
                     let moved =
-                        self.process.read(at, &mut buffer)? && process.write(at, &buffer)?;
+                        self.body.process.read(at, &mut buffer)? && process.write(at, &buffer)?;
                     if !moved {
                         let error = std::io::Error::from_raw_os_error(libc::EFAULT);
                         return Err(PlatformError::kernel("copying the guest's memory", error));
@@ -289,7 +374,7 @@ impl Guest {
         let (loadable, known) = match found {
             Ok(found) => found,
             Err(errno) => {
-                self.process.set_result(-i64::from(errno.raw_os_error()));
+                self.body.process.set_result(-i64::from(errno.raw_os_error()));
                 return self.go_on();
             }
         };
@@ -301,16 +386,15 @@ impl Guest {
             let process = match Process::new(None) {
                 Ok(process) => process,
                 Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
-                    self.process.set_result(-i64::from(libc::EAGAIN));
+                    self.body.process.set_result(-i64::from(libc::EAGAIN));
                     return self.go_on();
                 }
                 Err(error) => return Err(error),
             };
-            let (disturbed, replaced) = (Ranges::default(), Ranges::default());
-            let body = Body { process, disturbed, replaced, base: None, holds: own };
-            self.bodies.others.insert(own, body);
+            let body = Body::new(process, own, None, Ranges::default());
+            self.others.bodies.insert(own, body);
             self.person.change().shed(known);
-            self.swap_body(own);
+            self.swap_body(own)?;
         } else {
             let state = self.person.change();
             state.shed(known);
@@ -318,8 +402,8 @@ impl Guest {
             state.drop_unshared();
             self.enact(change, Then::Ask)?;
             // Nothing of the last program's is in the new one's registers.
-            self.process.forget_frame();
-            self.process.bases = Default::default();
+            self.body.process.forget_frame();
+            self.body.process.bases = Default::default();
         }
         match load::place(self, &loadable) {
             Ok(()) => Ok(None),

@@ -52,14 +52,6 @@ pub enum WarmError {
         /// The end of its standard error.
         messages: String,
     },
-    /// It has child processes, of which a frozen program has none.
-    #[error(
-        "the program waits for input while processes that it has started live ({names}): they must end, and be waited for, before it is warm"
-    )]
-    Children {
-        /// Their programs.
-        names: String,
-    },
     /// It did not come to wait for input in time.
     #[error("the program did not wait for input within its start limit{}", said(messages))]
     Late {
@@ -95,14 +87,6 @@ pub enum CallError {
     Late {
         /// The end of its standard error in this call.
         messages: String,
-    },
-    /// It has child processes, which a snapshot does not take.
-    #[error(
-        "the program has processes that live ({names}): a state is taken of the first process alone, so they must end before"
-    )]
-    Children {
-        /// Their programs.
-        names: String,
     },
     /// An earlier call was cut short.
     #[error("an earlier call of this instance was cut short: reset it first")]

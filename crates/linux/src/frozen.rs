@@ -17,18 +17,18 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::{FreezeError, Misfit, ThawError};
 use crate::instance::Instance;
-use crate::personality::{Packed, State, damaged};
+use crate::personality::{Layout, PROCESSES, Packed, State, damaged};
 use crate::platform::{Registers, Seen, Segment, Segments};
 use crate::program::Program;
 use crate::session::ProgramState;
-use crate::standing::{Rest, Standing, Wait};
+use crate::standing::{Ground, Part, Standing, Wait};
 use crate::warm::Warm;
 
 /// Kind of guest, in snapshots.
 const KIND: &str = "linux";
 /// What gives the state its meaning: the form of the bytes below, and the stub's. Goes up when either changes in a way that
 /// older states do not survive.
-const ENGINE: &str = "afresh-linux state 3";
+const ENGINE: &str = "afresh-linux state 4";
 
 /// How long what nobody has asked for yet stays in its file: a first answer needs little of it, and the processor itself.
 const HEAD_START: Duration = Duration::from_millis(10);
@@ -36,14 +36,49 @@ const HEAD_START: Duration = Duration::from_millis(10);
 /// The bytes of a frozen program.
 #[derive(Serialize, Deserialize)]
 struct Header {
-    segments: Vec<Segment>,
-    registers: Registers,
+    /// Its memories, whose pages lie one after the other.
+    parts: Vec<PackedPart>,
     wait: Wait,
     state: Packed,
     /// What of kernel and processor it has seen, beside the features that the build lists.
     seen: Seen,
     /// Bytes of the files that it has written, in pages of their own behind those of its memory.
     files: u64,
+}
+
+/// A [`Part`] that is written down.
+#[derive(Serialize, Deserialize)]
+struct PackedPart {
+    memory: u32,
+    holds: u32,
+    segments: Vec<Segment>,
+    /// Pages of its image.
+    pages: u64,
+    registers: Registers,
+}
+
+impl PackedPart {
+    fn new(part: &Part) -> Self {
+        Self {
+            memory: part.memory,
+            holds: part.holds,
+            segments: part.segments.iter().copied().collect(),
+            pages: part.segments.pages() as u64,
+            registers: part.registers.clone(),
+        }
+    }
+
+    /// The part and its image, whose pages are the first of `left`, which then has the others.
+    fn open(self, left: &mut Image) -> Result<Ground, ThawError> {
+        let pages = usize::try_from(self.pages).ok().filter(|pages| *pages <= left.pages());
+        let pages = pages.ok_or_else(|| damaged("it has fewer pages than its memories"))?;
+        let image = left.slice(PageRange::new(0, pages));
+        *left = left.slice(PageRange::new(pages, left.pages() - pages));
+        let segments = Segments::checked(self.segments, pages).map_err(damaged)?;
+        self.registers.check().map_err(damaged)?;
+        let Self { memory, holds, registers, .. } = self;
+        Ok(Ground { image, part: Arc::new(Part { memory, holds, segments, registers }) })
+    }
 }
 
 /// A frozen program. Cheap to clone; it shares the memory of the guest it came from.
@@ -60,15 +95,15 @@ fn frozen(standing: &Standing) -> Result<Frozen, FreezeError> {
     let stored = |error: ImageError| FreezeError::State(error.to_string());
     let pages = pages.segment(0, &files).map(drop).and_then(|()| pages.build()).map_err(stored)?;
     let header = Header {
-        segments: rest.segments.iter().copied().collect(),
-        registers: rest.registers.clone(),
+        parts: rest.parts.iter().map(|part| PackedPart::new(part)).collect(),
         wait: rest.wait,
         state,
         seen: Seen::here(),
         files: files.len() as u64,
     };
     let bytes = postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))?;
-    let memory = Image::join(&[standing.image.clone(), pages]).into();
+    let images: Vec<_> = standing.images.iter().cloned().chain([pages]).collect();
+    let memory = Image::join(&images).into();
     Ok(Frozen { memory, bytes: bytes.into() })
 }
 
@@ -119,23 +154,30 @@ impl Warm {
         let behind = usize::try_from(header.files.div_ceil(PAGE_SIZE as u64));
         let own = behind.ok().and_then(|behind| all.pages().checked_sub(behind));
         let own = own.ok_or_else(|| damaged("its files are longer than its pages"))?;
-        let image = all.slice(PageRange::new(0, own));
+        let mut left = all.slice(PageRange::new(0, own));
         let written = all.slice(PageRange::new(own, all.pages() - own));
         let there = written.resolve(PageRange::new(0, written.pages()));
         there.map_err(ThawError::Image)?;
         let mut files = vec![0; header.files as usize];
         written.read(0, &mut files);
-        let segments = Segments::checked(header.segments, image.pages()).map_err(damaged)?;
-        header.registers.check().map_err(damaged)?;
+        if header.parts.len() > PROCESSES {
+            return Err(damaged("it has more memories than processes may be"));
+        }
+        let parts = header.parts.into_iter().map(|part| part.open(&mut left));
+        let grounds = parts.collect::<Result<Vec<_>, _>>()?;
         let state = State::unpack(header.state, &files, &program.all_granted())?;
-        let mapped = state.layout.mappings();
-        if !same_mappings(mapped, segments.iter().map(|s| (s.start, s.len, s.protection))) {
+        let parts: Vec<_> = grounds.iter().map(|ground| &*ground.part).collect();
+        let mapped = |(part, (_, layout)): (&&Part, (u32, &Layout))| {
+            let segments = part.segments.iter().map(|s| (s.start, s.len, s.protection));
+            same_mappings(layout.mappings(), segments)
+        };
+        if left.pages() > 0 || !state.is_played_by(&parts) {
+            return Err(damaged("its memories are not its processes'"));
+        }
+        if !parts.iter().zip(state.memories()).all(mapped) {
             return Err(damaged("its memory is not what it has mapped"));
         }
-        state.check_contexts(&header.registers).map_err(damaged)?;
-        let (state, registers, wait) = (Arc::new(state), header.registers, header.wait);
-        let rest = Arc::new(Rest { segments, state, registers, wait });
-        let standing = Standing { image, rest };
+        let standing = Standing::new(grounds, Arc::new(state), header.wait);
         Ok(Self::new(standing, program.limits(), std::collections::BTreeMap::new()))
     }
 }

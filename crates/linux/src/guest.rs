@@ -5,12 +5,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::bodies::Bodies;
+use crate::bodies::Others;
+use crate::body::Body;
 use crate::http;
 use crate::personality::{Change, Ear, End, FIRST, Outcome, Person, Taken, now_moment};
-use crate::platform::{Call, Event, Orders, Place, PlatformError, Process, Then};
-use crate::ranges::Ranges;
-use crate::standing::{Standing, Wait};
+use crate::platform::{Call, Event, Orders, Place, PlatformError, Then};
+use crate::standing::Wait;
 
 /// How long a thread runs while others could.
 const TURN: Duration = Duration::from_millis(4);
@@ -37,43 +37,36 @@ enum Next {
     Halts(Halt),
 }
 
-/// A process with a personality.
+/// Processes with a personality.
 #[derive(Debug)]
 pub(crate) struct Guest {
-    pub(crate) process: Process,
+    /// What plays the current process.
+    pub(crate) body: Body,
     pub(crate) person: Person,
-    /// Where the memory map was changed since the last reset.
-    pub(crate) disturbed: Ranges,
-    /// Where other memory is mapped than was then.
-    pub(crate) replaced: Ranges,
-    /// The processes that play others than the current one.
-    pub(crate) bodies: Bodies,
-    /// What the process shows, but where that was replaced, if it was made from a frozen one.
-    pub(crate) base: Option<Standing>,
+    pub(crate) others: Others,
     /// When the turn of the thread that runs has begun.
     turn: Instant,
 }
 
 impl Guest {
-    pub(crate) fn new(process: Process, person: Person) -> Self {
-        let (disturbed, replaced) = (Ranges::default(), Ranges::default());
-        let (bodies, base, turn) = (Bodies::new(), None, Instant::now());
-        Self { process, person, disturbed, replaced, bodies, base, turn }
+    /// A guest whose first process `body` plays. Those besides it are as `others` has them.
+    pub(crate) fn new(body: Body, person: Person, others: Others) -> Self {
+        Self { body, person, others, turn: Instant::now() }
     }
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there.
     pub(crate) fn run(&mut self, deadline: Instant) -> Result<Halt, PlatformError> {
         loop {
-            let halt = match self.process.next(self.turn_ends(deadline))? {
+            let halt = match self.body.process.next(self.turn_ends(deadline))? {
                 Event::Call(call) => self.serve(&call, deadline)?,
                 Event::Late if Instant::now() >= deadline => Some(Halt::Late),
                 Event::Late => {
-                    self.process.interrupt()?;
+                    self.body.process.interrupt()?;
                     None
                 }
                 Event::Interrupted => self.take_turns(deadline)?,
                 Event::Fault(signal) => {
-                    match self.person.served_fault(&mut self.process, signal)? {
+                    match self.person.served_fault(&mut self.body.process, signal)? {
                         Some(end) => self.outlive(Some(Halt::End(end, Place::Stub)), deadline)?,
                         None => self.take_on(deadline)?,
                     }
@@ -113,10 +106,10 @@ impl Guest {
     fn serve_one(&mut self, call: &Call, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
         let mut call = *call;
         loop {
-            match self.person.serve(&mut self.process, &call)? {
+            match self.person.serve(&mut self.body.process, &call)? {
                 Outcome::Value(value) => return self.finish(&call, value),
                 Outcome::Memory(value, change) => {
-                    self.process.set_result(value as i64);
+                    self.body.process.set_result(value as i64);
                     self.enact(change, Then::Resume)?;
                     return Ok(None);
                 }
@@ -125,12 +118,12 @@ impl Guest {
                 Outcome::End(end) => return Ok(Some(Halt::End(end, call.place))),
                 Outcome::Wait(wait) => {
                     if let Place::Kernel(id) = call.place {
-                        self.process.detach(id)?;
+                        self.body.process.detach(id)?;
                     }
                     self.person.resumed = None;
                     self.person.change().threads.current_mut().wait = Some(wait);
                 }
-                Outcome::Yield => self.process.set_result(0),
+                Outcome::Yield => self.body.process.set_result(0),
                 Outcome::Gone => {}
                 Outcome::Exec(command) => return self.exec(*command),
                 Outcome::Fork(fork) => {
@@ -170,13 +163,13 @@ impl Guest {
         match call.place {
             Place::Kernel(_) => {
                 if self.person.has_signal() || self.person.state.is_to_stop() {
-                    self.process.interrupt()?;
+                    self.body.process.interrupt()?;
                 }
-                self.process.answer(call, value as i64)?;
+                self.body.process.answer(call, value as i64)?;
                 Ok(None)
             }
             Place::Stub => {
-                self.process.set_result(value as i64);
+                self.body.process.set_result(value as i64);
                 self.go_on()
             }
         }
@@ -185,15 +178,15 @@ impl Guest {
     /// The current thread, which is in the stub, runs on; in a handler, if it has a signal to take.
     pub(crate) fn go_on(&mut self) -> Result<Option<Halt>, PlatformError> {
         if self.person.has_signal()
-            && let Taken::Ends(end) = self.person.served_signals(&mut self.process, false)?
+            && let Taken::Ends(end) = self.person.served_signals(&mut self.body.process, false)?
         {
             return Ok(Some(Halt::End(end, Place::Stub)));
         }
         if self.person.state.is_to_stop() {
             // It comes back at once, and is stopped then.
-            self.process.interrupt()?;
+            self.body.process.interrupt()?;
         }
-        self.process.carry_out(&Orders::default(), Then::Resume)?;
+        self.body.process.carry_out(&Orders::default(), Then::Resume)?;
         Ok(None)
     }
 
@@ -203,10 +196,10 @@ impl Guest {
         if threads.current_id() == id {
             return;
         }
-        let context = threads.get(threads.current_id()).map(|_| self.process.context());
+        let context = threads.get(threads.current_id()).map(|_| self.body.process.context());
         let context = self.person.change().threads.switch(id, context);
         if let Some(context) = context {
-            self.process.set_context(&context);
+            self.body.process.set_context(&context);
         }
     }
 
@@ -234,9 +227,9 @@ impl Guest {
             self.person.resumed = Some(wait);
             if over {
                 self.person.change().threads.current_mut().wait = None;
-                return Ok(Next::Calls(self.process.call()));
+                return Ok(Next::Calls(self.body.process.call()));
             }
-            match self.person.served_signals(&mut self.process, true)? {
+            match self.person.served_signals(&mut self.body.process, true)? {
                 Taken::Ends(end) => return Ok(Next::Halts(Halt::End(end, Place::Stub))),
                 Taken::Handled => {
                     self.person.resumed = None;
@@ -293,18 +286,18 @@ impl Guest {
         Ok(match (state.ear(self.person.streams.through), until) {
             (Some(ear), until) => {
                 if let Some(until) = until.filter(|until| *until < left && self.owes(ear)) {
-                    self.process.pause(until);
+                    self.body.process.pause(until);
                     return Ok(None);
                 }
                 self.person.streams.expects = false;
                 Some(Halt::Idle(Wait::Parked(ear)))
             }
             (None, Some(until)) if until < left => {
-                self.process.pause(until);
+                self.body.process.pause(until);
                 None
             }
             (None, Some(_)) => {
-                self.process.pause(left);
+                self.body.process.pause(left);
                 Some(Halt::Late)
             }
             (None, None) => Some(Halt::End(End::Deadlock, Place::Stub)),
@@ -353,13 +346,13 @@ impl Guest {
                 let taken = request.len().min(crate::platform::INPUT_LEN).min(*wanted as usize);
                 streams.taken = taken;
                 orders.input = Some((*to, request[..taken].to_vec()));
-                self.process.set_result(taken as i64);
-                self.process.carry_out(&orders, Then::Resume)?;
+                self.body.process.set_result(taken as i64);
+                self.body.process.carry_out(&orders, Then::Resume)?;
                 return Ok(None);
             }
             Wait::Parked(ear) => {
                 if !orders.is_empty() {
-                    self.process.carry_out(&orders, Then::Ask)?;
+                    self.body.process.carry_out(&orders, Then::Ask)?;
                 }
                 if self.person.state.has_callers() {
                     self.person.change().hang_up();
@@ -380,29 +373,7 @@ impl Guest {
 
     /// Puts a change of the layout into effect, while the stub waits for orders.
     pub(crate) fn enact(&mut self, change: Change, then: Then) -> Result<(), PlatformError> {
-        for order in change.before.iter().chain(&change.after) {
-            let range = order[1]..order[1] + order[2];
-            let kind = order[0] as i64;
-            if kind == libc::SYS_mmap || kind == libc::SYS_munmap {
-                self.process.forget(range.clone());
-                self.replaced.insert(range.clone());
-            }
-            self.disturbed.insert(range);
-        }
-        let first = Orders { calls: change.before, copies: change.copies, ..Orders::default() };
-        if change.content.is_none() && change.after.is_empty() {
-            return self.process.carry_out(&first, then);
-        }
-        self.process.carry_out(&first, Then::Ask)?;
-        if let Some((address, bytes)) = change.content
-            && !self.process.write(address, &bytes)?
-        {
-            return Err(PlatformError::kernel(
-                "filling a mapping of a file",
-                std::io::Error::from_raw_os_error(libc::ENOMEM),
-            ));
-        }
-        self.process.carry_out(&Orders { calls: change.after, ..Orders::default() }, then)
+        self.body.enact(change, then)
     }
 
     /// The end of what the guest wrote to its standard error, which is then forgotten.

@@ -2,15 +2,14 @@
 
 use afresh_memory::{Image, PAGE_SIZE, PageRange, Remote};
 
-use crate::guest::Guest;
-use crate::platform::{Orders, PlatformError, Segment, Segments, Shown, Then};
+use crate::platform::{Orders, PlatformError, Process, Segment, Segments, Shown, Then};
 use crate::standing::read_all;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 
 /// The process, while it waits for orders, and where in it the pages are.
 pub(crate) struct Hands<'a> {
-    pub(crate) guest: &'a mut Guest,
+    pub(crate) process: &'a mut Process,
     pub(crate) segments: &'a Segments,
     /// Whether every mapping still shows the image that the slot returns to, or has shown since the process started.
     pub(crate) plain: bool,
@@ -30,7 +29,7 @@ impl Remote for Hands<'_> {
     }
 
     fn drain(&mut self, written: &mut Vec<PageRange>) -> Result<(), PlatformError> {
-        for address in self.guest.process.drain()? {
+        for address in self.process.drain()? {
             written.extend(self.segments.within(address..address + PAGE).map(|part| part.pages()));
         }
         Ok(())
@@ -38,36 +37,44 @@ impl Remote for Hands<'_> {
 
     fn arm(&mut self, pages: &[PageRange]) -> Result<(), PlatformError> {
         let parts = self.parts(pages);
-        parts.into_iter().try_for_each(|part| self.guest.process.protect(part.range()))
+        parts.into_iter().try_for_each(|part| self.process.protect(part.range()))
     }
 
     fn open(&mut self, pages: &[PageRange]) -> Result<(), PlatformError> {
         let parts = self.parts(pages);
-        parts.into_iter().try_for_each(|part| self.guest.process.unprotect(part.range()))
+        parts.into_iter().try_for_each(|part| self.process.unprotect(part.range()))
     }
 
     fn renew(&mut self, image: &Image, pages: &[PageRange]) -> Result<(), PlatformError> {
         let parts = self.parts(pages);
         if !self.plain {
-            return self.guest.process.show(&Shown::new(image)?, &parts);
+            return self.process.show(&Shown::new(image)?, &parts);
         }
         let advise = libc::MADV_DONTNEED as u64;
         let order =
             |part: &Segment| [libc::SYS_madvise as u64, part.start, part.len, advise, 0, 0, 0];
         let calls = parts.iter().map(order).collect();
-        self.guest.process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
-        parts.into_iter().try_for_each(|part| self.guest.process.protect(part.range()))
+        self.process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
+        parts.into_iter().try_for_each(|part| self.process.protect(part.range()))
     }
 
-    fn read(&mut self, pages: PageRange, out: &mut [u8]) -> Result<(), PlatformError> {
-        let mut done = 0;
-        for part in self.segments.showing(pages) {
-            let at = (part.page as usize - pages.start) * PAGE_SIZE;
-            out[done..at].fill(0);
-            done = at + part.len as usize;
-            read_all(self.guest, part.start, &mut out[at..done])?;
+    fn read(&mut self, pages: &[PageRange], out: &mut [u8]) -> Result<(), PlatformError> {
+        let parts = self.parts(pages);
+        let ranges: Vec<_> = parts.iter().map(|part| (part.start, part.len as usize)).collect();
+        if ranges.iter().map(|(_, len)| len).sum::<usize>() == out.len() {
+            return read_all(self.process, &ranges, out);
         }
-        out[done..].fill(0);
+        // What is not mapped is zero.
+        out.fill(0);
+        let mut at = 0;
+        for run in pages {
+            for part in self.segments.showing(*run) {
+                let (offset, len) = ((part.page as usize - run.start) * PAGE_SIZE, part.len as usize);
+                let out = &mut out[at + offset..][..len];
+                read_all(self.process, &[(part.start, len)], out)?;
+            }
+            at += run.byte_len();
+        }
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! An instance: a process that plays a frozen guest, is called, and goes back to where it stood.
+//! An instance: a frozen guest that lives, is called, and goes back to where it stood.
 //!
 //! What it promises: after a reset, a checkpoint or a switch, every byte of memory, all registers, mappings, descriptors and
 //! files are those of the state that it then stands on. A process that cannot be brought there is replaced.
@@ -12,26 +12,20 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use afresh_files::Tree;
-use afresh_memory::{Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot};
+use afresh_memory::PAGE_SIZE;
 use afresh_sys::host::random_word;
 use afresh_sys::planted::{self, Bug};
 
+use crate::bodies::Others;
+use crate::body::Body;
 use crate::error::{CallError, VerifyError};
 use crate::guest::{Guest, Halt, after};
-use crate::hands::Hands;
-use crate::personality::{Change, Channel, Hearer, Person, protect_order, unmap_order};
-use crate::platform::{
-    IMAGE, Orders, Place, PlatformError, Process, Segment, Segments, Shown, Then, Together,
-};
-use crate::ranges::Ranges;
+use crate::personality::{Channel, FIRST, Hearer, Person};
+use crate::platform::{Orders, Place, PlatformError, Then, Together};
 use crate::standing::{Rest, Standing, Wait, read_all};
 use crate::warm::{Limits, Stats};
 
 use compare::compare;
-
-const PAGE: u64 = PAGE_SIZE as u64;
-/// Images that the mappings of one process may show besides each other. Beyond that a new process is made.
-const SHOWN: usize = 64;
 
 /// Whether calls may be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -44,7 +38,7 @@ enum Footing {
     Fallen,
 }
 
-/// A frozen guest's live process.
+/// A frozen guest that lives.
 #[derive(Debug)]
 pub struct Instance {
     standing: Standing,
@@ -58,26 +52,12 @@ pub struct Instance {
     stats: Stats,
 }
 
-/// A process and the slot that its memory is.
+/// What plays the guest.
 #[derive(Debug)]
 struct Live {
     guest: Guest,
-    slot: RemoteSlot,
-    /// What its mappings may show, which must not go before them.
-    shown: Vec<Image>,
-    plain: bool,
     /// Whether nothing has run in it yet: it stands where it was made to stand.
     unused: bool,
-}
-
-/// An error of a slot's owner, or of the slot itself.
-fn failed(error: RemoteError<PlatformError>) -> PlatformError {
-    match error {
-        RemoteError::Owner(error) => error,
-        other => {
-            PlatformError::kernel("resetting memory", std::io::Error::other(other.to_string()))
-        }
-    }
 }
 
 /// A failure before the guest ran.
@@ -88,69 +68,28 @@ fn unstarted(source: PlatformError) -> CallError {
 impl Live {
     /// A new process in the state `standing`.
     fn new(standing: &Standing, limits: &Limits) -> Result<Self, PlatformError> {
-        let rest = &standing.rest;
-        let shown = Shown::ahead(&standing.image)?;
-        let process = Process::new(Some((&shown, &rest.segments)))?;
-        let person = Person::new(Arc::clone(&rest.state), limits.output);
-        let mut guest = Guest::new(process, person);
-        guest.base = Some(standing.clone());
-        let slot =
-            RemoteSlot::new(&standing.image, limits.strategy, limits.write_set).map_err(failed)?;
-        Ok(Self { guest, slot, shown: vec![standing.image.clone()], plain: true, unused: true })
+        let first = standing.ground(FIRST).ok_or(PlatformError::Lost)?;
+        let body = Body::made(&first, limits)?;
+        let person = Person::new(Arc::clone(&standing.rest.state), limits.output);
+        let others = Others::new(Some((standing.clone(), *limits)));
+        Ok(Self { guest: Guest::new(body, person, others), unused: true })
     }
 
-    fn hands<'a>(&'a mut self, segments: &'a Segments) -> (&'a mut RemoteSlot, Hands<'a>) {
-        (&mut self.slot, Hands { guest: &mut self.guest, segments, plain: self.plain })
-    }
-
-    /// Maps the image of `standing` where `ranges` say, and nothing where it has nothing. The pages of it that are there.
-    fn map_back(
-        &mut self,
-        standing: &Standing,
-        ranges: &Ranges,
-    ) -> Result<Vec<PageRange>, PlatformError> {
-        let layout = &self.guest.person.state.layout;
-        let unmap = |r: std::ops::Range<u64>| {
-            layout.touches(&r).then(|| unmap_order(r.start, r.end - r.start))
-        };
-        let calls = ranges.iter().filter_map(unmap).collect();
-        ranges.iter().for_each(|range| self.guest.process.forget(range));
-        let orders = Orders { calls, ..Orders::default() };
-        self.guest.process.carry_out(&orders, Then::Ask)?;
-        let parts: Vec<Segment> =
-            ranges.iter().flat_map(|range| standing.rest.segments.within(range)).collect();
-        let shown = self.guest.process.shown(&standing.image)?;
-        self.guest.process.show(&shown, &parts)?;
-        if !self.shown.last().is_some_and(|last| last.same(&standing.image)) {
-            self.shown.push(standing.image.clone());
-        }
-        Ok(standing.rest.segments.pages_of(ranges.iter()))
-    }
-
-    /// Registers and everything else that is not memory.
-    fn set_rest(&mut self, rest: &Rest) {
-        if !planted::is(Bug::Register) {
-            self.guest.process.set_registers(&rest.registers);
-        }
+    /// Everything that is neither memory nor registers.
+    fn set_state(&mut self, rest: &Rest) {
         if !planted::is(Bug::HostState) {
             self.guest.person.state = Arc::clone(&rest.state);
         }
     }
 }
 
-/// The orders that copy `pages` back.
-fn copies(pages: &[PageRange], segments: &Segments) -> Orders {
-    let copy = |part: Segment| [part.start, IMAGE + part.page * PAGE, part.len];
-    let copies = pages.iter().flat_map(|run| segments.showing(*run)).map(copy).collect();
-    Orders { copies, wipe: true, ..Orders::default() }
-}
-
 impl Instance {
     /// An instance that stands on `standing`; its process is made when it is first needed.
     pub(crate) fn new(standing: Standing, limits: Limits) -> Self {
+        let (mapped, stored) = standing.pages();
         let stats = Stats {
-            image: (standing.rest.segments.pages() * PAGE_SIZE) as u64,
-            resident: (standing.image.stored_pages() * PAGE_SIZE) as u64,
+            image: (mapped * PAGE_SIZE) as u64,
+            resident: (stored * PAGE_SIZE) as u64,
             ..Stats::default()
         };
         let wait = standing.rest.wait;
@@ -168,7 +107,7 @@ impl Instance {
     /// When the host cannot run guests.
     pub fn prepare(&mut self) -> Result<(), PlatformError> {
         // One that was made before a fork is the parent's, who goes on with it.
-        if self.live.as_ref().is_some_and(|live| live.guest.process.is_ours()) {
+        if self.live.as_ref().is_some_and(|live| live.guest.body.process.is_ours()) {
             return Ok(());
         }
         self.live = None;
@@ -254,7 +193,7 @@ impl Instance {
             let carried = self.restore().and_then(|orders| {
                 let live = self.live.as_mut().ok_or(PlatformError::Lost)?;
                 live.unused = false;
-                live.guest.process.carry_out(&orders, Then::Ask)
+                live.guest.body.process.carry_out(&orders, Then::Ask)
             });
             if let Err(error) = carried {
                 self.live = None;
@@ -329,7 +268,8 @@ impl Instance {
         let orders = if due { self.restore()? } else { Orders::default() };
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
         live.unused = false;
-        live.guest.process.follow();
+        live.guest.body.ran = true;
+        live.guest.body.process.follow();
         live.guest.resume(&self.wait, request, orders, deadline)
     }
 
@@ -343,26 +283,13 @@ impl Instance {
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
         let rest = &self.standing.rest;
         if live.unused {
-            live.set_rest(rest);
+            live.set_state(rest);
             self.wait = rest.wait;
             return Ok(Orders { wipe: true, ..Orders::default() });
         }
-        live.guest.end_others();
-        live.guest.process.look_for_content();
-        let mut disturbed = std::mem::take(&mut live.guest.disturbed);
-        if planted::is(Bug::Mapping) {
-            disturbed = Ranges::default();
-        }
-        live.guest.replaced = Ranges::default();
-        if !disturbed.is_empty() {
-            let fresh = live.map_back(&self.standing, &disturbed)?;
-            live.slot.forget(&fresh);
-        }
-        let (slot, mut hands) = live.hands(&rest.segments);
-        let pages = slot.reset(&mut hands).map_err(failed)?;
-        let orders = copies(pages, &rest.segments);
+        let orders = live.guest.restore()?;
         self.stats.copied = orders.copies.iter().map(|copy| copy[2]).sum();
-        live.set_rest(rest);
+        live.set_state(rest);
         self.wait = rest.wait;
         Ok(orders)
     }
@@ -378,8 +305,8 @@ impl Instance {
             self.prepare()?;
             let orders = self.restore()?;
             let Some(live) = &mut self.live else { return Err(PlatformError::Lost.into()) };
-            live.guest.process.carry_out(&orders, Then::Ask)?;
-            compare(live, &self.standing)
+            live.guest.body.process.carry_out(&orders, Then::Ask)?;
+            compare(&mut live.guest, &self.standing)
         })();
         if result.is_err() {
             self.live = None;
@@ -401,8 +328,8 @@ impl Instance {
     /// not read it.
     pub fn read_memory(&self, address: u64, out: &mut [u8]) -> Result<(), PlatformError> {
         match &self.live {
-            Some(live) if live.guest.process.is_ours() && !live.unused => {
-                read_all(&live.guest, address, out)
+            Some(live) if live.guest.body.process.is_ours() && !live.unused => {
+                read_all(&live.guest.body.process, &[(address, out.len())], out)
             }
             _ => Err(PlatformError::Lost),
         }
@@ -417,13 +344,14 @@ impl Instance {
     /// Bytes of private memory that a reset copies back.
     #[must_use]
     pub fn write_set_bytes(&self) -> usize {
-        self.live.as_ref().map_or(0, |live| live.slot.write_set_len() * PAGE_SIZE)
+        let pages = |live: &Live| live.guest.body.write_set_len() + live.guest.others.write_set_len();
+        self.live.as_ref().map_or(0, |live| pages(live) * PAGE_SIZE)
     }
 
-    /// The process that plays the guest at the moment, if there is one.
+    /// The host's process that plays the guest's first at the moment, if there is one.
     #[must_use]
     pub fn process_id(&self) -> Option<u32> {
-        self.live.as_ref().map(|live| live.guest.process.id())
+        self.live.as_ref().map(|live| live.guest.body.process.id())
     }
 
     /// Freezes the present state, and stands on it from then on.
@@ -445,13 +373,10 @@ impl Instance {
             Footing::Live => {}
         }
         self.prepare().map_err(unstarted)?;
-        if let Some(live) = &self.live
-            && !live.guest.person.state.family.is_single()
-        {
-            let names = live.guest.person.state.family.children();
-            return Err(CallError::Children { names });
-        }
-        let captured = self.capture(moves);
+        let captured = match &mut self.live {
+            Some(live) => live.guest.freeze(self.wait, moves),
+            None => Err(PlatformError::Lost),
+        };
         // Of a process that failed in the middle nothing is known.
         captured.map_err(|source| {
             self.live = None;
@@ -460,77 +385,9 @@ impl Instance {
         })
     }
 
-    fn capture(&mut self, moves: bool) -> Result<Standing, PlatformError> {
-        let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
-        live.guest.publish()?;
-        let old = &self.standing.rest;
-        let state = Arc::clone(&live.guest.person.state);
-        let registers = live.guest.process.registers();
-        let segments = old.segments.place(state.layout.mappings());
-        let (disturbed, replaced) = (live.guest.disturbed.clone(), live.guest.replaced.clone());
-        // What was mapped or changed since: pages that hold something, and, of new memory, those that do not.
-        let (mut placed, mut gone) = (Vec::new(), segments.without(&old.segments));
-        for part in disturbed.iter().flat_map(|range| segments.within(range)) {
-            let mut at = part.start;
-            for held in live.guest.process.populated(part.range())? {
-                let zero = replaced.within(at..held.start);
-                gone.extend(segments.pages_of(zero.into_iter()));
-                placed.extend(segments.pages_of(std::iter::once(held.clone())));
-                at = held.end;
-            }
-            gone.extend(segments.pages_of(replaced.within(at..part.range().end).into_iter()));
-        }
-        placed.sort_unstable_by_key(|run| run.start);
-        gone.sort_unstable_by_key(|run| run.start);
-        let closed: Vec<_> = disturbed
-            .iter()
-            .flat_map(|range| segments.within(range))
-            .filter(|part| !part.allows(libc::PROT_READ))
-            .collect();
-        let protect = |as_mapped: bool| {
-            let read = libc::PROT_READ as u64;
-            let protection = |part: &Segment| if as_mapped { part.protection } else { read };
-            let order = |part: &Segment| protect_order(part.start, part.len, protection(part));
-            Change { before: closed.iter().map(order).collect(), ..Change::default() }
-        };
-        if !closed.is_empty() {
-            live.guest.enact(protect(false), Then::Ask)?;
-        }
-        let pages = segments.pages();
-        let (slot, mut hands) = live.hands(&segments);
-        let image = if moves {
-            slot.checkpoint(&mut hands, pages, &placed, &gone)
-        } else {
-            slot.freeze(&mut hands, pages, &placed, &gone)
-        };
-        let image = image.map_err(failed)?;
-        if !closed.is_empty() {
-            live.guest.enact(protect(true), Then::Ask)?;
-        }
-        let rest = Arc::new(Rest { segments, state, registers, wait: self.wait });
-        let standing = Standing { image, rest };
-        if moves {
-            // What was mapped since belongs to the state now: written pages of it must be noticed from here on.
-            live.guest.disturbed = Ranges::default();
-            live.guest.replaced = Ranges::default();
-            live.guest.base = Some(standing.clone());
-            let parts = disturbed.iter().flat_map(|range| standing.rest.segments.within(range));
-            for part in parts.filter(|part| part.allows(libc::PROT_WRITE)) {
-                live.guest.process.watch(part.range())?;
-            }
-            live.plain = false;
-            let differing = self.standing.image.differing(&standing.image);
-            live.guest.process.show_window(&Shown::new(&standing.image)?, &differing)?;
-        }
-        Ok(standing)
-    }
-
     /// Goes to another state of the same guest, and stands on it from then on.
     pub(crate) fn switch(&mut self, to: &Standing) {
-        let ours = self
-            .live
-            .as_ref()
-            .is_some_and(|live| live.guest.process.is_ours() && live.shown.len() < SHOWN);
+        let ours = self.live.as_ref().is_some_and(|live| live.guest.body.process.is_ours());
         // A process that cannot be brought there is replaced when the next call comes.
         if !ours || self.move_to(to).is_err() {
             self.live = None;
@@ -542,29 +399,10 @@ impl Instance {
     fn move_to(&mut self, to: &Standing) -> Result<(), PlatformError> {
         let Some(live) = &mut self.live else { return Ok(()) };
         live.unused = false;
-        if self.standing.image.same(&to.image) && Arc::ptr_eq(&self.standing.rest, &to.rest) {
-            return Ok(());
+        if !self.standing.same(to) {
+            live.guest.move_to(to)?;
+            live.set_state(&to.rest);
         }
-        live.guest.end_others();
-        live.guest.base = Some(to.clone());
-        let (old, new) = (&self.standing.rest.segments, &to.rest.segments);
-        let differing = self.standing.image.differing(&to.image);
-        // Where it is mapped otherwise, and what the guest may not write, but differs.
-        let mut moved = std::mem::take(&mut live.guest.disturbed);
-        live.guest.replaced = Ranges::default();
-        old.missing_in(new).chain(new.missing_in(old)).for_each(|s| moved.insert(s.range()));
-        for part in differing.iter().flat_map(|run| new.showing(*run)) {
-            if !part.allows(libc::PROT_WRITE) {
-                moved.insert(part.range());
-            }
-        }
-        let fresh = live.map_back(to, &moved)?;
-        live.guest.process.show_window(&Shown::new(&to.image)?, &differing)?;
-        live.plain = false;
-        let (slot, mut hands) = live.hands(new);
-        let pages = slot.switch(&mut hands, &to.image, &fresh).map_err(failed)?;
-        let orders = copies(pages, new);
-        live.set_rest(&to.rest);
-        live.guest.process.carry_out(&orders, Then::Ask)
+        Ok(())
     }
 }

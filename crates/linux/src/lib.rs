@@ -21,11 +21,13 @@
 //! seccomp filter and is served here. What is promised, and what a micro-VM promises more, stands in
 //! `docs/decisions/linux-programs.md`.
 //!
-//! Linux 6.6 or newer on x86-64; no privilege is needed. A guest may start further processes; it is frozen when they have ended.
+//! Linux 6.6 or newer on x86-64; no privilege is needed. A guest may start further processes; they are
+//! frozen with it.
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
 mod bodies;
+mod body;
 mod error;
 mod frozen;
 mod guest;

@@ -364,7 +364,7 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     words.extend(offsets[args.len()..offsets.len() - 1].iter().map(|&o| at(o)));
     words.push(0);
     let user = crate::personality::USER;
-    if let Some(clock) = guest.process.clock() {
+    if let Some(clock) = guest.body.process.clock() {
         words.extend([libc::AT_SYSINFO_EHDR, clock]);
     }
     for (kind, value) in [
@@ -391,12 +391,12 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     let table_at = (strings_at - 8 * words.len() as u64) & !15;
     let table: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let written =
-        guest.process.write(strings_at, &strings)? && guest.process.write(table_at, &table)?;
+        guest.body.process.write(strings_at, &strings)? && guest.body.process.write(table_at, &table)?;
     if !written {
         return Err(WarmError::TooLarge);
     }
-    guest.process.set_start(entry, table_at);
-    guest.process.carry_out(&crate::platform::Orders::default(), Then::Resume)?;
-    guest.process.forget_frame();
+    guest.body.process.set_start(entry, table_at);
+    guest.body.process.carry_out(&crate::platform::Orders::default(), Then::Resume)?;
+    guest.body.process.forget_frame();
     Ok(())
 }

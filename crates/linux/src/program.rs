@@ -8,13 +8,16 @@ use std::time::{Duration, Instant};
 
 use afresh_files::{New, Refused, Time};
 
+use crate::bodies::Others;
+use crate::body::Body;
 use crate::error::WarmError;
 use crate::guest::{Guest, Halt, after};
 use crate::http;
 use crate::load;
-use crate::personality::{self, Ear, End, Layout, Person, State};
+use crate::personality::{self, Ear, End, FIRST, Layout, Person, State};
 use crate::platform::{IMAGE_LEN, Orders, Place, PlatformError, Process};
-use crate::standing::{Standing, Wait};
+use crate::ranges::Ranges;
+use crate::standing::Wait;
 use crate::warm::{Limits, Warm};
 
 /// What of the host every guest may read: programs and libraries, and what says where they are.
@@ -35,7 +38,7 @@ const SYSTEM: [&str; 10] = [
 ///
 /// It is started by [`Program::warm`] and runs until all of its threads wait, and it waits for input on descriptor 0 or listens
 /// on a port: that is the state that every call starts from. It has no network but its own loopback, up to 31 processes beside its
-/// first, which must have ended then, and their memory counts together; it sees of
+/// first, which are part of that state, and their memory counts together; it sees of
 /// the host's files the system's programs and libraries and what is granted, all read-only, and keeps its own in memory.
 #[derive(Clone, Debug)]
 pub struct Program {
@@ -212,8 +215,9 @@ impl Program {
         let at = tree.find(personality::bytes(directory)).map_err(unfit(directory))?;
         let mut state = State::new(Layout::new(memory), tree, layers);
         state.enter(at).map_err(unfit(directory))?;
-        let mut guest = Guest::new(Process::new(None)?, Person::new(Arc::new(state), self.output));
-        guest.process.follow();
+        let body = Body::new(Process::new(None)?, FIRST, None, Ranges::default());
+        let person = Person::new(Arc::new(state), self.output);
+        let mut guest = Guest::new(body, person, Others::new(None));
         let mut args = vec![self.path.as_os_str().as_bytes().to_vec()];
         args.extend(self.args.iter().map(|arg| arg.as_bytes().to_vec()));
         let pair =
@@ -270,12 +274,7 @@ impl Program {
                             halt = guest.take_turns(deadline)?;
                             continue;
                         }
-                        let family = &guest.person.state.family;
-                        if !family.is_single() {
-                            return Err(WarmError::Children { names: family.children() });
-                        }
-                        guest.publish()?;
-                        let standing = Standing::first(&mut guest, wait)?;
+                        let standing = guest.freeze(wait, false)?;
                         let unserved = std::mem::take(&mut guest.person.unserved);
                         return Ok(Warm::new(standing, self.limits(), unserved));
                     };

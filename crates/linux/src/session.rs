@@ -28,16 +28,16 @@ impl ProgramState {
 pub struct Home(Limits);
 
 fn state(standing: &Standing) -> Frozen<ProgramState> {
-    let memories = Arc::from([standing.image.clone()]);
-    Frozen { memories, state: ProgramState(Arc::clone(&standing.rest)) }
+    let (memories, state) = (Arc::clone(&standing.images), Arc::clone(&standing.rest));
+    Frozen { memories, state: ProgramState(state) }
 }
 
 pub(crate) fn standing(frozen: &Frozen<ProgramState>) -> Result<Standing, SnapshotError> {
-    match &frozen.memories[..] {
-        [image] if image.pages() == frozen.state.0.segments.pages() => {
-            Ok(Standing { image: image.clone(), rest: Arc::clone(&frozen.state.0) })
-        }
-        _ => Err(SnapshotError::Foreign),
+    let (images, rest) = (Arc::clone(&frozen.memories), Arc::clone(&frozen.state.0));
+    let pages = rest.parts.iter().map(|part| part.segments.pages());
+    match images.iter().map(afresh_memory::Image::pages).eq(pages) {
+        true => Ok(Standing { images, rest }),
+        false => Err(SnapshotError::Foreign),
     }
 }
 

@@ -2,13 +2,12 @@
 
 use std::sync::Arc;
 
-use afresh_memory::{Image, ImageBuilder, PAGE_SIZE};
+use afresh_memory::Image;
 use serde::{Deserialize, Serialize};
 
-use crate::error::WarmError;
 use crate::guest::Guest;
-use crate::personality::{Change, Ear, State, protect_order};
-use crate::platform::{Call, PlatformError, Registers, Segments, Then};
+use crate::personality::{Ear, State};
+use crate::platform::{Call, PlatformError, Process, Registers, Segments};
 
 /// How a frozen guest waits for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -19,74 +18,96 @@ pub(crate) enum Wait {
     Parked(Ear),
 }
 
+/// The memory of a process of the guest's, but for its content, and the registers that were in the one that played it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Part {
+    /// Whose memory it is.
+    pub(crate) memory: u32,
+    /// Whose registers they are: of those that use this memory.
+    pub(crate) holds: u32,
+    pub(crate) segments: Segments,
+    pub(crate) registers: Registers,
+}
+
+/// Frozen memory with its content.
+#[derive(Clone, Debug)]
+pub(crate) struct Ground {
+    pub(crate) image: Image,
+    pub(crate) part: Arc<Part>,
+}
+
+impl Ground {
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        self.image.same(&other.image) && Arc::ptr_eq(&self.part, &other.part)
+    }
+}
+
 /// All of a frozen guest.
 #[derive(Clone, Debug)]
 pub(crate) struct Standing {
-    pub(crate) image: Image,
+    /// The content of each part, in the same order.
+    pub(crate) images: Arc<[Image]>,
     pub(crate) rest: Arc<Rest>,
 }
 
 /// All of it but the content of its memory.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rest {
-    pub(crate) segments: Segments,
+    /// By whose memory they are; the first is the first process's.
+    pub(crate) parts: Vec<Arc<Part>>,
     pub(crate) state: Arc<State>,
-    pub(crate) registers: Registers,
     pub(crate) wait: Wait,
 }
 
 impl Wait {
     /// The read that `call` is.
     pub(crate) fn of(guest: &Guest, call: &Call) -> Result<Self, PlatformError> {
-        let (to, wanted) = guest.person.input_place(&guest.process, call)?;
+        let (to, wanted) = guest.person.input_place(&guest.body.process, call)?;
         Ok(Self::Read { to, wanted })
     }
 }
 
 impl Standing {
-    /// Freezes a guest that was never frozen before, and waits as `wait` says. Its process is not used again.
-    pub(crate) fn first(guest: &mut Guest, wait: Wait) -> Result<Self, WarmError> {
-        let registers = guest.process.registers();
-        let state = Arc::clone(&guest.person.state);
-        // What cannot be read is made readable.
-        let read = libc::PROT_READ as u64;
-        let closed = state.layout.mappings().filter(|(_, _, protection)| protection & read == 0);
-        let open = closed.map(|(start, len, _)| protect_order(start, len, read));
-        let change = Change { before: open.collect(), ..Change::default() };
-        guest.enact(change, Then::Ask)?;
-        let segments = Segments::default().place(state.layout.mappings());
-        let mut builder = ImageBuilder::new(segments.pages());
-        let mut bytes = vec![0; 1 << 20];
-        for segment in segments.iter() {
-            for held in guest.process.populated(segment.range())? {
-                for at in held.clone().step_by(bytes.len()) {
-                    let piece = &mut bytes[..(held.end - at).min(1 << 20) as usize];
-                    read_all(guest, at, piece)?;
-                    for (index, page) in piece.chunks_exact(PAGE_SIZE).enumerate() {
-                        if page.iter().any(|&byte| byte != 0) {
-                            let first = (at - segment.start) as usize / PAGE_SIZE + index;
-                            let offset = (segment.page as usize + first) * PAGE_SIZE;
-                            builder.segment(offset, page).map_err(stored)?;
-                        }
-                    }
-                }
-            }
-        }
-        let image = builder.build().map_err(stored)?;
-        Ok(Self { image, rest: Arc::new(Rest { segments, state, registers, wait }) })
+    pub(crate) fn new(grounds: Vec<Ground>, state: Arc<State>, wait: Wait) -> Self {
+        let (images, parts): (Vec<_>, _) =
+            grounds.into_iter().map(|ground| (ground.image, ground.part)).unzip();
+        Self { images: images.into(), rest: Arc::new(Rest { parts, state, wait }) }
+    }
+
+    /// Every memory.
+    pub(crate) fn grounds(&self) -> impl Iterator<Item = Ground> + '_ {
+        let pairs = self.images.iter().zip(&self.rest.parts);
+        pairs.map(|(image, part)| Ground { image: image.clone(), part: Arc::clone(part) })
+    }
+
+    /// The memory of process `memory`.
+    pub(crate) fn ground(&self, memory: u32) -> Option<Ground> {
+        let index = self.rest.parts.binary_search_by_key(&memory, |part| part.memory).ok()?;
+        let (image, part) = (self.images.get(index)?.clone(), Arc::clone(&self.rest.parts[index]));
+        Some(Ground { image, part })
+    }
+
+    pub(crate) fn same(&self, other: &Self) -> bool {
+        let images = self.images.iter().zip(other.images.iter()).all(|(one, two)| one.same(two));
+        images && Arc::ptr_eq(&self.rest, &other.rest)
+    }
+
+    /// Pages that it has mapped, and those of them that take memory.
+    pub(crate) fn pages(&self) -> (usize, usize) {
+        let mapped = self.rest.parts.iter().map(|part| part.segments.pages()).sum();
+        (mapped, self.images.iter().map(Image::stored_pages).sum())
     }
 }
 
-/// Reads memory that is mapped.
-pub(crate) fn read_all(guest: &Guest, address: u64, out: &mut [u8]) -> Result<(), PlatformError> {
-    if guest.process.read(address, out)? {
+/// Reads memory that is mapped: ranges (start, length), one after the other.
+pub(crate) fn read_all(
+    process: &Process,
+    ranges: &[(u64, usize)],
+    out: &mut [u8],
+) -> Result<(), PlatformError> {
+    if process.read_ranges(ranges, out)? {
         return Ok(());
     }
     let error = std::io::Error::from_raw_os_error(libc::EFAULT);
     Err(PlatformError::kernel("reading the guest's memory", error))
-}
-
-/// An image that could not be stored.
-pub(crate) fn stored(error: afresh_memory::ImageError) -> PlatformError {
-    PlatformError::kernel("storing the guest's image", std::io::Error::other(error.to_string()))
 }

@@ -76,10 +76,10 @@ impl Warm {
         self.standing.rest.wait == Wait::Parked(Ear::Port)
     }
 
-    /// The content of its memory.
+    /// The content of its memory: that of its first process, then that of others.
     #[must_use]
-    pub fn image(&self) -> &Image {
-        &self.standing.image
+    pub fn image(&self) -> Image {
+        Image::join(&self.standing.images)
     }
 
     /// System calls that were answered with `ENOSYS` while it became warm: how often, by number.

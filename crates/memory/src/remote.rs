@@ -52,11 +52,11 @@ pub trait Remote {
     /// As [`Remote::drain`].
     fn renew(&mut self, image: &Image, pages: &[PageRange]) -> Result<(), Self::Error>;
 
-    /// Reads pages into `out`, which is as long.
+    /// Reads pages into `out`, which is as long as all of them, one run after the other.
     ///
     /// # Errors
     /// As [`Remote::drain`].
-    fn read(&mut self, pages: PageRange, out: &mut [u8]) -> Result<(), Self::Error>;
+    fn read(&mut self, pages: &[PageRange], out: &mut [u8]) -> Result<(), Self::Error>;
 }
 
 /// A slot of another process failed.
@@ -217,7 +217,7 @@ impl RemoteSlot {
     ) -> Result<(), RemoteError<R::Error>> {
         let (image, mut failure, mut live) = (&self.image, None, [0; PAGE_SIZE]);
         let (looked, written) = self.write_set.look_by(usize::MAX, pages, |page| {
-            match remote.read(PageRange::new(page, 1), &mut live) {
+            match remote.read(&[PageRange::new(page, 1)], &mut live) {
                 Ok(()) => !image.page_is(page, &live),
                 Err(error) => {
                     failure.get_or_insert(error);
@@ -414,17 +414,31 @@ fn read_runs<R: Remote>(
     runs: &[PageRange],
     mut each: impl FnMut(usize, &[u8]) -> Result<(), ImageError>,
 ) -> Result<(), RemoteError<R::Error>> {
-    let longest = runs.iter().map(|run| run.len).max().unwrap_or(0).min(AT_ONCE);
-    let mut buffer = vec![0; longest * PAGE_SIZE];
+    let all: usize = runs.iter().map(|run| run.len).sum();
+    let mut buffer = vec![0; all.min(AT_ONCE) * PAGE_SIZE];
+    let mut pieces: Vec<PageRange> = Vec::new();
+    let mut left = AT_ONCE;
+    let mut read = |pieces: &mut Vec<PageRange>| {
+        let len: usize = pieces.iter().map(|piece| piece.byte_len()).sum();
+        let live = &mut buffer[..len];
+        remote.read(pieces, live).map_err(RemoteError::Owner)?;
+        let pages = pieces.drain(..).flat_map(|piece| piece.start..piece.end());
+        for (page, bytes) in pages.zip(live.chunks_exact(PAGE_SIZE)) {
+            each(page, bytes)?;
+        }
+        Ok(())
+    };
     for run in runs {
-        for first in (run.start..run.end()).step_by(AT_ONCE) {
-            let piece = PageRange::new(first, AT_ONCE.min(run.end() - first));
-            let live = &mut buffer[..piece.byte_len()];
-            remote.read(piece, live).map_err(RemoteError::Owner)?;
-            for (page, bytes) in (first..).zip(live.chunks_exact(PAGE_SIZE)) {
-                each(page, bytes)?;
+        let mut at = run.start;
+        while at < run.end() {
+            let piece = PageRange::new(at, left.min(run.end() - at));
+            pieces.push(piece);
+            (at, left) = (piece.end(), left - piece.len);
+            if left == 0 {
+                read(&mut pieces)?;
+                left = AT_ONCE;
             }
         }
     }
-    Ok(())
+    if pieces.is_empty() { Ok(()) } else { read(&mut pieces) }
 }

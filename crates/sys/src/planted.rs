@@ -99,6 +99,8 @@ bugs! {
     Exit = "exit",
     /// A mapping that a call changed stays as it is.
     Mapping = "mapping",
+    /// Of a guest's processes only the first is brought back.
+    Family = "family",
     /// An item that could not be recycled is handed out again.
     Unclean = "unclean",
     /// An item whose user panicked is handed out again.

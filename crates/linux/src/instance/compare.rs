@@ -1,28 +1,33 @@
 //! Comparing an instance that was brought back with the state that it stands on.
 //!
-//! Promises: what differs is told, whatever it is: what the personality keeps, registers, mappings, each byte of memory.
+//! Promises: what differs is told, whatever it is: what the personality keeps, and of each process that was made registers, mappings,
+//! each byte of memory.
 
-use afresh_memory::PageRange;
-
-use super::Live;
+use crate::body::Body;
 use crate::error::VerifyError;
-use crate::instance::failed;
-use crate::platform::Segment;
+use crate::guest::Guest;
 use crate::standing::Standing;
 
 /// The bytes that were compared, or the first difference.
-pub(super) fn compare(live: &mut Live, standing: &Standing) -> Result<u64, VerifyError> {
-    let rest = &standing.rest;
-    let guest = &live.guest;
-    if *guest.person.state != *rest.state {
+pub(super) fn compare(guest: &mut Guest, standing: &Standing) -> Result<u64, VerifyError> {
+    if *guest.person.state != *standing.rest.state {
         return Err(VerifyError::State);
     }
-    if !guest.process.control_equals(&rest.registers) {
+    let mut bytes = 0;
+    for body in std::iter::once(&mut guest.body).chain(guest.others.iter_mut()) {
+        bytes += compare_body(body)?;
+    }
+    Ok(bytes)
+}
+
+fn compare_body(body: &mut Body) -> Result<u64, VerifyError> {
+    let part = body.base.as_ref().map(|base| base.part.clone());
+    let part = part.ok_or(crate::platform::PlatformError::Lost)?;
+    if body.holds != part.holds || !body.process.control_equals(&part.registers) {
         return Err(VerifyError::Registers);
     }
-    let segments = rest.segments.iter();
-    let expected = joined(segments.map(|s| (s.start, s.start + s.len, s.protection)));
-    let found = joined(guest.process.mappings()?.into_iter());
+    let expected = joined(part.segments.iter().map(|s| (s.start, s.start + s.len, s.protection)));
+    let found = joined(body.process.mappings()?.into_iter());
     if expected != found {
         let odd = expected
             .iter()
@@ -31,18 +36,7 @@ pub(super) fn compare(live: &mut Live, standing: &Standing) -> Result<u64, Verif
         let list: Vec<_> = odd.map(|(start, end, p)| format!("{start:x}-{end:x} {p}")).collect();
         return Err(VerifyError::Mappings(list.join(", ")));
     }
-    // Memory that nobody may read is as it was mapped, or its protection would have changed.
-    let readable = rest.segments.iter().filter(|segment| segment.allows(libc::PROT_READ));
-    let mut pages: Vec<_> = readable.map(Segment::pages).collect();
-    pages.sort_unstable_by_key(|run| run.start);
-    let (slot, mut hands) = live.hands(&rest.segments);
-    match slot.verify(&mut hands, &pages).map_err(failed)? {
-        None => Ok(pages.iter().map(|run| run.byte_len() as u64).sum()),
-        Some(page) => {
-            let mut at = rest.segments.showing(PageRange::new(page, 1));
-            Err(VerifyError::Memory(at.next().map_or(0, |part| part.start)))
-        }
-    }
+    body.compare()?.map_err(VerifyError::Memory)
 }
 
 /// Start, end and protection of mappings, neighbours that are alike joined.

@@ -1,8 +1,7 @@
 //! Processes of a guest: plain data, of which one at a time is the current one.
 //!
 //! What belongs to a process lies in [`State`] itself for the current one, so that every call finds its own there, and here for all
-//! others. Files, pipes and open descriptions are everybody's. Only the first process is ever frozen: a guest is warm when its
-//! children have ended, and a reset ends those that were made since.
+//! others. Files, pipes and open descriptions are everybody's. A guest is frozen with all of them, the first being the current one.
 
 use std::collections::BTreeMap;
 
@@ -16,6 +15,7 @@ use super::process_calls::PID;
 use super::signals::{Info, Pending};
 use super::threads::{Moment, On, Thread, Threads, Wait};
 use super::{End, State};
+use crate::standing::Part;
 
 /// Processes a guest may have, those that ended and were not waited for included.
 pub(crate) const PROCESSES: usize = 32;
@@ -59,7 +59,7 @@ impl News {
 }
 
 /// A process that is not the current one: all of it but memory and registers.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Member {
     kin: Kin,
     directory: Node,
@@ -80,7 +80,7 @@ pub(crate) struct Ended {
 }
 
 /// All processes of a guest.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Family {
     pub(crate) own: Kin,
     others: BTreeMap<u32, Member>,
@@ -135,18 +135,67 @@ impl Family {
         }
     }
 
-    /// What a frozen family is: the first process, and those that ended. Nothing while others live.
-    pub(super) fn parts(&self) -> Option<(Kin, Vec<(u32, Ended)>)> {
-        let ended = self.ended.iter().map(|(&id, ended)| (id, ended.clone())).collect();
-        self.is_single().then(|| (self.own.clone(), ended))
+    /// What is wrong with a family that somebody else wrote down, whose current process has these threads and this memory.
+    pub(super) fn check(&self, threads: &Threads, layout: &Layout) -> Result<(), &'static str> {
+        let next = threads.next();
+        let later = |id: u32| (FIRST + 1..next).contains(&id);
+        let signal = |signal: u8| (1..=64).contains(&signal);
+        let told = |kin: &Kin| {
+            let by = match kin.news {
+                Some(News::Stopped(by)) => Some(by),
+                _ => None,
+            };
+            kin.stopped.into_iter().chain(by).all(signal)
+        };
+        let own = &self.own;
+        let first = own.id == FIRST && own.memory == FIRST && own.parent == NOBODY && told(own);
+        let room = self.others.len() + self.ended.len() < PROCESSES;
+        let sound = self.others.iter().all(|(&id, member)| {
+            let kin = &member.kin;
+            // Who is older: nobody descends from itself, or lends what it has borrowed.
+            let parent = kin.parent == NOBODY || kin.parent < id && self.lives(kin.parent);
+            let lent = |lender: u32| {
+                lender < id && self.kin(lender).is_some_and(|kin| kin.memory == kin.id)
+            };
+            let memory = match kin.memory == id {
+                true => self.layouts.contains_key(&id),
+                false => lent(kin.memory),
+            };
+            let handlers = member.handlers.keys().all(|number| (1..=64).contains(number));
+            kin.id == id && later(id) && parent && memory && told(kin) && handlers
+                && member.pending.is_sound() && member.umask & !0o777 == 0
+        });
+        let ended = self.ended.iter().all(|(&id, ended)| {
+            later(id) && !self.lives(id) && ended.parent < id && self.lives(ended.parent)
+        });
+        let owned = |memory: &u32| self.kin(*memory).is_some_and(|kin| kin.memory == *memory);
+        if !(first && room && sound && ended && self.layouts.keys().all(|m| *m != FIRST && owned(m))) {
+            return Err("its processes do not fit together");
+        }
+        let all = || self.others.values().map(|member| &member.threads).chain([threads]);
+        all().try_for_each(|threads| threads.check(next))?;
+        let mut numbers: Vec<u32> = all().flat_map(Threads::iter).map(|(id, _)| id).collect();
+        let count = numbers.len();
+        numbers.sort_unstable();
+        numbers.dedup();
+        if numbers.len() < count {
+            return Err("two of its threads have one number");
+        }
+        let mut left = layout.limit();
+        for memory in self.layouts.values().chain([layout]) {
+            memory.check()?;
+            let fits = memory.limit() == layout.limit();
+            left = left
+                .checked_sub(memory.bytes())
+                .filter(|_| fits)
+                .ok_or("its mappings are more than it may have")?;
+        }
+        Ok(())
     }
 
-    /// The family of these parts, if they fit together; `next` is the number that the next process would have.
-    pub(super) fn from_parts(own: Kin, ended: Vec<(u32, Ended)>, next: u32) -> Option<Self> {
-        let first = own.id == FIRST && own.memory == FIRST && ended.len() < PROCESSES;
-        let sound = ended.iter().all(|(id, e)| (FIRST + 1..next).contains(id) && e.parent == FIRST);
-        let ended = ended.into_iter().collect();
-        (first && sound).then_some(Self { own, ended, ..Self::new() })
+    /// Directories that processes are in which are not the current one.
+    pub(super) fn directories(&self) -> impl Iterator<Item = Node> + '_ {
+        self.others.values().map(|member| member.directory)
     }
 
     /// Whether the current process is the only one that lives, and it is the first.
@@ -280,23 +329,44 @@ impl Family {
         self.others.values_mut().map(|member| &mut member.threads)
     }
 
+    /// Alarms of processes that are not the current one.
+    pub(super) fn alarms_mut(&mut self) -> impl Iterator<Item = &mut Option<(Moment, u64)>> + '_ {
+        self.others.values_mut().map(|member| &mut member.alarm)
+    }
+
     /// When alarms ring of processes that are not the current one.
     pub(super) fn other_alarms(&self) -> impl Iterator<Item = Moment> + '_ {
         self.others.values().filter_map(|member| member.alarm.map(|(at, _)| at))
     }
-
-    /// Programs of the processes that live beside the first, for whoever is refused because of them.
-    pub(crate) fn children(&self) -> String {
-        let children = self.kins().filter(|kin| kin.id != FIRST);
-        let name = |kin: &Kin| match &kin.program {
-            Some(path) => format!("{} ({})", String::from_utf8_lossy(path), kin.id),
-            None => format!("a fork ({})", kin.id),
-        };
-        children.map(name).collect::<Vec<_>>().join(", ")
-    }
 }
 
 impl State {
+    /// All memories, by whose they are.
+    pub(crate) fn memories(&self) -> BTreeMap<u32, &Layout> {
+        let others = self.family.layouts.iter().map(|(&id, layout)| (id, layout));
+        others.chain([(self.family.own.memory, &self.layout)]).collect()
+    }
+
+    /// Whether these are its memories, and hold the registers of processes that use them; those of all other processes and threads are
+    /// here.
+    pub(crate) fn is_played_by(&self, parts: &[&Part]) -> bool {
+        let of = |memory: u32| parts.iter().find(|part| part.memory == memory);
+        let known = |part: &&Part| {
+            self.family.kin(part.holds).is_some_and(|kin| kin.memory == part.memory)
+        };
+        let placed = self.family.kins().all(|kin| {
+            let (Some(part), Some(threads)) = (of(kin.memory), self.threads_of(kin.id)) else {
+                return false;
+            };
+            let held = part.holds == kin.id;
+            let mut contexts = threads.iter().filter_map(|(_, thread)| thread.context.as_ref());
+            threads.current().context.is_none() == held
+                && contexts.all(|context| context.check(&part.registers).is_ok())
+        });
+        let ids = parts.iter().map(|part| part.memory);
+        ids.eq(self.memories().into_keys()) && parts.iter().all(known) && placed
+    }
+
     /// The threads of a process that lives.
     pub(super) fn threads_of(&self, id: u32) -> Option<&Threads> {
         match self.family.own.id == id {
@@ -331,7 +401,7 @@ impl State {
     }
 
     /// Tells the layout what others have mapped, which counts against the same limit.
-    fn count_memory(&mut self) {
+    pub(super) fn count_memory(&mut self) {
         let elsewhere = self.family.layouts.values().map(Layout::bytes).sum();
         self.layout.set_elsewhere(elsewhere);
     }
@@ -465,17 +535,61 @@ mod tests {
 
     #[test]
     fn families_that_do_not_fit_together_are_refused() {
-        let family = Family::new();
-        let (own, _) = family.parts().unwrap();
-        let ended = |parent| Ended { parent, group: FIRST, status: 0 };
-        let all = |own: &Kin, id, parent| {
-            Family::from_parts(own.clone(), vec![(id, ended(parent))], FIRST + 2)
+        let (layout, mut threads) = (Layout::new(1 << 20), Threads::new());
+        let (child, thread) = (FIRST + 1, threads.current().clone());
+        assert_eq!(threads.take_number(), Ok(child));
+        let check = |change: &dyn Fn(&mut Family)| {
+            let mut family = Family::new();
+            let kin = Kin { id: child, parent: FIRST, memory: child, ..Kin::first() };
+            let member = Member {
+                kin,
+                directory: afresh_files::Tree::ROOT,
+                umask: 0,
+                handlers: BTreeMap::new(),
+                pending: Pending::default(),
+                alarm: None,
+                threads: Threads::single(child, thread.clone(), &threads),
+            };
+            family.others.insert(child, member);
+            family.layouts.insert(child, Layout::new(1 << 20));
+            change(&mut family);
+            family.check(&threads, &layout)
         };
-        assert!(all(&own, FIRST + 1, FIRST).is_some());
-        assert!(all(&own, FIRST, FIRST).is_none());
-        assert!(all(&own, FIRST + 2, FIRST).is_none());
-        assert!(all(&own, FIRST + 1, FIRST + 1).is_none());
-        assert!(all(&Kin { id: 9, ..own.clone() }, FIRST + 1, FIRST).is_none());
-        assert!(all(&Kin { memory: 9, ..own }, FIRST + 1, FIRST).is_none());
+        fn own(family: &mut Family) -> &mut Member {
+            family.others.get_mut(&(FIRST + 1)).unwrap()
+        }
+        assert_eq!(check(&|_| ()), Ok(()));
+        assert_eq!(check(&|family| *family = Family::new()), Ok(()));
+        let odd: [&dyn Fn(&mut Family); 15] = [
+            &|family| family.own.id = 9,
+            &|family| family.own.memory = child,
+            &|family| family.own.parent = child,
+            &|family| family.own.stopped = Some(65),
+            &|family| own(family).kin.id = FIRST,
+            &|family| own(family).kin.parent = child,
+            &|family| own(family).kin.memory = child + 1,
+            // Its memory would be nobody's.
+            &|family| own(family).kin.memory = FIRST,
+            &|family| drop(family.layouts.clear()),
+            &|family| drop(family.layouts.insert(FIRST, Layout::new(1 << 20))),
+            &|family| drop(family.layouts.insert(child, Layout::new(1 << 21))),
+            &|family| own(family).threads = Threads::new(),
+            &|family| drop(own(family).handlers.insert(65, [0; 32])),
+            &|family| {
+                let member = own(family).clone();
+                family.others.insert(child + 1, member);
+            },
+            &|family| {
+                family.ended.insert(child, Ended { parent: FIRST, group: FIRST, status: 0 });
+            },
+        ];
+        for (index, change) in odd.iter().enumerate() {
+            assert!(check(change).is_err(), "{index}");
+        }
+        let borrows = |family: &mut Family| {
+            family.layouts.clear();
+            own(family).kin.memory = FIRST;
+        };
+        assert_eq!(check(&borrows), Ok(()));
     }
 }

@@ -106,8 +106,7 @@ impl Layout {
             }
             (at, bytes) = (m.end, bytes + (m.end - start));
         }
-        let alone = bytes == self.bytes && self.elsewhere == 0;
-        let fits = alone && bytes <= self.limit && self.limit <= IMAGE_LEN;
+        let fits = bytes == self.bytes && bytes <= self.limit && self.limit <= IMAGE_LEN;
         if !fits || self.maps.len() > MAPPINGS || self.heap > self.brk || self.brk > CEILING {
             return Err("its mappings are more than it may have");
         }

@@ -16,7 +16,7 @@ use super::State;
 use super::channels::Channels;
 use super::clock_calls::now_moment;
 use super::devices::Device;
-use super::family::{Ended, Family, Kin};
+use super::family::{FIRST, Family};
 use super::ground;
 use super::layout::Layout;
 use super::locks::Locks;
@@ -24,17 +24,17 @@ use super::pipe_calls::Timer;
 use super::poll_calls::Set;
 use super::signals::Pending;
 use super::sockets::Socket;
-use super::table::{Description, Open, Table};
+use super::table::{Description, Open, Parts, Table};
 use super::threads::{Moment, Threads};
 use crate::error::{FreezeError, Misfit, ThawError};
-use crate::platform::Registers;
 
 /// [`State`] but for its files, in a form that is written down.
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Packed {
     layout: Layout,
     layers: Vec<Vec<u8>>,
-    descriptors: Vec<(u32, u64, bool)>,
+    /// Whose, number, description, whether it is closed on `exec`.
+    descriptors: Vec<(u32, u32, u64, bool)>,
     descriptions: Vec<(u64, PackedOpen, u32)>,
     next: u64,
     directory: Node,
@@ -46,8 +46,7 @@ pub(crate) struct Packed {
     threads: Threads,
     channels: Channels,
     locks: Locks,
-    own: Kin,
-    ended: Vec<(u32, Ended)>,
+    family: Family,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -66,19 +65,21 @@ enum PackedOpen {
     Socket(Socket),
 }
 
-/// Has all moments of threads, alarm and timers at another place of the clock.
+/// Has all moments of threads, alarms and timers at another place of the clock.
 fn shift(
     threads: &mut Threads,
     alarm: &mut Option<(Moment, u64)>,
+    family: &mut Family,
     timers: &mut dyn Iterator<Item = &mut Timer>,
     by: impl Fn(Moment) -> Moment,
 ) {
-    let waits = threads.values_mut().filter_map(|thread| thread.wait.as_mut());
-    let until = waits.filter_map(|wait| wait.until.as_mut());
-    let alarm = alarm.iter_mut().map(|(at, _)| at);
-    for at in until.chain(alarm).chain(timers.filter_map(|timer| timer.at.as_mut())) {
-        *at = by(*at);
-    }
+    let moved = |threads: &mut Threads| {
+        let waits = threads.values_mut().filter_map(|thread| thread.wait.as_mut());
+        waits.filter_map(|wait| wait.until.as_mut()).for_each(|at| *at = by(*at));
+    };
+    family.threads_mut().chain([threads]).for_each(moved);
+    let alarms = family.alarms_mut().chain([alarm]).flatten().map(|(at, _)| at);
+    alarms.chain(timers.filter_map(|timer| timer.at.as_mut())).for_each(|at| *at = by(*at));
 }
 
 /// A state that does not fit together.
@@ -91,7 +92,7 @@ impl State {
     pub(crate) fn pack(&self) -> Result<(Packed, Vec<u8>), FreezeError> {
         let lost = |error: &dyn std::fmt::Display| FreezeError::State(error.to_string());
         let stat = |open: &OpenFile| self.tree.stat(open.node).map_err(|error| lost(&error));
-        let (descriptors, open, next) = self.table.parts();
+        let Parts { descriptors, descriptions: open, next } = self.table.parts(self.family.own.id);
         let mut descriptions = Vec::new();
         for (id, description) in open {
             let open = match &description.open {
@@ -114,19 +115,17 @@ impl State {
             descriptions.push((id, open, description.flags));
         }
         let (mut threads, mut alarm) = (self.threads.clone(), self.alarm);
+        let mut family = self.family.clone();
         let mut timers = descriptions.iter_mut().filter_map(|(_, open, _)| match open {
             PackedOpen::Timer(timer) => Some(timer),
             _ => None,
         });
         let now = now_moment();
-        shift(&mut threads, &mut alarm, &mut timers, |at| at.saturating_sub(now));
-        let children =
-            || FreezeError::State(format!("it has children: {}", self.family.children()));
-        let (own, ended) = self.family.parts().ok_or_else(children)?;
+        shift(&mut threads, &mut alarm, &mut family, &mut timers, |at| at.saturating_sub(now));
         let packed = Packed {
             layout: self.layout.clone(),
             layers: self.layers.iter().map(|path| ground::bytes(path).to_vec()).collect(),
-            descriptors: descriptors.collect(),
+            descriptors,
             descriptions,
             next,
             directory: self.directory,
@@ -137,8 +136,7 @@ impl State {
             threads,
             channels: self.channels.clone(),
             locks: self.locks.clone(),
-            own,
-            ended,
+            family,
         };
         let files = self.tree.saved().map_err(|error| lost(&error))?;
         Ok((packed, files.to_bytes()))
@@ -150,7 +148,7 @@ impl State {
         files: &[u8],
         granted: &[PathBuf],
     ) -> Result<Self, ThawError> {
-        packed.layout.check().map_err(damaged)?;
+        packed.family.check(&packed.threads, &packed.layout).map_err(damaged)?;
         let path = |bytes| PathBuf::from(OsString::from_vec(bytes));
         let layers: Vec<PathBuf> = packed.layers.into_iter().map(path).collect();
         for layer in &layers {
@@ -202,11 +200,13 @@ impl State {
             };
             descriptions.insert(id, Description { open, flags });
         }
-        let mut table = Table::from_parts(packed.descriptors, descriptions, packed.next)
+        let mut family = packed.family;
+        let (descriptors, next) = (packed.descriptors, packed.next);
+        let parts = Parts { descriptors, descriptions, next };
+        let mut table = Table::from_parts(parts, FIRST, |id| family.lives(id))
             .ok_or_else(|| damaged("its descriptors do not fit together"))?;
         let ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
         packed.channels.check(&ends).map_err(damaged)?;
-        packed.threads.check().map_err(damaged)?;
         if !packed.pending.is_sound() {
             return Err(damaged("a signal that is none"));
         }
@@ -217,9 +217,11 @@ impl State {
                 _ => None,
             });
             let now = now_moment();
-            shift(&mut threads, &mut alarm, &mut timers, |at| now.saturating_add(at));
+            let later = |at| now.saturating_add(at);
+            shift(&mut threads, &mut alarm, &mut family, &mut timers, later);
         }
-        let shared = packed.layout.shared();
+        let layouts = family.layouts().chain([&packed.layout]);
+        let shared: Vec<_> = layouts.flat_map(Layout::shared).collect();
         let shares: BTreeSet<Node> = shared.iter().map(|shared| shared.share.node).collect();
         if shared.iter().any(|s| s.share.offset(s.range.start) > i64::MAX as u64 / 2) {
             return Err(damaged("memory is shared beyond the end of any file"));
@@ -228,12 +230,11 @@ impl State {
         if !shares.iter().all(file) {
             return Err(damaged("memory is shared through what is no file"));
         }
-        let family = Family::from_parts(packed.own, packed.ended, threads.next())
-            .ok_or_else(|| damaged("its processes do not fit together"))?;
         if packed.handlers.iter().any(|(number, _)| !(1..=64).contains(number)) {
             return Err(damaged("a handler of no signal"));
         }
-        if tree.stat(packed.directory).map(|stat| stat.kind) != Ok(Kind::Directory) {
+        let directory = |node| tree.stat(node).map(|stat| stat.kind) == Ok(Kind::Directory);
+        if !family.directories().chain([packed.directory]).all(directory) {
             return Err(damaged("its directory is none"));
         }
         let mut state = Self {
@@ -253,15 +254,8 @@ impl State {
             family,
         };
         state.drop_unowned();
+        state.count_memory();
         Ok(state)
-    }
-}
-
-impl State {
-    /// What is wrong with the threads' registers beside those of the current one, if anything is.
-    pub(crate) fn check_contexts(&self, registers: &Registers) -> Result<(), &'static str> {
-        let contexts = self.threads.iter().filter_map(|(_, thread)| thread.context.as_ref());
-        contexts.into_iter().try_for_each(|context| context.check(registers))
     }
 }
 

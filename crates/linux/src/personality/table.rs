@@ -102,6 +102,14 @@ pub(crate) struct Table {
     next: u64,
 }
 
+/// A table taken apart.
+pub(super) struct Parts<D> {
+    /// Whose, number, description, whether it is closed on `exec`.
+    pub(super) descriptors: Vec<(u32, u32, u64, bool)>,
+    pub(super) descriptions: BTreeMap<u64, D>,
+    pub(super) next: u64,
+}
+
 impl Table {
     /// Input, output and messages.
     pub(crate) fn new() -> Self {
@@ -124,33 +132,37 @@ impl Table {
         table
     }
 
-    /// Descriptors (number, description, whether it is closed on `exec`), descriptions by id, and the next id.
-    pub(super) fn parts(
-        &self,
-    ) -> (impl Iterator<Item = (u32, u64, bool)> + '_, impl Iterator<Item = (u64, &Description)>, u64)
-    {
-        let descriptors =
-            self.descriptors.iter().map(|(&number, d)| (number, d.description, d.close_on_exec));
-        (descriptors, self.descriptions.iter().map(|(&id, d)| (id, d)), self.next)
+    /// What it consists of. The current process is `own`.
+    pub(super) fn parts(&self, own: u32) -> Parts<&Description> {
+        let all = self.others.iter().map(|(&id, list)| (id, list)).chain([(own, &self.descriptors)]);
+        let descriptors = all.flat_map(|(id, list)| {
+            list.iter().map(move |(&number, d)| (id, number, d.description, d.close_on_exec))
+        });
+        let descriptions = self.descriptions.iter().map(|(&id, description)| (id, description));
+        Parts {
+            descriptors: descriptors.collect(),
+            descriptions: descriptions.collect(),
+            next: self.next,
+        }
     }
 
-    /// The table of these parts, if they fit together.
+    /// The table of these parts, if they fit together and belong to processes that are known.
     pub(super) fn from_parts(
-        descriptors: Vec<(u32, u64, bool)>,
-        descriptions: BTreeMap<u64, Description>,
-        next: u64,
+        parts: Parts<Description>,
+        own: u32,
+        lives: impl Fn(u32) -> bool,
     ) -> Option<Self> {
-        let fits = descriptors.iter().all(|(number, description, _)| {
-            *number < DESCRIPTORS && descriptions.contains_key(description)
+        let Parts { descriptors, descriptions, next } = parts;
+        let fits = descriptors.iter().all(|(process, number, description, _)| {
+            lives(*process) && *number < DESCRIPTORS && descriptions.contains_key(description)
         });
-        let descriptors = descriptors
-            .into_iter()
-            .map(|(number, description, close_on_exec)| {
-                (number, Descriptor { description, close_on_exec })
-            })
-            .collect();
+        let mut others: BTreeMap<u32, BTreeMap<u32, Descriptor>> = BTreeMap::new();
+        for (process, number, description, close_on_exec) in descriptors {
+            let descriptor = Descriptor { description, close_on_exec };
+            others.entry(process).or_default().insert(number, descriptor);
+        }
+        let descriptors = others.remove(&own).unwrap_or_default();
         let last = descriptions.keys().next_back().copied().unwrap_or_default();
-        let others = BTreeMap::new();
         (fits && last < next).then_some(Self { descriptors, others, descriptions, next })
     }
 

@@ -137,10 +137,10 @@ impl Threads {
     }
 
     /// What is wrong with threads that somebody else wrote down, if anything is.
-    pub(crate) fn check(&self) -> Result<(), &'static str> {
-        let numbered = self.list.keys().all(|id| (FIRST..self.next).contains(id));
-        let placed =
-            self.list.iter().all(|(id, thread)| thread.context.is_none() == (*id == self.current));
+    pub(crate) fn check(&self, next: u32) -> Result<(), &'static str> {
+        let numbered = self.list.keys().all(|id| (FIRST..next).contains(id));
+        let others = self.list.iter().filter(|(id, _)| **id != self.current);
+        let placed = others.into_iter().all(|(_, thread)| thread.context.is_some());
         let known = self.list.contains_key(&self.current) && self.list.len() <= THREADS;
         let pending = self.list.values().all(|thread| thread.pending.is_sound());
         if numbered && placed && known && pending {
@@ -267,17 +267,18 @@ mod tests {
     #[test]
     fn threads_that_do_not_fit_together_are_refused() {
         let threads = Threads::new();
-        assert_eq!(threads.check(), Ok(()));
-        assert!(Threads { current: 9, ..threads.clone() }.check().is_err());
-        assert!(Threads { next: 2, ..threads.clone() }.check().is_err());
+        let next = FIRST + 1;
+        assert_eq!(threads.check(next), Ok(()));
+        assert!(Threads { current: 9, ..threads.clone() }.check(next).is_err());
+        assert!(threads.check(FIRST).is_err());
         let mut two = threads.clone();
         // The second would be a current one, too.
         let second = two.current().clone();
         two.add(second);
-        assert!(two.check().is_err());
+        assert!(two.check(next + 1).is_err());
         let mut signalled = threads;
         let info = super::super::signals::Info::new(70, 0, 0, 0);
-        assert!(signalled.current_mut().pending.add(info) && signalled.check().is_err());
+        assert!(signalled.current_mut().pending.add(info) && signalled.check(next).is_err());
     }
 
     #[test]

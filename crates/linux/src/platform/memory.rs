@@ -1,22 +1,42 @@
 //! Reading and writing the memory of the guest's process.
 
+use std::collections::VecDeque;
+
 use rustix::process::Pid;
 
 use super::PlatformError;
 
-/// Copies from `address` of the process; `false` when a part of the range cannot be read.
-pub(crate) fn read(pid: Pid, address: u64, out: &mut [u8]) -> Result<bool, PlatformError> {
-    let mut done = 0;
-    while done < out.len() {
-        let rest = &mut out[done..];
-        let local = libc::iovec { iov_base: rest.as_mut_ptr().cast(), iov_len: rest.len() };
-        let remote = remote(address.wrapping_add(done as u64), rest.len());
-        // SAFETY: the local vector is one live, exclusively borrowed slice; the remote one is checked by the kernel.
-        let n =
-            unsafe { libc::process_vm_readv(pid.as_raw_nonzero().get(), &local, 1, &remote, 1, 0) };
-        match moved(n, "process_vm_readv")? {
-            0 => return Ok(false),
-            n => done += n,
+/// Ranges that the kernel is given at a time (`IOV_MAX`).
+const RANGES: usize = 1024;
+
+/// Copies from ranges of the process (start, length), one after the other; `false` when a part of them cannot be read.
+pub(crate) fn read(
+    pid: Pid,
+    ranges: &[(u64, usize)],
+    mut out: &mut [u8],
+) -> Result<bool, PlatformError> {
+    let mut left: VecDeque<_> = ranges.iter().map(|&(start, len)| remote(start, len)).collect();
+    while !out.is_empty() {
+        let given = &left.make_contiguous()[..left.len().min(RANGES)];
+        let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
+        // SAFETY: the local vector is one live, exclusively borrowed slice, which is as long as all that is asked for or longer;
+        // the remote ones are checked by the kernel.
+        let n = unsafe {
+            let (pid, count) = (pid.as_raw_nonzero().get(), given.len() as libc::c_ulong);
+            libc::process_vm_readv(pid, &local, 1, given.as_ptr(), count, 0)
+        };
+        let mut moved = moved(n, "process_vm_readv")?;
+        if moved == 0 {
+            return Ok(false);
+        }
+        out = &mut out[moved..];
+        while let Some(first) = left.front_mut() {
+            if moved < first.iov_len {
+                *first = remote(first.iov_base.addr() as u64 + moved as u64, first.iov_len - moved);
+                break;
+            }
+            moved -= first.iov_len;
+            left.pop_front();
         }
     }
     Ok(true)

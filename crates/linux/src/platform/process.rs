@@ -405,8 +405,17 @@ impl Process {
     }
 
     pub(crate) fn read(&self, address: u64, out: &mut [u8]) -> Result<bool, PlatformError> {
-        self.bring(address, out.len() as u64)?;
-        memory::read(self.pid, address, out)
+        self.read_ranges(&[(address, out.len())], out)
+    }
+
+    /// Reads ranges (start, length), one after the other, into `out`, which is as long as all of them.
+    pub(crate) fn read_ranges(
+        &self,
+        ranges: &[(u64, usize)],
+        out: &mut [u8],
+    ) -> Result<bool, PlatformError> {
+        ranges.iter().try_for_each(|&(start, len)| self.bring(start, len as u64))?;
+        memory::read(self.pid, ranges, out)
     }
 
     /// Writes guest memory; the pages count as written.

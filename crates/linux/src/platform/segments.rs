@@ -222,12 +222,6 @@ impl Segments {
     }
 }
 
-impl Serialize for Segments {
-    fn serialize<S: serde::Serializer>(&self, to: S) -> Result<S::Ok, S::Error> {
-        self.list.serialize(to)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

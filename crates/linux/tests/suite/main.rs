@@ -4,6 +4,7 @@
 
 mod bomb;
 mod common;
+mod families;
 mod fork;
 mod http;
 mod odd;

@@ -7,9 +7,8 @@ use crate::common;
 use std::process::Command;
 use std::time::Duration;
 
-use afresh_linux::{CallError, Frozen, Instance, Program, Warm, WarmError};
+use afresh_linux::{Frozen, Instance, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
-use afresh_snapshot::{Branch, Tree};
 use afresh_store::Store;
 
 /// Number of the call.
@@ -87,32 +86,6 @@ fn a_script_runs_by_its_interpreter() {
     let run = program.file("/tmp/a", "#!/bin/sh -e\necho $0 $1\nfalse\necho no\n").run(b"");
     let Some(run) = common::here(run) else { return };
     assert_eq!(String::from_utf8_lossy(&run.output), "/tmp/a two\n1\n", "{run:?}");
-}
-
-#[test]
-fn who_has_children_is_not_warm_and_not_saved() {
-    let warmed = shell("sleep 1000 & while read line; do echo $line; done").warm();
-    match warmed {
-        Err(WarmError::Children { names }) => assert!(names.contains("sleep"), "{names}"),
-        other => drop(common::here(other).map(|_| panic!("it was warmed with a child"))),
-    }
-    let script = "while read line; do $line & echo on; done";
-    let Some(warm) = common::here(shell(script).warm()) else { return };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
-    let guest = line.guest_mut().unwrap();
-    assert_eq!(ask(guest, "sleep 1000\n"), "on\n");
-    match guest.freeze() {
-        Err(afresh_linux::FreezeError::Guest(CallError::Children { names })) => {
-            assert!(names.contains("sleep"), "{names}");
-        }
-        other => panic!("it was frozen: {other:?}"),
-    }
-    // It goes on all the same, and with children that end a state can be had.
-    assert_eq!(ask(guest, "true\n"), "on\n");
-    guest.reset();
-    assert_eq!(ask(guest, "true\n"), "on\n");
-    assert_eq!(ask(guest, "true\n"), "on\n");
-    line.snapshot().unwrap();
 }
 
 const SUBPROCESS: &str = r#"

@@ -1,0 +1,388 @@
+//! A process of the host's that plays processes of the guest's: what it shows, what was done to it, and how it goes back to what
+//! was frozen.
+//!
+//! One that was made from something frozen is watched from then on, and is brought back. One that the guest has made by a fork or for
+//! another program is not: it can be frozen, for its page map tells what it wrote, and is made anew when a reset needs it.
+//!
+//! Promises: what is frozen is every byte; what is brought back equals what was frozen, or its process is told to be unusable.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use afresh_memory::{Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot, Strategy};
+use afresh_sys::planted::{self, Bug};
+
+use crate::hands::Hands;
+use crate::personality::{Change, Layout, protect_order, unmap_order};
+use crate::platform::{IMAGE, Orders, PlatformError, Process, Segment, Segments, Shown, Then};
+use crate::ranges::Ranges;
+use crate::standing::{Ground, Part};
+use crate::warm::Limits;
+
+const PAGE: u64 = PAGE_SIZE as u64;
+const READ: u64 = libc::PROT_READ as u64;
+/// Images that the mappings of one process may show besides each other. Beyond that a new process is made.
+const SHOWN: usize = 64;
+
+/// A process, and what was done to its memory map.
+#[derive(Debug)]
+pub(crate) struct Body {
+    pub(crate) process: Process,
+    /// Where the memory map was changed since it was last brought back.
+    pub(crate) disturbed: Ranges,
+    /// Where other memory is mapped than was then.
+    pub(crate) replaced: Ranges,
+    /// What it shows, but where that was replaced, if it was made from something frozen.
+    pub(crate) base: Option<Ground>,
+    /// Whose registers are in it.
+    pub(crate) holds: u32,
+    /// Whether anything may have run in it since it was last frozen or brought back.
+    pub(crate) ran: bool,
+    /// What it was last frozen as, or brought back to.
+    last: Option<Ground>,
+    /// What brings it back to its base.
+    held: Option<Held>,
+}
+
+/// What is known of memory that is watched.
+#[derive(Debug)]
+struct Held {
+    slot: RemoteSlot,
+    /// What the mappings may show, which must not go before them.
+    shown: Vec<Image>,
+    plain: bool,
+}
+
+/// An error of a slot's owner, or of the slot itself.
+fn failed(error: RemoteError<PlatformError>) -> PlatformError {
+    match error {
+        RemoteError::Owner(error) => error,
+        other => {
+            PlatformError::kernel("resetting memory", std::io::Error::other(other.to_string()))
+        }
+    }
+}
+
+/// The orders that copy `pages` back.
+fn copies(pages: &[PageRange], segments: &Segments) -> Orders {
+    let copy = |part: Segment| [part.start, IMAGE + part.page * PAGE, part.len];
+    let copies = pages.iter().flat_map(|run| segments.showing(*run)).map(copy).collect();
+    Orders { copies, wipe: true, ..Orders::default() }
+}
+
+impl Body {
+    /// A process that shows nothing, or a copy of another: `base` but where that is `replaced`.
+    pub(crate) fn new(process: Process, holds: u32, base: Option<Ground>, replaced: Ranges) -> Self {
+        let (disturbed, last, held) = (Ranges::default(), None, None);
+        Self { process, disturbed, replaced, base, holds, ran: true, last, held }
+    }
+
+    /// A new process that is as `ground` was.
+    pub(crate) fn made(ground: &Ground, limits: &Limits) -> Result<Self, PlatformError> {
+        let part = &ground.part;
+        let shown = Shown::ahead(&ground.image)?;
+        let mut process = Process::new(Some((&shown, &part.segments)))?;
+        process.set_registers(&part.registers);
+        let slot =
+            RemoteSlot::new(&ground.image, limits.strategy, limits.write_set).map_err(failed)?;
+        let held = Some(Held { slot, shown: vec![ground.image.clone()], plain: true });
+        let base = Some(ground.clone());
+        let new = Self::new(process, part.holds, base.clone(), Ranges::default());
+        Ok(Self { ran: false, last: base, held, ..new })
+    }
+
+    /// Whether it can be brought back.
+    pub(crate) fn is_watched(&self) -> bool {
+        self.held.as_ref().is_some_and(|held| held.shown.len() < SHOWN)
+    }
+
+    /// Pages that a reset copies back.
+    pub(crate) fn write_set_len(&self) -> usize {
+        self.held.as_ref().map_or(0, |held| held.slot.write_set_len())
+    }
+
+    /// Puts a change of the layout into effect, while the stub waits for orders.
+    pub(crate) fn enact(&mut self, change: Change, then: Then) -> Result<(), PlatformError> {
+        for order in change.before.iter().chain(&change.after) {
+            let range = order[1]..order[1] + order[2];
+            let kind = order[0] as i64;
+            if kind == libc::SYS_mmap || kind == libc::SYS_munmap {
+                self.process.forget(range.clone());
+                self.replaced.insert(range.clone());
+            }
+            self.disturbed.insert(range);
+        }
+        let first = Orders { calls: change.before, copies: change.copies, ..Orders::default() };
+        if change.content.is_none() && change.after.is_empty() {
+            return self.process.carry_out(&first, then);
+        }
+        self.process.carry_out(&first, Then::Ask)?;
+        if let Some((address, bytes)) = change.content
+            && !self.process.write(address, &bytes)?
+        {
+            return Err(PlatformError::kernel(
+                "filling a mapping of a file",
+                std::io::Error::from_raw_os_error(libc::ENOMEM),
+            ));
+        }
+        self.process.carry_out(&Orders { calls: change.after, ..Orders::default() }, then)
+    }
+
+    /// Reads while what cannot be read is readable.
+    fn opened<T>(
+        &mut self,
+        closed: &[Segment],
+        work: impl FnOnce(&mut Self) -> Result<T, PlatformError>,
+    ) -> Result<T, PlatformError> {
+        if closed.is_empty() {
+            return work(self);
+        }
+        let change = |open: bool| {
+            let order = |part: &Segment| {
+                protect_order(part.start, part.len, if open { READ } else { part.protection })
+            };
+            Change { before: closed.iter().map(order).collect(), ..Change::default() }
+        };
+        self.enact(change(true), Then::Ask)?;
+        let done = work(self)?;
+        self.enact(change(false), Then::Ask)?;
+        Ok(done)
+    }
+
+    fn hands<'a>(&'a mut self, segments: &'a Segments) -> Option<(&'a mut RemoteSlot, Hands<'a>)> {
+        let held = self.held.as_mut()?;
+        let hands = Hands { process: &mut self.process, segments, plain: held.plain };
+        Some((&mut held.slot, hands))
+    }
+
+    /// Maps the image of `ground` where `ranges` say, and nothing where it has nothing. The pages of it that are there. `layout` is
+    /// what is mapped, if that is known.
+    fn map_back(
+        &mut self,
+        ground: &Ground,
+        ranges: &Ranges,
+        layout: Option<&Layout>,
+    ) -> Result<Vec<PageRange>, PlatformError> {
+        let unmap = |r: Range<u64>| {
+            let mapped = layout.is_none_or(|layout| layout.touches(&r));
+            mapped.then(|| unmap_order(r.start, r.end - r.start))
+        };
+        let calls = ranges.iter().filter_map(unmap).collect();
+        ranges.iter().for_each(|range| self.process.forget(range));
+        let orders = Orders { calls, ..Orders::default() };
+        self.process.carry_out(&orders, Then::Ask)?;
+        let segments = &ground.part.segments;
+        let parts: Vec<Segment> = ranges.iter().flat_map(|range| segments.within(range)).collect();
+        let shown = self.process.shown(&ground.image)?;
+        self.process.show(&shown, &parts)?;
+        if let Some(held) = &mut self.held
+            && !held.shown.last().is_some_and(|last| last.same(&ground.image))
+        {
+            held.shown.push(ground.image.clone());
+        }
+        Ok(segments.pages_of(ranges.iter()))
+    }
+
+    /// It is as `ground`, once its orders are carried out.
+    fn stands_on(&mut self, ground: Ground) {
+        if !planted::is(Bug::Register) {
+            self.process.set_registers(&ground.part.registers);
+        }
+        self.holds = ground.part.holds;
+        self.last = Some(ground.clone());
+        self.base = Some(ground);
+        self.ran = false;
+    }
+
+    /// Brings everything but the write set back, and returns the orders that copy that.
+    pub(crate) fn restore(&mut self, layout: Option<&Layout>) -> Result<Orders, PlatformError> {
+        let Some(ground) = self.base.clone() else { return Err(PlatformError::Lost) };
+        let segments = &ground.part.segments;
+        self.process.look_for_content();
+        let mut disturbed = std::mem::take(&mut self.disturbed);
+        if planted::is(Bug::Mapping) {
+            disturbed = Ranges::default();
+        }
+        self.replaced = Ranges::default();
+        let fresh = match disturbed.is_empty() {
+            true => Vec::new(),
+            false => self.map_back(&ground, &disturbed, layout)?,
+        };
+        let Some((slot, mut hands)) = self.hands(segments) else { return Err(PlatformError::Lost) };
+        slot.forget(&fresh);
+        let pages = slot.reset(&mut hands).map_err(failed)?;
+        let orders = copies(pages, segments);
+        self.stands_on(ground);
+        Ok(orders)
+    }
+
+    /// Goes to `to`, and stands on that from then on.
+    pub(crate) fn move_to(
+        &mut self,
+        to: &Ground,
+        layout: Option<&Layout>,
+    ) -> Result<(), PlatformError> {
+        let Some(from) = self.base.take() else { return Err(PlatformError::Lost) };
+        let (old, new) = (&from.part.segments, &to.part.segments);
+        let differing = from.image.differing(&to.image);
+        // Where it is mapped otherwise, and what the guest may not write, but differs.
+        let mut moved = std::mem::take(&mut self.disturbed);
+        self.replaced = Ranges::default();
+        old.missing_in(new).chain(new.missing_in(old)).for_each(|s| moved.insert(s.range()));
+        for part in differing.iter().flat_map(|run| new.showing(*run)) {
+            if !part.allows(libc::PROT_WRITE) {
+                moved.insert(part.range());
+            }
+        }
+        let fresh = self.map_back(to, &moved, layout)?;
+        self.process.show_window(&Shown::new(&to.image)?, &differing)?;
+        if let Some(held) = &mut self.held {
+            held.plain = false;
+        }
+        let Some((slot, mut hands)) = self.hands(new) else { return Err(PlatformError::Lost) };
+        let pages = slot.switch(&mut hands, &to.image, &fresh).map_err(failed)?;
+        let orders = copies(pages, new);
+        self.stands_on(to.clone());
+        self.process.carry_out(&orders, Then::Ask)
+    }
+
+    /// What is in it now, of process `memory` with this layout. With `moves` it stands on that from then on, if it is watched.
+    pub(crate) fn freeze(
+        &mut self,
+        memory: u32,
+        layout: &Layout,
+        moves: bool,
+    ) -> Result<Ground, PlatformError> {
+        if let Some(last) = self.last.as_ref().filter(|_| !self.ran) {
+            return Ok(last.clone());
+        }
+        let (registers, holds) = (self.process.registers(), self.holds);
+        let part = |segments| Arc::new(Part { memory, holds, segments, registers });
+        if self.held.is_some() {
+            return self.freeze_watched(layout, moves, part);
+        }
+        let before = self.last.clone().or_else(|| self.base.clone());
+        let empty = || (Image::zero(0), Segments::default());
+        let (image, old) = before
+            .map_or_else(empty, |ground| (ground.image.clone(), ground.part.segments.clone()));
+        let segments = old.place(layout.mappings());
+        // Pages of its own, and, of what shows no image, those that are not there.
+        let (mut placed, mut gone) = (Vec::new(), segments.without(&old));
+        for part in segments.iter() {
+            let mut at = part.start;
+            for held in self.process.private(part.range())? {
+                gone.extend(segments.pages_of(self.blank(at..held.start).into_iter()));
+                placed.extend(segments.pages_of(std::iter::once(held.clone())));
+                at = held.end;
+            }
+            gone.extend(segments.pages_of(self.blank(at..part.range().end).into_iter()));
+        }
+        // What the image before does not have is zero.
+        let had = PageRange::new(0, image.pages());
+        let mut gone: Vec<_> = gone.iter().filter_map(|run| run.intersect(had)).collect();
+        placed.sort_unstable_by_key(|run| run.start);
+        gone.sort_unstable_by_key(|run| run.start);
+        let closed = segments.iter().filter(|part| !part.allows(libc::PROT_READ));
+        let closed: Vec<_> = closed.copied().collect();
+        let image = self.opened(&closed, |body| {
+            let mut slot = RemoteSlot::new(&image, Strategy::Auto, usize::MAX).map_err(failed)?;
+            let process = &mut body.process;
+            let mut hands = Hands { process, segments: &segments, plain: false };
+            slot.freeze(&mut hands, segments.pages(), &placed, &gone).map_err(failed)
+        })?;
+        let ground = Ground { image, part: part(segments) };
+        self.last = Some(ground.clone());
+        self.ran = false;
+        Ok(ground)
+    }
+
+    /// The parts of `range` that show no image.
+    fn blank(&self, range: Range<u64>) -> Vec<Range<u64>> {
+        let mut blank = Ranges::default();
+        blank.insert(range.clone());
+        if let Some(base) = &self.base {
+            base.part.segments.within(range.clone()).for_each(|part| blank.remove(part.range()));
+            self.replaced.within(range).into_iter().for_each(|gone| blank.insert(gone));
+        }
+        blank.iter().collect()
+    }
+
+    fn freeze_watched(
+        &mut self,
+        layout: &Layout,
+        moves: bool,
+        part: impl FnOnce(Segments) -> Arc<Part>,
+    ) -> Result<Ground, PlatformError> {
+        let Some(base) = self.base.clone() else { return Err(PlatformError::Lost) };
+        let old = &base.part.segments;
+        let segments = old.place(layout.mappings());
+        let (disturbed, replaced) = (self.disturbed.clone(), self.replaced.clone());
+        // What was mapped or changed since: pages that hold something, and, of new memory, those that do not.
+        let (mut placed, mut gone) = (Vec::new(), segments.without(old));
+        for part in disturbed.iter().flat_map(|range| segments.within(range)) {
+            let mut at = part.start;
+            for held in self.process.populated(part.range())? {
+                let zero = replaced.within(at..held.start);
+                gone.extend(segments.pages_of(zero.into_iter()));
+                placed.extend(segments.pages_of(std::iter::once(held.clone())));
+                at = held.end;
+            }
+            gone.extend(segments.pages_of(replaced.within(at..part.range().end).into_iter()));
+        }
+        placed.sort_unstable_by_key(|run| run.start);
+        gone.sort_unstable_by_key(|run| run.start);
+        let closed: Vec<_> = disturbed
+            .iter()
+            .flat_map(|range| segments.within(range))
+            .filter(|part| !part.allows(libc::PROT_READ))
+            .collect();
+        let image = self.opened(&closed, |body| {
+            let pages = segments.pages();
+            let Some((slot, mut hands)) = body.hands(&segments) else {
+                return Err(PlatformError::Lost);
+            };
+            let image = match moves {
+                true => slot.checkpoint(&mut hands, pages, &placed, &gone),
+                false => slot.freeze(&mut hands, pages, &placed, &gone),
+            };
+            image.map_err(failed)
+        })?;
+        let ground = Ground { image, part: part(segments) };
+        if moves {
+            // What was mapped since belongs to the state now: written pages of it must be noticed from here on.
+            self.disturbed = Ranges::default();
+            self.replaced = Ranges::default();
+            let parts = disturbed.iter().flat_map(|range| ground.part.segments.within(range));
+            for part in parts.filter(|part| part.allows(libc::PROT_WRITE)) {
+                self.process.watch(part.range())?;
+            }
+            let differing = base.image.differing(&ground.image);
+            self.process.show_window(&Shown::new(&ground.image)?, &differing)?;
+            if let Some(held) = &mut self.held {
+                held.plain = false;
+            }
+            self.base = Some(ground.clone());
+            self.last = Some(ground.clone());
+            self.ran = false;
+        }
+        Ok(ground)
+    }
+
+    /// Compares all memory that may be read with what it stands on: the bytes compared, or where the first difference is.
+    pub(crate) fn compare(&mut self) -> Result<Result<u64, u64>, PlatformError> {
+        let Some(ground) = self.base.clone() else { return Err(PlatformError::Lost) };
+        let segments = &ground.part.segments;
+        // Memory that nobody may read is as it was mapped, or its protection would have changed.
+        let readable = segments.iter().filter(|segment| segment.allows(libc::PROT_READ));
+        let mut pages: Vec<_> = readable.map(Segment::pages).collect();
+        pages.sort_unstable_by_key(|run| run.start);
+        let Some((slot, mut hands)) = self.hands(segments) else { return Err(PlatformError::Lost) };
+        Ok(match slot.verify(&mut hands, &pages).map_err(failed)? {
+            None => Ok(pages.iter().map(|run| run.byte_len() as u64).sum()),
+            Some(page) => {
+                let mut at = segments.showing(PageRange::new(page, 1));
+                Err(at.next().map_or(0, |part| part.start))
+            }
+        })
+    }
+}

@@ -1,0 +1,224 @@
+//! Guests of several processes: all of them are warm, brought back, forked, rolled back and saved, with pipes and shared memory between them.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use crate::common;
+
+use std::time::Duration;
+
+use afresh_linux::{Frozen, Instance, Program, Warm};
+use afresh_pager::{Options, SnapshotOptions};
+use afresh_snapshot::{Branch, Tree};
+use afresh_store::Store;
+use afresh_sys::planted::{self, Bug};
+
+const LIMIT: Duration = Duration::from_secs(200);
+
+/// Workers that count what they are asked, in memory of their own, and all together in memory that they share.
+const WORKERS: &str = r#"
+import mmap, os, signal, sys
+shared = mmap.mmap(-1, 4096)
+workers, heap = [], bytearray(1 << 20)
+def work(requests, answers):
+    asked, own = 0, bytearray(1 << 20)
+    for line in os.fdopen(requests):
+        asked += 1
+        own[asked * 4096] = asked
+        shared[0] += 1
+        os.write(answers, b"%d of %d, %d pages\n" % (asked, shared[0], sum(map(bool, own[::4096]))))
+    os._exit(0)
+def hire():
+    (theirs, requests), (answers, mine) = os.pipe(), os.pipe()
+    if (pid := os.fork()) == 0:
+        os.close(requests), os.close(answers)
+        work(theirs, mine)
+    os.close(theirs), os.close(mine)
+    workers.append((pid, requests, os.fdopen(answers)))
+hire(), hire()
+for line in sys.stdin:
+    match line.split():
+        case ["ask", which]:
+            os.write(workers[int(which)][1], b"go\n")
+            print(workers[int(which)][2].readline().strip(), flush=True)
+        case ["hire"]:
+            hire()
+            print(len(workers), flush=True)
+        case ["fire", which]:
+            os.kill(workers[int(which)][0], signal.SIGKILL)
+            print(os.waitstatus_to_exitcode(os.waitpid(workers[int(which)][0], 0)[1]), flush=True)
+        case ["replace", which]:
+            # Another program in the worker's place, which goes on.
+            os.execv("/bin/sh", ["sh", "-c", "echo was $0; while read line; do echo sh $line; done", which])
+"#;
+
+fn program() -> Option<Program> {
+    let program = common::python()?.arg("/app.py").file("/app.py", WORKERS);
+    Some(program.time_limit(LIMIT).start_limit(LIMIT))
+}
+
+fn warm() -> Option<Warm> {
+    common::here(program()?.warm())
+}
+
+fn ask(instance: &mut Instance, request: &str) -> String {
+    let answer = instance.call(format!("{request}\n").as_bytes());
+    let answer = answer.unwrap_or_else(|error| panic!("{request:?}: {error}"));
+    String::from_utf8(answer).unwrap().trim_end().to_owned()
+}
+
+/// What a call leaves in any of its processes is gone with the next reset.
+fn is_brought_back(warm: &Warm) {
+    let mut instance = warm.instance();
+    for round in 0..6 {
+        assert_eq!(ask(&mut instance, "ask 0"), "1 of 1, 1 pages", "round {round}");
+        assert_eq!(ask(&mut instance, "ask 1"), "1 of 2, 1 pages");
+        assert_eq!(ask(&mut instance, "ask 0"), "2 of 3, 2 pages");
+        let compared = instance.verify().unwrap();
+        assert!(compared > 30 << 20, "of three processes: {compared}");
+        // One that ends, and one that comes.
+        assert_eq!(ask(&mut instance, "fire 1"), "-9");
+        assert_eq!(ask(&mut instance, "hire"), "3");
+        assert_eq!(ask(&mut instance, "ask 2"), "1 of 1, 1 pages");
+        instance.verify().unwrap();
+        assert_eq!(ask(&mut instance, "ask 1"), "1 of 1, 1 pages");
+        instance.verify().unwrap();
+        assert_eq!(ask(&mut instance, "replace 0"), "was 0");
+        assert_eq!(ask(&mut instance, "on"), "sh on");
+        instance.reset();
+    }
+    assert_eq!(instance.stats().processes, 1, "the first was brought back, not made anew");
+}
+
+#[test]
+fn what_calls_leave_in_any_process_is_gone() {
+    let Some(warm) = warm() else { return };
+    is_brought_back(&warm);
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    if warm().is_some() {
+        planted::must_be_caught(
+            &[Bug::Family],
+            &["families::what_calls_leave_in_any_process_is_gone"],
+        );
+    }
+}
+
+#[test]
+fn workers_go_on_from_a_snapshot() {
+    let (Some(program), Some(warm)) = (program(), warm()) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path().join("store")).unwrap();
+    warm.freeze().unwrap().save(&store, "warm", &SnapshotOptions::default()).unwrap();
+    let open = |name: &str| {
+        let frozen = Frozen::load(store.load(name).unwrap(), &Options::default()).unwrap();
+        Warm::thaw(&frozen, &program).unwrap()
+    };
+    is_brought_back(&open("warm"));
+    // In the middle, with a worker that was hired since and one that is no more.
+    let mut instance = warm.instance();
+    assert_eq!(ask(&mut instance, "hire"), "3");
+    assert_eq!(ask(&mut instance, "ask 2"), "1 of 1, 1 pages");
+    assert_eq!(ask(&mut instance, "ask 0"), "1 of 2, 1 pages");
+    assert_eq!(ask(&mut instance, "fire 1"), "-9");
+    instance.freeze().unwrap().save(&store, "later", &SnapshotOptions::default()).unwrap();
+    let mut thawed = open("later").instance();
+    for instance in [&mut instance, &mut thawed] {
+        assert_eq!(ask(instance, "ask 0"), "2 of 3, 2 pages");
+        assert_eq!(ask(instance, "ask 2"), "2 of 4, 2 pages");
+        assert_eq!(ask(instance, "hire"), "4");
+    }
+    thawed.verify().unwrap();
+    assert_eq!(ask(&mut thawed, "ask 2"), "2 of 3, 2 pages");
+}
+
+#[test]
+fn sessions_of_several_processes_fork_and_roll_back() {
+    let Some(warm) = warm() else { return };
+    let tree = Tree::new();
+    let mut line = Branch::<Instance>::sow(&tree, warm.home(), warm.state());
+    assert_eq!(ask(line.guest_mut().unwrap(), "ask 0"), "1 of 1, 1 pages");
+    let one = line.snapshot().unwrap();
+    assert_eq!(ask(line.guest_mut().unwrap(), "hire"), "3");
+    assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "1 of 2, 1 pages");
+    let two = line.snapshot().unwrap();
+    assert_eq!(ask(line.guest_mut().unwrap(), "fire 0"), "-9");
+    assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "2 of 3, 2 pages");
+    let three = line.snapshot().unwrap();
+    assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "3 of 4, 3 pages");
+    for round in 0..4 {
+        line.restore(one).unwrap();
+        line.guest_mut().unwrap().verify().unwrap();
+        assert_eq!(ask(line.guest_mut().unwrap(), "ask 0"), "2 of 2, 2 pages", "round {round}");
+        // A worker of the same number as in the other states, but another one.
+        assert_eq!(ask(line.guest_mut().unwrap(), "hire"), "3");
+        assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "1 of 3, 1 pages");
+        line.restore(three).unwrap();
+        line.guest_mut().unwrap().verify().unwrap();
+        assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "3 of 4, 3 pages");
+        line.restore(two).unwrap();
+        assert_eq!(ask(line.guest_mut().unwrap(), "ask 0"), "2 of 3, 2 pages");
+        assert_eq!(ask(line.guest_mut().unwrap(), "ask 2"), "2 of 4, 2 pages");
+        line.guest_mut().unwrap().verify().unwrap();
+        let mut fork = line.fork(two).unwrap();
+        assert_eq!(ask(fork.guest_mut().unwrap(), "ask 1"), "1 of 3, 1 pages");
+        assert_eq!(ask(fork.guest_mut().unwrap(), "ask 2"), "2 of 4, 2 pages");
+    }
+}
+
+const SERVER: &str = r#"
+import os, socket
+listener = socket.create_server(("127.0.0.1", 8000))
+for _ in range(3):
+    if os.fork() == 0:
+        served = 0
+        while True:
+            caller, _ = listener.accept()
+            caller.recv(4096)
+            served += 1
+            text = b"%d by %d" % (served, os.getpid())
+            caller.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+            caller.close()
+os.wait()
+"#;
+
+#[test]
+fn a_server_with_workers_is_warm() {
+    let Some(program) = common::python() else { return };
+    let program = program.arg("/app.py").file("/app.py", SERVER).request("GET /");
+    let Some(warm) = common::here(program.time_limit(LIMIT).start_limit(LIMIT).warm()) else {
+        return;
+    };
+    let mut instance = warm.instance();
+    let mut get = |instance: &mut Instance| {
+        let answer = instance.call(b"GET / HTTP/1.1\r\nHost: me\r\n\r\n").unwrap();
+        String::from_utf8_lossy(&answer).lines().last().unwrap_or_default().to_owned()
+    };
+    let first = get(&mut instance);
+    for _ in 0..4 {
+        instance.reset();
+        assert_eq!(get(&mut instance), first);
+        instance.verify().unwrap();
+    }
+    // From one call to the next every worker has its turn.
+    assert_eq!(get(&mut instance), first);
+    let second = get(&mut instance);
+    assert_ne!(second, first);
+}
+
+#[test]
+fn what_is_started_in_the_background_lives_in_every_state() {
+    let script = "while read line; do case $line in start) sleep 1000 & echo $!;; *) kill -0 $line && echo alive || echo gone;; esac; done";
+    let shell = Program::new("/bin/sh").arg("-c").arg(script).env("PATH", "/usr/bin:/bin");
+    let Some(warm) = common::here(shell.time_limit(LIMIT).start_limit(LIMIT).warm()) else { return };
+    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let before = line.snapshot().unwrap();
+    let child = ask(line.guest_mut().unwrap(), "start");
+    let with = line.snapshot().unwrap();
+    assert_eq!(ask(line.guest_mut().unwrap(), &child), "alive");
+    line.restore(before).unwrap();
+    assert_eq!(ask(line.guest_mut().unwrap(), &child), "gone");
+    line.restore(with).unwrap();
+    assert_eq!(ask(line.guest_mut().unwrap(), &child), "alive");
+}
