@@ -74,12 +74,6 @@ impl Standing {
         Self { images: images.into(), rest: Arc::new(Rest { parts, state, wait }) }
     }
 
-    /// Every memory.
-    pub(crate) fn grounds(&self) -> impl Iterator<Item = Ground> + '_ {
-        let pairs = self.images.iter().zip(&self.rest.parts);
-        pairs.map(|(image, part)| Ground { image: image.clone(), part: Arc::clone(part) })
-    }
-
     /// The memory of process `memory`.
     pub(crate) fn ground(&self, memory: u32) -> Option<Ground> {
         let index = self.rest.parts.binary_search_by_key(&memory, |part| part.memory).ok()?;

@@ -570,11 +570,13 @@ mod tests {
             &|family| own(family).kin.memory = child + 1,
             // Its memory would be nobody's.
             &|family| own(family).kin.memory = FIRST,
-            &|family| drop(family.layouts.clear()),
+            &|family| family.layouts.clear(),
             &|family| drop(family.layouts.insert(FIRST, Layout::new(1 << 20))),
             &|family| drop(family.layouts.insert(child, Layout::new(1 << 21))),
             &|family| own(family).threads = Threads::new(),
-            &|family| drop(own(family).handlers.insert(65, [0; 32])),
+            &|family| {
+                own(family).handlers.insert(65, [0; 32]);
+            },
             &|family| {
                 let member = own(family).clone();
                 family.others.insert(child + 1, member);

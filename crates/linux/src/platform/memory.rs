@@ -17,12 +17,13 @@ pub(crate) fn read(
 ) -> Result<bool, PlatformError> {
     let mut left: VecDeque<_> = ranges.iter().map(|&(start, len)| remote(start, len)).collect();
     while !out.is_empty() {
-        let given = &left.make_contiguous()[..left.len().min(RANGES)];
+        let count = left.len().min(RANGES);
+        let given = &left.make_contiguous()[..count];
         let local = libc::iovec { iov_base: out.as_mut_ptr().cast(), iov_len: out.len() };
         // SAFETY: the local vector is one live, exclusively borrowed slice, which is as long as all that is asked for or longer;
         // the remote ones are checked by the kernel.
         let n = unsafe {
-            let (pid, count) = (pid.as_raw_nonzero().get(), given.len() as libc::c_ulong);
+            let (pid, count) = (pid.as_raw_nonzero().get(), count as libc::c_ulong);
             libc::process_vm_readv(pid, &local, 1, given.as_ptr(), count, 0)
         };
         let mut moved = moved(n, "process_vm_readv")?;

@@ -191,7 +191,7 @@ fn a_server_with_workers_is_warm() {
         return;
     };
     let mut instance = warm.instance();
-    let mut get = |instance: &mut Instance| {
+    let get = |instance: &mut Instance| {
         let answer = instance.call(b"GET / HTTP/1.1\r\nHost: me\r\n\r\n").unwrap();
         String::from_utf8_lossy(&answer).lines().last().unwrap_or_default().to_owned()
     };
