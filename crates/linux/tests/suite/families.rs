@@ -222,3 +222,89 @@ fn what_is_started_in_the_background_lives_in_every_state() {
     line.restore(with).unwrap();
     assert_eq!(ask(line.guest_mut().unwrap(), &child), "alive");
 }
+
+#[test]
+fn a_child_that_uses_its_parents_memory_is_frozen_in_it() {
+    let Some(path) = common::compiled("borrower.c", &["-static", "-pthread"]) else { return };
+    let program = Program::new(path).time_limit(LIMIT).start_limit(LIMIT).request("count\n");
+    let Some(warm) = common::here(program.warm()) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path().join("store")).unwrap();
+    warm.freeze().unwrap().save(&store, "warm", &SnapshotOptions::default()).unwrap();
+    let frozen = Frozen::load(store.load("warm").unwrap(), &Options::default()).unwrap();
+    for warm in [&warm, &Warm::thaw(&frozen, &program).unwrap()] {
+        let mut instance = warm.instance();
+        for _ in 0..3 {
+            assert_eq!(ask(&mut instance, "count"), "2 counted");
+            assert_eq!(ask(&mut instance, "count"), "3 counted");
+            instance.verify().unwrap();
+            assert_eq!(ask(&mut instance, "exec"), "1 sh");
+            instance.verify().unwrap();
+        }
+    }
+}
+
+/// What the workers of a state have counted; nothing of one that was fired.
+#[derive(Clone)]
+struct Model {
+    asked: Vec<Option<u32>>,
+    all: u32,
+}
+
+#[test]
+fn any_state_is_the_one_that_it_was() {
+    let Some(warm) = warm() else { return };
+    let mut random = 7u64;
+    let mut next = move |below: usize| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        (random >> 33) as usize % below
+    };
+    let base = Model { asked: vec![Some(0), Some(0)], all: 0 };
+    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut states = vec![(line.snapshot().unwrap(), base.clone())];
+    let (mut model, mut done) = (base, Vec::new());
+    for step in 0..300 {
+        let guest = line.guest_mut().unwrap();
+        let which = next(model.asked.len());
+        let what = match (next(12), model.asked[which]) {
+            (0..5, Some(asked)) => {
+                model.asked[which] = Some(asked + 1);
+                model.all += 1;
+                let expected = format!("{0} of {1}, {0} pages", asked + 1, model.all);
+                done.push(format!("ask {which}"));
+                assert_eq!(ask(guest, &format!("ask {which}")), expected, "{step}: {done:?}");
+                continue;
+            }
+            (5, _) if model.asked.len() < 6 => {
+                model.asked.push(Some(0));
+                assert_eq!(ask(guest, "hire"), model.asked.len().to_string());
+                "hire".to_owned()
+            }
+            (6, Some(_)) => {
+                model.asked[which] = None;
+                assert_eq!(ask(guest, &format!("fire {which}")), "-9");
+                format!("fire {which}")
+            }
+            (7 | 8, _) => {
+                states.push((line.snapshot().unwrap(), model.clone()));
+                format!("snapshot {}", states.len() - 1)
+            }
+            (9, _) => {
+                let (id, _) = states[next(states.len())];
+                line.fork(id).unwrap().guest_mut().unwrap().verify().unwrap();
+                "fork".to_owned()
+            }
+            (10 | 11, _) => {
+                let at = next(states.len());
+                line.restore(states[at].0).unwrap();
+                model = states[at].1.clone();
+                if next(2) == 0 {
+                    line.guest_mut().unwrap().verify().unwrap();
+                }
+                format!("restore {at}")
+            }
+            _ => continue,
+        };
+        done.push(what);
+    }
+}
