@@ -22,6 +22,7 @@ mod spawn;
 mod stub;
 mod together;
 mod track;
+mod zygote;
 
 pub(crate) use frame::{
     CLEAR_FLAGS, Context, FRAME_LEN, INFO, INFO_LEN, MASK, Register, Registers, STACK,

@@ -2,37 +2,37 @@
 
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
-use std::process::Child;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
+use rustix::process::{PidfdGetfdFlags, pidfd_getfd};
 
 use super::listener::Listener;
 use super::process::PATIENCE;
 use super::track::Track;
 use super::{PlatformError, stub};
 
+/// How often the process is looked for without a pause.
+const SOON: u32 = 100;
+
 /// What a process has made for us while it booted.
 pub(super) struct Attached {
-    pub(super) pidfd: OwnedFd,
     pub(super) listener: Listener,
     pub(super) track: Option<Track>,
 }
 
 impl Attached {
-    pub(super) fn fetch(child: &Child, tracked: bool) -> Result<Self, PlatformError> {
-        let pidfd = pidfd_open(Pid::from_child(child), PidfdFlags::empty())
-            .map_err(|e| PlatformError::missing("pidfd_open", e, "it needs Linux 5.3 or newer"))?;
+    pub(super) fn fetch(pidfd: &OwnedFd, tracked: bool) -> Result<Self, PlatformError> {
         let deadline = Instant::now() + PATIENCE;
         // The process opens the userfaultfd, if any, and then the listener.
-        let (uffd, listener) = if tracked { (3, 4) } else { (-1, 3) };
+        let (uffd, listener) = if tracked { (0, 1) } else { (-1, 0) };
+        let mut looks = 0;
         let listener = loop {
-            match pidfd_getfd(&pidfd, listener, PidfdGetfdFlags::empty()) {
-                // Before it has closed them, the process has descriptors that it inherited.
+            match pidfd_getfd(pidfd, listener, PidfdGetfdFlags::empty()) {
+                // Before it has closed them, the process has the zygote's descriptors.
                 Ok(descriptor) if is_listener(&descriptor) => break Listener::new(descriptor)?,
                 Ok(_) | Err(Errno::BADF) => {
-                    let other = pidfd_getfd(&pidfd, 3, PidfdGetfdFlags::empty());
+                    let other = pidfd_getfd(pidfd, 0, PidfdGetfdFlags::empty());
                     if tracked && other.is_ok_and(|descriptor| is_listener(&descriptor)) {
                         return Err(PlatformError::missing(
                             "userfaultfd in the guest's process",
@@ -59,16 +59,21 @@ impl Attached {
             if Instant::now() >= deadline {
                 return Err(PlatformError::Late);
             }
-            std::thread::sleep(Duration::from_micros(50));
+            // It is on this processor, and soon ready.
+            looks += 1;
+            match looks {
+                ..SOON => std::thread::yield_now(),
+                _ => std::thread::sleep(Duration::from_micros(50)),
+            }
         };
         let track = if tracked {
-            let uffd = pidfd_getfd(&pidfd, uffd, PidfdGetfdFlags::empty())
+            let uffd = pidfd_getfd(pidfd, uffd, PidfdGetfdFlags::empty())
                 .map_err(|e| PlatformError::kernel("fetching the userfaultfd", e))?;
             Some(Track::new(uffd)?)
         } else {
             None
         };
-        Ok(Self { pidfd, listener, track })
+        Ok(Self { listener, track })
     }
 }
 

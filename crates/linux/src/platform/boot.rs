@@ -1,6 +1,7 @@
 //! How a process becomes a guest's: the calls it makes before anything of the guest is in it.
 //!
-//! They are the only ones that nobody looks at, and the last of them installs the filter. Before that the process gives up what it
+//! They are the only ones that nobody looks at, and the last of them installs the filter. Most are made once, by the zygote
+//! ([`super::zygote`]): what it has given up its children do not have. Before the filter the process gives up what it
 //! could do if a call ever passed: capabilities, new processes and files by limits, names of files, the network and
 //! signals by Landlock where the kernel has it.
 
@@ -12,7 +13,9 @@ use super::{filter, process, stub};
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
 pub(super) const PIECES: usize = 400;
-/// Descriptors that the process needs: three it starts with, what it makes for the sentry, and files that it is lent.
+/// The zygote's child's descriptor of the image's file.
+const IMAGE_FILE: u64 = 4;
+/// Descriptors that the process needs: those it starts with, what it makes for the sentry, and files that it is lent.
 const DESCRIPTORS: u64 = 64;
 /// `_LINUX_CAPABILITY_VERSION_3`.
 const CAPABILITIES: u64 = 0x2008_0522;
@@ -41,16 +44,36 @@ impl Data<'_> {
     }
 }
 
-/// Writes the orders that a new process starts with. `pieces` are of the file that is its descriptor 1, or of none.
-pub(super) fn write(control: &mut Control, pieces: Option<&[Piece]>) {
-    let mut data = Data { control, next: stub::CONTROL_LEN - 4096 };
-    let mut calls = Vec::new();
-    let mut call = |number: libc::c_long, args: &[u64]| {
+/// Calls, as they are collected.
+#[derive(Default)]
+struct Calls(Vec<[u64; 7]>);
+
+impl Calls {
+    fn call(&mut self, number: libc::c_long, args: &[u64]) {
         let mut call = [0; 7];
         call[0] = number as u64;
         call[1..=args.len()].copy_from_slice(args);
-        calls.push(call);
-    };
+        self.0.push(call);
+    }
+
+    fn write(self, control: &mut Control, then: Then) {
+        let list = Orders { calls: self.0, ..Orders::default() };
+        control.write(0, &list.encode(then, Bases::default(), stub::ORDERS_LEN));
+    }
+}
+
+/// Writes what the zygote does before it forks for the first time. `list` is what the kernel has mapped for it. Says where the vDSO
+/// is then, for it and all its children; nowhere if there is none.
+pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
+    // What it is sent goes into one byte, the descriptors behind that.
+    let parts = stub::CONTROL + stub::MESSAGE_PARTS as u64;
+    let header = [0, 0, parts, 1, parts + 64, stub::LENT_LEN as u64, 0];
+    for (at, words) in [(stub::MESSAGE, &header[..]), (stub::MESSAGE_PARTS, &[parts + 32, 1])] {
+        words.iter().enumerate().for_each(|(index, word)| control.write_word(at + 8 * index, *word));
+    }
+    let mut data = Data { control, next: stub::BOOT_DATA };
+    let mut calls = Calls::default();
+    let mut call = |number, args: &[u64]| calls.call(number, args);
     call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
     call(libc::SYS_prctl, &[libc::PR_SET_NO_NEW_PRIVS as u64, 1]);
     call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
@@ -69,7 +92,7 @@ pub(super) fn write(control: &mut Control, pieces: Option<&[Piece]>) {
     }
 
     let none = data.words(&[0, 0]);
-    for limit in [libc::RLIMIT_CORE, libc::RLIMIT_NPROC, libc::RLIMIT_FSIZE] {
+    for limit in [libc::RLIMIT_CORE, libc::RLIMIT_FSIZE] {
         call(libc::SYS_prlimit64, &[0, u64::from(limit), none]);
     }
     let few = data.words(&[DESCRIPTORS, DESCRIPTORS]);
@@ -86,10 +109,26 @@ pub(super) fn write(control: &mut Control, pieces: Option<&[Piece]>) {
     let no_capabilities = data.words(&[0, 0, 0]);
     call(libc::SYS_capset, &[version, no_capabilities]);
 
-    if let Some(pieces) = pieces {
-        for order in pieces.iter().map(|piece| piece.order(1)) {
-            call(order[0] as libc::c_long, &order[1..]);
-        }
+    let (moves, clock) = settle(list);
+    calls.0.extend(moves);
+    calls.write(control, Then::Fork);
+    clock
+}
+
+/// Writes what a new process does. `pieces` are of the file that it is sent, or of none.
+pub(super) fn write_child(control: &mut Control, pieces: Option<&[Piece]>) {
+    let mut data = Data { control, next: stub::BOOT_DATA };
+    let mut calls = Calls::default();
+    let mut call = |number, args: &[u64]| calls.call(number, args);
+    call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
+    for order in pieces.into_iter().flatten().map(|piece| piece.order(IMAGE_FILE)) {
+        call(order[0] as libc::c_long, &order[1..]);
+    }
+    // The image's file may hold other images, too.
+    call(libc::SYS_close_range, &[0, u64::from(u32::MAX)]);
+    let none = data.words(&[0, 0]);
+    call(libc::SYS_prlimit64, &[0, u64::from(libc::RLIMIT_NPROC), none]);
+    if pieces.is_some() {
         // Faults of user code only: no privilege is needed.
         let flags = libc::O_CLOEXEC | libc::O_NONBLOCK | 1;
         call(libc::SYS_userfaultfd, &[flags as u64]);
@@ -109,9 +148,7 @@ pub(super) fn write(control: &mut Control, pieces: Option<&[Piece]>) {
     // A call that the sentry has received is answered whatever signals come, so none is served twice.
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE;
     call(libc::SYS_seccomp, &[mode, flags, filter]);
-
-    let list = Orders { calls, ..Orders::default() };
-    control.write(0, &list.encode(Then::Ask, Bases::default(), stub::ORDERS_LEN));
+    calls.write(control, Then::Ask);
 }
 
 /// What the kernel has mapped for a process to read the time from: start, length, whether it is the code.
@@ -130,9 +167,9 @@ fn clock_mappings(list: &str) -> Vec<(u64, u64, bool)> {
     found
 }
 
-/// The calls that a process makes once it has booted: its vDSO goes to a place that is the same in every process, all else that
+/// Its vDSO goes to a place that is the same in every process, all else that
 /// the kernel mapped goes away. Says where the vDSO is then; nowhere if there is none.
-pub(super) fn settle(list: &str) -> (Vec<[u64; 7]>, Option<u64>) {
+fn settle(list: &str) -> (Vec<[u64; 7]>, Option<u64>) {
     let mut clock = clock_mappings(list);
     let first = clock.iter().map(|(start, ..)| *start).min().unwrap_or_default();
     let end = clock.iter().map(|(start, len, _)| start + len).max().unwrap_or_default();
@@ -147,8 +184,6 @@ pub(super) fn settle(list: &str) -> (Vec<[u64; 7]>, Option<u64>) {
         .map(|&(start, len, _)| [libc::SYS_mremap as u64, start, len, len, flags, place(start), 0])
         .collect();
     calls.push([libc::SYS_munmap as u64, stub::ABOVE, stub::TOP - stub::ABOVE, 0, 0, 0, 0]);
-    // The image's file, where there is one: it may hold other images, too.
-    calls.push([libc::SYS_close as u64, 1, 0, 0, 0, 0, 0]);
     let code = clock.iter().find(|(.., code)| *code);
     (calls, code.map(|&(start, ..)| place(start)))
 }
@@ -189,13 +224,13 @@ mod tests {
             ffffffffff600000-ffffffffff601000 --xp 00000000 00:00 0          [vsyscall]\n";
         let (calls, code) = settle(list);
         assert_eq!(code, Some(stub::CLOCK.start + 0x6000));
-        assert_eq!(calls.len(), 5);
+        assert_eq!(calls.len(), 4);
         for (call, (from, to)) in
             calls.iter().zip([(0x7fff_1000, 0), (0x7fff_5000, 0x4000), (0x7fff_7000, 0x6000)])
         {
             assert_eq!((call[1], call[5]), (from, stub::CLOCK.start + to));
         }
         assert_eq!(settle("").1, None);
-        assert_eq!(settle("").0.len(), 2);
+        assert_eq!(settle("").0.len(), 1);
     }
 }

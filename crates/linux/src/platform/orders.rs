@@ -23,6 +23,8 @@ pub(crate) enum Then {
     Ask,
     /// Go back to the guest.
     Resume,
+    /// Be the zygote.
+    Fork,
 }
 
 /// Longest input that orders may carry.
@@ -76,7 +78,14 @@ impl Orders {
         };
         put(stub::CALLS, self.calls.len() as u64);
         put(stub::COPIES, copies as u64);
-        put(stub::AGAIN, u64::from(then == Then::Ask));
+        put(
+            stub::AGAIN,
+            match then {
+                Then::Resume => 0,
+                Then::Ask => 1,
+                Then::Fork => stub::FORKS,
+            },
+        );
         put(stub::FS_BASE, bases.fs);
         put(stub::GS_BASE, bases.gs);
         put(stub::WIPE, if self.wipe { stub::ORDERS_LEN } else { end } as u64);

@@ -1,15 +1,12 @@
 //! The guest's process: made, run until it calls, answered, given orders, ended.
 
 use std::io;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
-use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, Stdio};
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-use afresh_sys::{Memfd, fork};
+use afresh_sys::fork;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
-use rustix::process::Pid;
 
 use super::attach::{Attached, require_bases};
 use super::content::Coming;
@@ -20,7 +17,8 @@ use super::orders::{Orders, Then};
 use super::segments::Segments;
 use super::show::{Piece, Shown};
 use super::track::Track;
-use super::{PlatformError, boot, memory, spawn, stub};
+use super::zygote::{self, Born};
+use super::{PlatformError, boot, memory, stub};
 
 /// How long it may take to be interrupted. Only a guest that has forged a frame is not, which costs it its process.
 const PROMPTNESS: Duration = Duration::from_secs(5);
@@ -70,9 +68,7 @@ pub(crate) enum Event {
 /// The process.
 #[derive(Debug)]
 pub(crate) struct Process {
-    child: Child,
-    pid: Pid,
-    pidfd: OwnedFd,
+    born: Born,
     listener: Listener,
     control: Control,
     pub(super) track: Option<Track>,
@@ -85,9 +81,6 @@ pub(crate) struct Process {
     /// Where the frame lies in the control area, once one was seen.
     frame: Option<usize>,
     pub(crate) bases: Bases,
-    core: Option<usize>,
-    /// Where the vDSO is, if there is one: at the same place in every process.
-    clock: Option<u64>,
     /// Of the process that made this one. A child forked from that must leave it alone.
     generation: u32,
 }
@@ -97,17 +90,6 @@ impl Process {
     /// are watched from the first [`Process::drain`] on.
     pub(crate) fn new(image: Option<(&Shown, &Segments)>) -> Result<Self, PlatformError> {
         require_bases()?;
-        let program = Memfd::new(c"afresh-stub")
-            .and_then(|file| {
-                let code = stub::program();
-                file.set_len(code.len())?;
-                file.write_at(&code, 0)?;
-                file.seal()?;
-                Ok(file)
-            })
-            .map_err(|e| {
-                PlatformError::kernel("writing the stub", io::Error::from_raw_os_error(e.errno))
-            })?;
         let mut control = Control::new()?;
         let pieces = image.map(|(shown, segments)| shown.all(segments)).unwrap_or_default();
         let coming = image.is_some_and(|(shown, _)| shown.is_coming());
@@ -122,60 +104,29 @@ impl Process {
             };
             if known && first.len() < boot::PIECES { first.push(piece) } else { rest.push(piece) }
         }
-        boot::write(&mut control, image.map(|_| &first[..]));
-        let duplicate = |fd: BorrowedFd<'_>| {
-            fd.try_clone_to_owned()
-                .map_err(|e| PlatformError::kernel("duplicating a descriptor", e))
-        };
-        let mut command = Command::new(format!("/proc/self/fd/{}", program.as_fd().as_raw_fd()));
-        command
-            .env_clear()
-            .process_group(0)
-            .stdin(Stdio::from(duplicate(control.file())?))
-            .stderr(Stdio::null());
-        match main {
-            Some(main) => command.stdout(Stdio::from(duplicate(main.file())?)),
-            None => command.stdout(Stdio::null()),
-        };
-        let mut child = spawn::spawn(command).map_err(|error| {
-            PlatformError::missing(
-                "starting the stub from a memory file",
-                error,
-                "vm.memfd_noexec must be 0, and the limit of processes not reached",
-            )
+        boot::write_child(&mut control, image.map(|_| &first[..]));
+        let mut born = zygote::start(&control, main.map(|main| main.file()))?;
+        let attached = Attached::fetch(&born.pidfd, image.is_some());
+        let Attached { listener, track } = attached.inspect_err(|_| {
+            born.kill();
+            let _ = born.wait();
         })?;
-        let attached = match Attached::fetch(&child, image.is_some()) {
-            Ok(attached) => attached,
-            Err(error) => {
-                let _ = child.kill();
-                let _ = child.wait();
-                return Err(error);
-            }
-        };
         let mut process = Self {
-            pid: Pid::from_child(&child),
-            child,
-            pidfd: attached.pidfd,
-            listener: attached.listener,
+            born,
+            listener,
             control,
-            track: attached.track,
+            track,
             coming: None,
             asked: None,
             interrupting: false,
             frame: None,
             bases: Bases::default(),
-            core: None,
-            clock: None,
             generation: fork::generation(),
         };
         // Its calls are answered here: across two processors each would cost ten times as much.
         process.follow();
-        process.settle().map_err(|error| match error {
-            PlatformError::Kernel { error, .. } => PlatformError::missing(
-                "preparing the guest's process",
-                error,
-                "its mappings must not be sealed (CONFIG_MSEAL_SYSTEM_MAPPINGS), and the seccomp profile must allow memory calls",
-            ),
+        process.question(Instant::now() + PATIENCE).map_err(|error| match error {
+            PlatformError::Kernel { error, .. } => zygote::unprepared(error),
             error => error,
         })?;
         if let Some((shown, segments)) = image {
@@ -190,17 +141,9 @@ impl Process {
         Ok(process)
     }
 
-    /// Waits until the process has booted, and has it give up what the kernel mapped.
-    fn settle(&mut self) -> Result<(), PlatformError> {
-        self.question(Instant::now() + PATIENCE)?;
-        let (calls, clock) = boot::settle(&self.maps()?);
-        self.clock = clock;
-        self.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)
-    }
-
     /// Where the guest finds the vDSO.
     pub(crate) fn clock(&self) -> Option<u64> {
-        self.clock
+        self.born.clock
     }
 
     fn maps(&self) -> Result<String, PlatformError> {
@@ -254,7 +197,7 @@ impl Process {
     pub(crate) fn interrupt(&mut self) -> Result<(), PlatformError> {
         if !self.interrupting {
             let signal = rustix::process::Signal::URG;
-            rustix::process::pidfd_send_signal(&self.pidfd, signal)
+            rustix::process::pidfd_send_signal(&self.born.pidfd, signal)
                 .map_err(|e| PlatformError::kernel("interrupting the guest", e))?;
             self.interrupting = true;
         }
@@ -415,7 +358,7 @@ impl Process {
         out: &mut [u8],
     ) -> Result<bool, PlatformError> {
         ranges.iter().try_for_each(|&(start, len)| self.bring(start, len as u64))?;
-        memory::read(self.pid, ranges, out)
+        memory::read(self.born.pid, ranges, out)
     }
 
     /// Writes guest memory; the pages count as written.
@@ -424,7 +367,7 @@ impl Process {
         if let Some(track) = &mut self.track {
             track.touch(address..address.saturating_add(bytes.len() as u64))?;
         }
-        memory::write(self.pid, address, bytes)
+        memory::write(self.born.pid, address, bytes)
     }
 
     /// Lends the process a file, while the stub waits for orders: its descriptor there.
@@ -436,12 +379,12 @@ impl Process {
     /// Keeps the guest on the processor that the caller is on: across two each call costs ten times as much.
     pub(crate) fn follow(&mut self) {
         let core = rustix::thread::sched_getcpu();
-        if self.core != Some(core) {
+        if self.born.core != Some(core) {
             let mut set = rustix::thread::CpuSet::new();
             set.set(core);
             // Refused where the caller may not run there any more; then it is only slower.
-            if rustix::thread::sched_setaffinity(Some(self.pid), &set).is_ok() {
-                self.core = Some(core);
+            if rustix::thread::sched_setaffinity(Some(self.born.pid), &set).is_ok() {
+                self.born.core = Some(core);
             }
         }
     }
@@ -452,7 +395,7 @@ impl Process {
     }
 
     pub(crate) fn id(&self) -> u32 {
-        self.child.id()
+        self.born.pid.as_raw_nonzero().get().unsigned_abs()
     }
 
     /// What the kernel has mapped for the guest: start, end, protection.
@@ -486,7 +429,7 @@ impl Process {
     /// Waits for `length`, or less if the process ends.
     pub(crate) fn pause(&self, length: Duration) {
         let timeout = Timespec::try_from(length).unwrap_or_default();
-        let _ = poll(&mut [PollFd::new(&self.pidfd, PollFlags::IN)], Some(&timeout));
+        let _ = poll(&mut [PollFd::new(&self.born.pidfd, PollFlags::IN)], Some(&timeout));
     }
 
     /// Waits for the stub's question, which must come without an error.
@@ -526,11 +469,11 @@ impl Process {
             {
                 let mut wait = [
                     PollFd::new(&self.listener, PollFlags::IN),
-                    PollFd::new(&self.pidfd, PollFlags::IN),
+                    PollFd::new(&self.born.pidfd, PollFlags::IN),
                     // A tracked process has a third; otherwise the second stands there twice.
                     match &self.track {
                         Some(track) => PollFd::from_borrowed_fd(track.descriptor(), PollFlags::IN),
-                        None => PollFd::new(&self.pidfd, PollFlags::IN),
+                        None => PollFd::new(&self.born.pidfd, PollFlags::IN),
                     },
                 ];
                 match poll(&mut wait, Some(&timeout)) {
@@ -547,7 +490,7 @@ impl Process {
             }
             if ended {
                 let status = self
-                    .child
+                    .born
                     .wait()
                     .map_err(|e| PlatformError::kernel("waiting for the process", e))?;
                 return Err(PlatformError::Ended(status));
@@ -566,7 +509,7 @@ impl Process {
             return Ok(());
         }
         // Nobody waits for it any more: the process was killed.
-        let status = self.child.wait();
+        let status = self.born.wait();
         Err(status.map_or_else(
             |error| PlatformError::kernel("waiting for the process", error),
             PlatformError::Ended,
@@ -576,7 +519,7 @@ impl Process {
     /// Why something failed that does not while the process lives: mostly it has ended.
     pub(super) fn ended_or(&mut self, error: PlatformError) -> PlatformError {
         self.pause(MOURNING);
-        match self.child.try_wait() {
+        match self.born.try_wait() {
             Ok(Some(status)) => PlatformError::Ended(status),
             _ => error,
         }
@@ -584,7 +527,7 @@ impl Process {
 
     /// Kills the process for what it did.
     fn forged(&mut self, what: &'static str) -> PlatformError {
-        let _ = self.child.kill();
+        self.born.kill();
         PlatformError::Forged(what)
     }
 }
@@ -595,7 +538,7 @@ impl Drop for Process {
             return;
         }
         // It runs nobody's code but the guest's; nothing of it is waited for.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
+        self.born.kill();
+        let _ = self.born.wait();
     }
 }

@@ -1,7 +1,8 @@
 //! The code that runs inside the guest's process on the sentry's behalf, and where it lies.
 //!
-//! The process starts as a program of one page: this code. It maps the control area, carries out the orders that the
-//! sentry put there (maps, the filter), and asks for more. From then on it is the handler of SIGSYS, which the
+//! It starts as a program of one page: this code. That process maps a control area, carries out the orders that the
+//! sentry put there, and is the zygote from then on: whenever it is sent another control area it forks, and the child carries out
+//! the orders in that one (maps, the filter), and asks for more. In the child it then is the handler of SIGSYS, which the
 //! filter raises at system calls that need more than an answer: it asks the sentry, carries out its orders, wipes them,
 //! and returns to the guest by `rt_sigreturn`, which loads every register from the frame that the sentry has prepared.
 //!
@@ -44,6 +45,19 @@ pub(crate) const ABOVE: u64 = IMAGE + IMAGE_LEN;
 pub(crate) const TOP: u64 = 0x7fff_ffff_f000;
 /// What the guest may have mapped.
 pub(crate) const GUEST: Range<u64> = 0x1_0000..CODE;
+
+/// Where the zygote has what it says and is sent: a word, a `struct msghdr`, and what that points to.
+pub(crate) const WORD: usize = CONTROL_LEN - 4096;
+pub(crate) const MESSAGE: usize = WORD + 64;
+pub(crate) const MESSAGE_PARTS: usize = WORD + 128;
+/// Where data for calls of the boot may lie.
+pub(crate) const BOOT_DATA: usize = WORD + 256;
+/// Bytes for descriptors in such a message.
+pub(crate) const LENT_LEN: usize = 64;
+/// The zygote's descriptor for what it is sent.
+pub(crate) const SOCKET: i32 = 1;
+/// What the orders have under [`AGAIN`] of a process that becomes the zygote.
+pub(crate) const FORKS: u64 = 2;
 
 /// The number that the stub asks with (`getppid`, which is never passed on).
 pub(crate) const ASK: i64 = 110;
@@ -124,6 +138,8 @@ std::arch::global_asm!(
     "    mov gs, eax",
     "    wrfsbase r8",
     "    wrgsbase r9",
+    "    cmp r15, {forks}",
+    "    je 20f",
     "    test r14, r14",
     "    jnz 2b",
     "    test r15, r15",
@@ -142,8 +158,68 @@ std::arch::global_asm!(
     "    xor r8d, r8d",
     "    xor r9d, r9d",
     "    syscall",
+    // The orders are there when a word comes.
+    "    mov eax, 45",
+    "    mov edi, {socket}",
+    "    movabs rsi, {word}",
+    "    mov edx, 8",
+    "    xor r10d, r10d",
+    "    xor r8d, r8d",
+    "    syscall",
     "    xor r14d, r14d",
     "    jmp 3b",
+    // The zygote: says that it is ready, or what failed, and later which process it has made, or why it could not.
+    "20: movabs rbx, {word}",
+    "    mov [rbx], r14",
+    "21: mov eax, 44",
+    "    mov edi, {socket}",
+    "    mov rsi, rbx",
+    "    mov edx, 8",
+    "    mov r10d, 0x4000",
+    "    xor r8d, r8d",
+    "    xor r9d, r9d",
+    "    syscall",
+    // What it was sent is the child's.
+    "    mov eax, 436",
+    "    mov edi, 3",
+    "    mov esi, -1",
+    "    xor edx, edx",
+    "    syscall",
+    "    mov qword ptr [rbx + {lent}], {lent_len}",
+    "    mov eax, 47",
+    "    mov edi, {socket}",
+    "    lea rsi, [rbx + {message}]",
+    "    xor edx, edx",
+    "    syscall",
+    "    cmp rax, 1",
+    "    jne 23f",
+    "    mov eax, 56",
+    "    mov edi, {clone}",
+    "    xor esi, esi",
+    "    xor edx, edx",
+    "    xor r10d, r10d",
+    "    xor r8d, r8d",
+    "    syscall",
+    "    test rax, rax",
+    "    jz 22f",
+    "    mov [rbx], rax",
+    "    jmp 21b",
+    // The child: its control area is the first descriptor that came.
+    "22: mov eax, 9",
+    "    movabs rdi, {control}",
+    "    mov esi, {control_len}",
+    "    mov edx, 3",
+    "    mov r10d, 0x11",
+    "    mov r8d, 3",
+    "    xor r9d, r9d",
+    "    syscall",
+    "    xor r14d, r14d",
+    "    jmp 3b",
+    // Nobody is there any more.
+    "23: mov eax, 231",
+    "    xor edi, edi",
+    "    syscall",
+    "    ud2",
     "afresh_linux_stub_end:",
     ".popsection",
     ask = const ASK,
@@ -157,6 +233,15 @@ std::arch::global_asm!(
     wipe = const WIPE,
     frame = const FRAME,
     first = const FIRST,
+    forks = const FORKS,
+    socket = const SOCKET,
+    word = const CONTROL + WORD as u64,
+    message = const MESSAGE - WORD,
+    // The length of `struct msghdr` that the kernel changes.
+    lent = const MESSAGE - WORD + 40,
+    lent_len = const LENT_LEN,
+    // Its parent is the one that the zygote has: this process.
+    clone = const libc::CLONE_PARENT | libc::SIGCHLD,
 );
 
 unsafe extern "C" {
