@@ -38,20 +38,41 @@ fn attempt(warm: &mut Instance, request: &str) -> Result<String, CallError> {
     warm.verify().unwrap_or_else(|error| panic!("{request}: {error}"));
     assert_eq!(warm.call_pristine(b"99\n").unwrap(), b"-1\n", "{request}");
     assert!(!Path::new(MARKER).exists(), "{request}");
-    if let Some(children) = children() {
-        assert_eq!(children, vec![warm.process_id().unwrap()], "{request}");
+    if let Some((guests, others)) = children() {
+        assert_eq!(guests, vec![warm.process_id().unwrap()], "{request}");
+        assert_eq!(others.len(), 1, "{request}: besides the zygote {others:?}");
     }
     answer
 }
 
-/// Processes that this one has, where the kernel tells.
-fn children() -> Option<Vec<u32>> {
+/// Processes that this one has, where the kernel tells: those under a filter, and others.
+fn children() -> Option<(Vec<u32>, Vec<u32>)> {
     let mut all = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").ok()?.flatten() {
         let text = std::fs::read_to_string(task.path().join("children")).ok()?;
         all.extend(text.split_whitespace().filter_map(|id| id.parse::<u32>().ok()));
     }
-    Some(all)
+    Some(all.into_iter().partition(|id| status(*id).contains("Seccomp:\t2")))
+}
+
+fn status(id: u32) -> String {
+    std::fs::read_to_string(format!("/proc/{id}/status")).unwrap_or_default()
+}
+
+/// What a process has open, in order.
+fn open_in(id: u32) -> Vec<String> {
+    let list = std::fs::read_dir(format!("/proc/{id}/fd")).unwrap();
+    let what = |entry: std::fs::DirEntry| std::fs::read_link(entry.path()).unwrap();
+    let mut open: Vec<_> =
+        list.map(|entry| what(entry.unwrap()).to_string_lossy().into_owned()).collect();
+    open.sort();
+    open
+}
+
+fn is_open(id: u32, kinds: &[&str]) {
+    let open = open_in(id);
+    let alike = open.iter().zip(kinds).all(|(is, kind)| is.starts_with(kind));
+    assert!(alike && open.len() == kinds.len(), "{open:?}");
 }
 
 fn forged(answer: &Result<String, CallError>) -> bool {
@@ -78,7 +99,7 @@ fn hostile_guest() {
     attempt(&mut warm, "0\n").unwrap();
     assert!(warm.stats().unserved.len() > 200, "{:?}", warm.stats().unserved);
     // Calls from the stub's page, at each of its system call instructions, and its loop with forged orders.
-    let syscalls = 4;
+    let syscalls = 11;
     for nth in 0..syscalls {
         for mode in 1..=5 {
             let answer = attempt(&mut warm, &format!("{mode} {nth}\n"));
@@ -174,7 +195,7 @@ fn what_the_sentry_would_bequeath_is_not_the_guests() {
 
 fn can_do_little(warm: &Instance) {
     let id = warm.process_id().unwrap();
-    let status = std::fs::read_to_string(format!("/proc/{id}/status")).unwrap();
+    let status = status(id);
     for line in [
         "NoNewPrivs:\t1",
         "Seccomp:\t2",
@@ -189,20 +210,29 @@ fn can_do_little(warm: &Instance) {
         let line = limits.lines().find(|line| line.starts_with(name)).unwrap();
         assert!(line[name.len()..].trim_start().starts_with("0 "), "{line}");
     }
-    // The control area, nothing, the userfaultfd, the listener: no image, whose file may hold others.
-    let mut open: Vec<_> = std::fs::read_dir(format!("/proc/{id}/fd"))
-        .unwrap()
-        .map(|entry| {
-            std::fs::read_link(entry.unwrap().path()).unwrap().to_string_lossy().into_owned()
-        })
-        .collect();
-    open.sort();
-    let kinds = [
-        "/dev/null",
-        "/memfd:afresh-control",
-        "anon_inode:[userfaultfd]",
-        "anon_inode:seccomp notify",
-    ];
-    assert_eq!(open.len(), kinds.len(), "{open:?}");
-    assert!(open.iter().zip(kinds).all(|(is, kind)| is.starts_with(kind)), "{open:?}");
+    // No image, whose file may hold others, and no way to the zygote.
+    is_open(id, &["anon_inode:[userfaultfd]", "anon_inode:seccomp notify"]);
+}
+
+#[test]
+fn the_zygote_has_nothing_that_a_guest_must_not_have() {
+    alone("walls::the_zygote_has_nothing_that_a_guest_must_not_have", || {
+        let Some(warm) = common::warm("canary.c", |program| program) else { return };
+        let Some((guests, others)) = children() else {
+            return println!("SKIPPED: this kernel does not tell a process's children");
+        };
+        assert_eq!((guests, others.len()), (vec![warm.process_id().unwrap()], 1));
+        let status = status(others[0]);
+        for line in ["NoNewPrivs:\t1", "CapEff:\t0000000000000000", "CapPrm:\t0000000000000000"] {
+            assert!(status.lines().any(|is| is == line), "{line}: {status}");
+        }
+        is_open(others[0], &["/dev/null", "/memfd:afresh-control", "socket:"]);
+        let maps = std::fs::read_to_string(format!("/proc/{}/maps", others[0])).unwrap();
+        let foreign = maps.lines().find(|line| {
+            !["afresh-stub", "afresh-control", "[vdso]", "[vvar", "[vsyscall]"]
+                .iter()
+                .any(|own| line.contains(own))
+        });
+        assert_eq!(foreign, None, "{maps}");
+    });
 }
