@@ -37,6 +37,23 @@ pub enum Channel {
     Host,
 }
 
+/// Who has written something, and where to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Writer {
+    /// Where to.
+    pub channel: Channel,
+    /// Of a Linux program that has started others in sessions of their own (`setsid`): which process leads that of the one that has
+    /// written it. Nothing where it is the program itself, or what belongs to it.
+    pub leader: Option<u32>,
+}
+
+impl From<Channel> for Writer {
+    fn from(channel: Channel) -> Self {
+        Self { channel, leader: None }
+    }
+}
+
 impl std::fmt::Debug for Lease<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Lease").field("guest", self.guest).finish()
@@ -137,7 +154,7 @@ impl<'a> Lease<'a> {
         &mut self,
         function: impl Into<Callee<'f>>,
         input: &[u8],
-        mut hear: impl FnMut(Channel, &[u8]) -> bool + Send + 'static,
+        mut hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         let callee = function.into();
         match &mut self.instance {
@@ -147,9 +164,38 @@ impl<'a> Lease<'a> {
             }
             #[allow(unreachable_patterns, reason = "other kinds are other features")]
             _ => {
-                hear(Channel::Output, &self.call(callee, input)?);
+                hear(Channel::Output.into(), &self.call(callee, input)?);
                 Ok(())
             }
+        }
+    }
+
+    /// Lets a Linux program go on without a call, with what it does in the background, for a
+    /// [slice](afresh_linux::Program::slice) of time or until nobody in it can. `hear` as for [`Lease::call_heard`]. Other guests do nothing.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    #[cfg(feature = "linux")]
+    pub fn proceed(
+        &mut self,
+        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        match &mut self.instance {
+            Instance::Program(program) => crate::program::proceed(program, hear),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => Ok(()),
+        }
+    }
+
+    /// How long until something happens in a Linux program by itself: not at all where something in it could go on, never where all
+    /// waits for the caller, or in another guest.
+    #[cfg(feature = "linux")]
+    #[must_use]
+    pub fn due(&self) -> Option<std::time::Duration> {
+        match &self.instance {
+            Instance::Program(program) => program.due(),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
         }
     }
 

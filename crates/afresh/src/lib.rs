@@ -159,7 +159,7 @@ pub use error::{Cause, OpenError, ReferenceError};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 pub use guest::{Guest, Kind, Origin, open};
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
-pub use lease::{Channel, Lease};
+pub use lease::{Channel, Lease, Writer};
 #[cfg(feature = "snapshots")]
 pub use options::Options;
 #[cfg(feature = "snapshots")]

@@ -10,7 +10,7 @@ use afresh_pool::Recycled;
 use crate::call::Given;
 use crate::guest::Ready;
 use crate::supply::{Loan, Returns, Supply};
-use crate::{CallError, Channel, LeaseError, OpenError, Options};
+use crate::{CallError, Channel, LeaseError, OpenError, Options, Writer};
 
 /// Instances that all start from one state.
 pub(crate) type Programs = Supply<Instance, Warm>;
@@ -92,20 +92,33 @@ pub(crate) fn call_heard(
     instance: &mut Instance,
     function: &str,
     input: &[u8],
-    mut hear: impl FnMut(Channel, &[u8]) -> bool + Send + 'static,
+    hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
 ) -> Result<(), CallError> {
-    use afresh_linux::{CallError as Error, Channel as From};
-    let heard = move |from, piece: &[u8]| {
-        let channel = match from {
+    match instance.call_heard(input, heard(hear)) {
+        Err(afresh_linux::CallError::Ended { end: End::Exit(0), .. }) => Ok(()),
+        other => other.map_err(|error| CallError::of_linux(function, error)),
+    }
+}
+
+/// The program goes on, without a call.
+pub(crate) fn proceed(
+    instance: &mut Instance,
+    hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+) -> Result<(), CallError> {
+    instance.proceed(heard(hear)).map_err(|error| CallError::of_linux("", error))
+}
+
+fn heard(
+    mut hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+) -> impl FnMut(afresh_linux::Writer, &[u8]) -> bool + Send + 'static {
+    use afresh_linux::Channel as From;
+    move |from, piece| {
+        let channel = match from.channel {
             From::Messages => Channel::Messages,
             From::Host => Channel::Host,
             _ => Channel::Output,
         };
-        hear(channel, piece)
-    };
-    match instance.call_heard(input, heard) {
-        Err(Error::Ended { end: End::Exit(0), .. }) => Ok(()),
-        other => other.map_err(|error| CallError::of_linux(function, error)),
+        hear(Writer { channel, leader: from.leader }, piece)
     }
 }
 

@@ -276,11 +276,8 @@ fn beginnings(
         Ok(took)
     };
     let ended = || check(case, &warm.instance().call(request)?);
-    let clone = vec![
-        Contestant::timed("afresh", clone),
-        Contestant::new("afresh-ended", ended),
-        native(),
-    ];
+    let clone =
+        vec![Contestant::timed("afresh", clone), Contestant::new("afresh-ended", ended), native()];
     contest(TABLE, &format!("clone/{}", case.name), options, clone, sink)?;
 
     let program = python.program(case);

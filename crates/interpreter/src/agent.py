@@ -1,18 +1,21 @@
 # The guest's half of Python as a Linux program: it follows `driver.py` in the same module, reads requests from standard
 # input, each after its length, and writes frames to `/dev/host`, each after its length. Besides code it runs commands. What either
-# prints, it prints: the host hears both streams.
+# prints, it prints: the host hears both streams, and knows whose they are, for each command leads a session.
 #
-# What it promises: a request is answered once, by one frame; what code or a command has left running has ended by then, for a
-# program with children cannot be frozen.
+# What it promises: a request is answered once, by one frame; of each command that ends the host is told once, by a frame, during a request or
+# between two. What code or a command leaves running goes on.
 
+import base64
 import contextlib
 import json
 import os
 import signal
 import subprocess
 
-# What a request wants besides what the driver knows: a command, its source being what `_command` reads.
+# What a request wants besides what the driver knows: something with commands, its source being what `_command` reads.
 COMMAND = 6
+# A frame: a command has ended. Its number and its status follow.
+ENDED = 5
 
 _HOST = os.open("/dev/host", os.O_WRONLY | os.O_CLOEXEC)
 
@@ -28,49 +31,107 @@ def _exactly(length):
     return data
 
 
+# Commands that run, by number, with what they were asked to be.
+_commands = {}
+# How often whoever hears of children has to wait: a frame is being sent, or a command has no number yet.
+_held = 0
+
+
+@contextlib.contextmanager
+def _alone():
+    """Tells of commands that have ended only afterwards."""
+    global _held
+    _held += 1
+    try:
+        yield
+    finally:
+        _held -= 1
+    _tell_ended()
+
+
 def _send(frame):
     """Hands a frame to the host, which says nothing to it."""
     data = memoryview(len(frame).to_bytes(4, "little") + bytes(frame))
-    while data:
-        data = data[os.write(_HOST, data) :]
+    with _alone():
+        while data:
+            data = data[os.write(_HOST, data) :]
     return b""
 
 
-def _end_children():
-    """Ends whatever else runs."""
-    while True:
-        with contextlib.suppress(OSError):
-            os.kill(-1, signal.SIGKILL)
-        try:
-            os.waitpid(-1, 0)
-        except ChildProcessError:
-            return
+def _tell_ended(*_):
+    """Tells the host of commands that have ended."""
+    if _held:
+        return
+    for number, (process, _) in list(_commands.items()):
+        status = process.poll()
+        if status is not None and _commands.pop(number, None):
+            _send(
+                bytes((ENDED,))
+                + number.to_bytes(4, "little")
+                + status.to_bytes(4, "little", signed=True)
+            )
 
 
-def _command(wanted):
-    """Runs a command to its end: its status, negative for a signal, or None where its time was over."""
+def _start(wanted):
+    """Starts a command: its number."""
+    config = {name: wanted[name] for name in ("cmd", "args", "envs", "cwd") if wanted.get(name)}
     process = subprocess.Popen(
         [wanted["cmd"], *wanted.get("args", ())],
         cwd=wanted.get("cwd"),
         env={**os.environ, **wanted.get("envs", {})},
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE if wanted.get("stdin") else subprocess.DEVNULL,
+        bufsize=0,
         start_new_session=True,
     )
-    try:
-        return process.wait(wanted.get("timeout"))
-    except subprocess.TimeoutExpired:
-        return None
+    if process.stdin:
+        os.set_blocking(process.stdin.fileno(), False)
+    _commands[process.pid] = (process, {"config": config, "tag": wanted.get("tag")})
+    return process.pid
+
+
+def _input(process, data):
+    """Writes to a command's input."""
+    if process.stdin is None or process.stdin.closed:
+        raise ValueError("the command has no input")
+    while data:
+        written = process.stdin.write(data)
+        if written is None:
+            raise BlockingIOError("the command does not read its input, and no more of it fits")
+        data = data[written:]
+
+
+def _command(wanted):
+    """Does what is wanted with commands."""
+    if wanted["op"] == "start":
+        return _start(wanted)
+    if wanted["op"] == "list":
+        return [{"pid": number, **what} for number, (_, what) in _commands.items()]
+    process, _ = _commands.get(wanted["pid"], (None, None))
+    if process is None:
+        return False
+    match wanted["op"]:
+        case "signal":
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, wanted["signal"])
+        case "input":
+            _input(process, base64.b64decode(wanted["data"]))
+        case "close":
+            if process.stdin is not None:
+                process.stdin.close()
+        case other:
+            raise ValueError(f"{other!r} is nothing that is done with commands")
+    return True
 
 
 def _run_command(data):
-    """The answer to a request for a command."""
+    """The answer to a request that is about commands."""
     tools, source, _ = HEADER.unpack_from(data)[3:]
     at = HEADER.size + tools
     out = bytearray((ANSWER,))
     try:
-        status = _command(json.loads(data[at : at + source]))
+        result = _command(json.loads(data[at : at + source]))
         out += b"\x83\x00"
-        write(out, status)
+        write(out, result)
         _write_str(out, "")
     except Exception as error:
         del out[1:]
@@ -87,6 +148,7 @@ def serve():
     os.chdir("/home/user")
     for stream in (sys.stdout, sys.stderr):
         stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)
+    signal.signal(signal.SIGCHLD, _tell_ended)
     _furnish()
     settle()
     while True:
@@ -97,11 +159,12 @@ def serve():
         if request is None:
             return
         if request[0] == COMMAND:
-            answer, succeeded = _run_command(request), True
+            with _alone():
+                answer, succeeded = _run_command(request), True
+                _send(answer)
         else:
             answer, succeeded = evaluate(request)
-        _end_children()
-        _send(answer)
+            _send(answer)
         if request[0] == SETUP:
             if not succeeded:
                 os._exit(1)

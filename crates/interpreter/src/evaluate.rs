@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use afresh::wasm::entropy_bytes;
-use afresh::{CallError, Callee, Channel, Lease};
+use afresh::{CallError, Callee, Channel, Lease, Writer};
 
 use crate::listener::{Hearing, Listener, Stream};
 use crate::request::{Form, Request};
@@ -66,12 +66,19 @@ struct Frames<L> {
 
 impl<L: Listener> Frames<L> {
     /// Hears a piece; `false` ends the call.
-    fn hear(&mut self, from: Channel, piece: &[u8]) -> bool {
+    fn hear(&mut self, from: Writer, piece: &[u8]) -> bool {
+        let stream = match from.channel {
+            Channel::Output => Some(Stream::Stdout),
+            Channel::Messages => Some(Stream::Stderr),
+            _ => None,
+        };
         let listener = &mut self.hearing.listener;
-        match from {
-            Channel::Output => return listener.print(Stream::Stdout, piece).is_ok(),
-            Channel::Messages => return listener.print(Stream::Stderr, piece).is_ok(),
-            _ => {}
+        if let Some(stream) = stream {
+            let heard = match from.leader {
+                Some(number) => listener.print_command(number, stream, piece),
+                None => listener.print(stream, piece),
+            };
+            return heard.is_ok();
         }
         self.rest.extend_from_slice(piece);
         let mut at = 0;
@@ -97,6 +104,25 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whoever hears a program, and what is left of that when it is through.
+struct Ears<L>(Arc<Mutex<Frames<L>>>);
+
+impl<L: Listener> Ears<L> {
+    fn new(listener: L) -> Self {
+        let frames = Frames { hearing: Hearing::of(listener), rest: Vec::new() };
+        Self(Arc::new(Mutex::new(frames)))
+    }
+
+    fn hear(&self) -> impl FnMut(Writer, &[u8]) -> bool + Send + 'static {
+        let hearing = Arc::clone(&self.0);
+        move |from, piece| lock(&hearing).hear(from, piece)
+    }
+
+    fn taken(self) -> Hearing<L> {
+        std::mem::take(&mut lock(&self.0).hearing)
+    }
+}
+
 fn through_streams<L: Listener>(
     lease: &mut Lease<'_>,
     function: Callee<'_>,
@@ -104,13 +130,9 @@ fn through_streams<L: Listener>(
     listener: L,
 ) -> Evaluated<L> {
     let name = function.name().to_owned();
-    let frames = Frames { hearing: Hearing::of(listener), rest: Vec::new() };
-    let frames = Arc::new(Mutex::new(frames));
-    let hearing = Arc::clone(&frames);
-    let called = lease.call_heard(function, &after_length(request.bytes()), move |from, piece| {
-        lock(&hearing).hear(from, piece)
-    });
-    let Hearing { given, listener, .. } = std::mem::take(&mut lock(&frames).hearing);
+    let ears = Ears::new(listener);
+    let called = lease.call_heard(function, &after_length(request.bytes()), ears.hear());
+    let Hearing { given, listener, .. } = ears.taken();
     // A program that has ended itself has answered nothing, however it ended.
     let answer = called.and_then(|()| {
         given.ok_or_else(|| CallError::Guest {
@@ -119,6 +141,17 @@ fn through_streams<L: Listener>(
         })
     });
     Evaluated { answer, listener }
+}
+
+/// Lets a Linux program go on with what it does in the background, as [`Lease::proceed`] does. `listener` hears it, and is given back.
+///
+/// # Errors
+/// As [`Lease::proceed`].
+#[cfg(feature = "linux")]
+pub fn proceed<L: Listener>(lease: &mut Lease<'_>, listener: L) -> (Result<(), CallError>, L) {
+    let ears = Ears::new(listener);
+    let proceeded = lease.proceed(ears.hear());
+    (proceeded, ears.taken().listener)
 }
 
 #[cfg(test)]
@@ -164,16 +197,16 @@ mod tests {
         let all = [&b"\x01one"[..], b"\x02two", b"\x00answer"].map(after_length).concat();
         for size in 1..all.len() {
             let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
-            assert!(frames.hear(Channel::Messages, b"printed"));
-            assert!(all.chunks(size).all(|piece| frames.hear(Channel::Host, piece)));
+            assert!(frames.hear(Channel::Messages.into(), b"printed"));
+            assert!(all.chunks(size).all(|piece| frames.hear(Channel::Host.into(), piece)));
             assert_eq!(frames.hearing.listener.0, "Stderr printed Stdout one Stderr two ");
             assert_eq!(frames.hearing.given.as_deref(), Some(&b"answer"[..]));
         }
         let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
-        assert!(!frames.hear(Channel::Host, &u32::MAX.to_le_bytes()));
+        assert!(!frames.hear(Channel::Host.into(), &u32::MAX.to_le_bytes()));
         for wrong in [&b""[..], b"\x03\x80", b"\x09"] {
             let mut frames = Frames { hearing: Hearing::of(Said::default()), rest: Vec::new() };
-            assert!(!frames.hear(Channel::Host, &after_length(wrong)), "{wrong:?}");
+            assert!(!frames.hear(Channel::Host.into(), &after_length(wrong)), "{wrong:?}");
         }
     }
 }

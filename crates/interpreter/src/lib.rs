@@ -20,6 +20,8 @@ pub mod tag;
 mod value;
 
 pub use answer::{Answer, Damaged, Shown, Thrown};
+#[cfg(feature = "linux")]
+pub use evaluate::proceed;
 pub use evaluate::{Evaluated, evaluate};
 pub use language::{Language, LibraryError, UnknownLanguage, is_module};
 pub use listener::{Listener, Stream, imports, listener, state};

@@ -14,6 +14,8 @@ mod frame {
     pub(super) const STDOUT: u8 = 1;
     pub(super) const STDERR: u8 = 2;
     pub(super) const TOOL: u8 = 3;
+    /// Of a Linux program: a command has ended. Its number and its status follow.
+    pub(super) const ENDED: u8 = 5;
     /// What the guest is told of a frame that cannot be taken.
     pub(super) const FAULT: i32 = -2;
 }
@@ -41,6 +43,25 @@ pub trait Listener: Default + Send + 'static {
     /// # Errors
     /// Whatever is to end the call.
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()>;
+
+    /// Takes what a command printed that a Linux program runs, or has left running: the one of this number.
+    ///
+    /// # Errors
+    /// As [`Listener::print`].
+    fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        let _ = number;
+        self.print(stream, bytes)
+    }
+
+    /// A command has ended, with this status: negative for a signal.
+    fn command_ended(&mut self, number: u32, status: i32) {
+        let _ = (number, status);
+    }
+
+    /// The guest has answered, by a frame; it may go on.
+    fn answered(&mut self, answer: &[u8]) {
+        let _ = answer;
+    }
 
     /// Calls a function of the host's: `[name, arguments]` or `[name, arguments, named arguments]` in CBOR. The answer is
     /// `[0, value]`, or `[1, name, message, number]` of an error.
@@ -72,7 +93,16 @@ impl<L: Listener> Hearing<L> {
     pub(crate) fn hear(&mut self, frame: &[u8]) -> wasmtime::Result<Option<Vec<u8>>> {
         let Some((what, inside)) = frame.split_first() else { return Ok(None) };
         match *what {
-            frame::ANSWER => self.given = Some(inside.to_vec()),
+            frame::ANSWER => {
+                self.listener.answered(inside);
+                self.given = Some(inside.to_vec());
+            }
+            frame::ENDED => {
+                let word = |at: usize| inside.get(at..)?.first_chunk::<4>();
+                let (Some(number), Some(status)) = (word(0), word(4)) else { return Ok(None) };
+                let (number, status) = (u32::from_le_bytes(*number), i32::from_le_bytes(*status));
+                self.listener.command_ended(number, status);
+            }
             frame::STDOUT => self.listener.print(Stream::Stdout, inside)?,
             frame::STDERR => self.listener.print(Stream::Stderr, inside)?,
             frame::TOOL => return self.listener.call(inside).map(Some),

@@ -6,8 +6,15 @@ use minicbor::Encoder;
 pub const RUN: u8 = 0;
 /// Runs source that has to come to its end: for warm-ups.
 pub const SETUP: u8 = 4;
-/// Runs a command, of a Linux program that evaluates code: the source is an object in JSON with `cmd`, `args`, `envs`, `cwd` and
-/// `timeout` in seconds. The answer is its status, negative for a signal, or null where its time was over.
+/// Does something with commands, in a Linux program that evaluates code: the source is an object in JSON, whose `op` says what.
+///
+/// * `start` runs `cmd` with `args`, `envs` and `cwd`, and with an input where `stdin` says so; `tag` is kept. The answer is its number. What it
+///   prints and that it has ended is told a [`Listener`](crate::Listener) of whichever call.
+/// * `list` answers with all that run: an array of `{pid, config: {cmd, args, envs, cwd}, tag}`.
+/// * `signal` sends the command of the number `pid`, and all that it has started, the signal `signal`.
+/// * `input` writes `data` (base64) to its input, `close` ends that.
+///
+/// The answer of the last three is whether there is such a command.
 pub const COMMAND: u8 = 6;
 
 /// How a guest is asked, and where it answers.

@@ -72,7 +72,10 @@ impl Others {
     }
 
     /// Has every body be as it was frozen, or go. What fails is made anew when it runs.
-    fn bring_back(&mut self, mut back: impl FnMut(&mut Body, &Ground) -> Result<(), PlatformError>) {
+    fn bring_back(
+        &mut self,
+        mut back: impl FnMut(&mut Body, &Ground) -> Result<(), PlatformError>,
+    ) {
         let Some((standing, _)) = &self.origin else { return self.bodies.clear() };
         self.bodies.retain(|memory, body| {
             let ground = standing.ground(*memory).filter(|_| body.is_watched());
@@ -193,8 +196,7 @@ impl Guest {
     /// Makes `id` the current process of the guest's, with the one that plays it and its registers.
     pub(crate) fn seat(&mut self, id: u32) -> Result<(), PlatformError> {
         let family = &self.person.state.family;
-        if family.own.id == id && self.body.holds == id && self.others.memory == family.own.memory
-        {
+        if family.own.id == id && self.body.holds == id && self.others.memory == family.own.memory {
             return Ok(());
         }
         self.person.change().seat(id);

@@ -72,7 +72,12 @@ fn copies(pages: &[PageRange], segments: &Segments) -> Orders {
 
 impl Body {
     /// A process that shows nothing, or a copy of another: `base` but where that is `replaced`.
-    pub(crate) fn new(process: Process, holds: u32, base: Option<Ground>, replaced: Ranges) -> Self {
+    pub(crate) fn new(
+        process: Process,
+        holds: u32,
+        base: Option<Ground>,
+        replaced: Ranges,
+    ) -> Self {
         let (disturbed, last, held) = (Ranges::default(), None, None);
         Self { process, disturbed, replaced, base, holds, ran: true, last, held }
     }

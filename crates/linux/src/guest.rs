@@ -46,12 +46,14 @@ pub(crate) struct Guest {
     pub(crate) others: Others,
     /// When the turn of the thread that runs has begun.
     turn: Instant,
+    /// When a call that was answered ends though somebody could go on, if it does.
+    pub(crate) rests: Option<Instant>,
 }
 
 impl Guest {
     /// A guest whose first process `body` plays. Those besides it are as `others` has them.
     pub(crate) fn new(body: Body, person: Person, others: Others) -> Self {
-        Self { body, person, others, turn: Instant::now() }
+        Self { body, person, others, turn: Instant::now(), rests: None }
     }
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there.
@@ -88,6 +90,9 @@ impl Guest {
         let mut ends = self.turn + TURN;
         if let Some(at) = state.rings_at() {
             ends = ends.min(now + Duration::from_nanos(at.saturating_sub(now_moment())));
+        }
+        if let Some(rests) = self.rests {
+            ends = ends.min(rests);
         }
         // Who was told to interrupt itself gets a moment to do so.
         ends.max(now + MOMENT).min(deadline)
@@ -211,6 +216,13 @@ impl Guest {
             if self.turn >= deadline {
                 return Ok(Next::Halts(Halt::Late));
             }
+            if self.rests.is_some_and(|rests| self.turn >= rests)
+                && let Some(ear) = self.answered()
+            {
+                self.settle()?;
+                self.person.streams.expects = false;
+                return Ok(Next::Halts(Halt::Idle(Wait::Resting(ear))));
+            }
             let now = now_moment();
             let Some((member, id)) = self.find(now) else {
                 match self.nobody(now, deadline)? {
@@ -271,15 +283,21 @@ impl Guest {
         stops
     }
 
-    /// Nobody can go on: the guest waits for the caller, for a time to come, or for ever.
-    fn nobody(&mut self, now: u64, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+    /// Makes the first process the current one, with a thread in the stub, as what is frozen or ended has.
+    fn settle(&mut self) -> Result<(), PlatformError> {
         self.come_home()?;
-        // What is frozen or ended has a thread in the stub.
+        self.person.resumed = None;
         let threads = &self.person.state.threads;
         if threads.get(threads.current_id()).is_none() {
             let first = threads.iter().next().map(|(id, _)| id);
             first.into_iter().for_each(|id| self.switch(id));
         }
+        Ok(())
+    }
+
+    /// Nobody can go on: the guest waits for the caller, for a time to come, or for ever.
+    fn nobody(&mut self, now: u64, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+        self.settle()?;
         let state = &self.person.state;
         let until = state.next_moment(now).map(|at| Duration::from_nanos(at - now));
         let left = deadline.saturating_duration_since(Instant::now());
@@ -304,6 +322,13 @@ impl Guest {
         })
     }
 
+    /// What the next call comes through, if this one was taken whole and answered.
+    fn answered(&self) -> Option<Ear> {
+        let streams = &self.person.streams;
+        let ear = self.person.state.ear(streams.through)?;
+        (!streams.has_input() && !self.owes(ear)).then_some(ear)
+    }
+
     /// Whether the caller has a right to wait for an answer.
     fn owes(&self, ear: Ear) -> bool {
         let streams = &self.person.streams;
@@ -313,7 +338,7 @@ impl Guest {
         }
         streams.expects
             && match ear {
-                Ear::Input => streams.output.is_empty(),
+                Ear::Input => !streams.has_answered(),
                 Ear::Port => {
                     self.person.state.is_called()
                         && !http::is_whole(&streams.input, &streams.output)
@@ -321,48 +346,56 @@ impl Guest {
             }
     }
 
-    /// Hands in what the caller sends (nothing is the end of its input), after `orders`, and lets the guest go on from where it waits.
+    /// Hands in what the caller sends (nothing is the end of its input), if it calls, after `orders`, and lets the guest go on from where
+    /// it waits.
     pub(crate) fn resume(
         &mut self,
         wait: &Wait,
-        request: &[u8],
+        request: Option<&[u8]>,
         mut orders: Orders,
         deadline: Instant,
     ) -> Result<Option<Halt>, PlatformError> {
+        let bytes = request.unwrap_or_default();
         let streams = &mut self.person.streams;
         streams.input.clear();
-        streams.input.extend(request);
+        streams.input.extend(bytes);
         streams.taken = 0;
         streams.ended = false;
-        streams.expects = !request.is_empty();
+        streams.expects = !bytes.is_empty();
         streams.through = Some(match wait {
             Wait::Read { .. } => Ear::Input,
-            Wait::Parked(ear) => *ear,
+            Wait::Parked(ear) | Wait::Resting(ear) => *ear,
         });
         self.person.resumed = None;
-        let streams = &mut self.person.streams;
-        match wait {
-            Wait::Read { to, wanted } => {
+        match (wait, request) {
+            (Wait::Read { .. }, None) => {
+                // Its only thread waits for the caller.
+                self.body.process.carry_out(&orders, Then::Ask)?;
+                return Ok(Some(Halt::Idle(*wait)));
+            }
+            (Wait::Read { to, wanted }, Some(request)) => {
                 let taken = request.len().min(crate::platform::INPUT_LEN).min(*wanted as usize);
-                streams.taken = taken;
+                self.person.streams.taken = taken;
                 orders.input = Some((*to, request[..taken].to_vec()));
                 self.body.process.set_result(taken as i64);
                 self.body.process.carry_out(&orders, Then::Resume)?;
                 return Ok(None);
             }
-            Wait::Parked(ear) => {
+            (Wait::Parked(ear) | Wait::Resting(ear), request) => {
                 if !orders.is_empty() {
                     self.body.process.carry_out(&orders, Then::Ask)?;
                 }
-                if self.person.state.has_callers() {
-                    self.person.change().hang_up();
-                }
-                match ear {
-                    Ear::Input => self.person.streams.ended = request.is_empty(),
-                    Ear::Port => {
-                        self.person.streams.taken = request.len();
-                        if !self.person.change().call_in(request) {
-                            return Ok(Some(Halt::End(End::Deadlock, Place::Stub)));
+                if let Some(request) = request {
+                    if self.person.state.has_callers() {
+                        self.person.change().hang_up();
+                    }
+                    match ear {
+                        Ear::Input => self.person.streams.ended = request.is_empty(),
+                        Ear::Port => {
+                            self.person.streams.taken = request.len();
+                            if !self.person.change().call_in(request) {
+                                return Ok(Some(Halt::End(End::Deadlock, Place::Stub)));
+                            }
                         }
                     }
                 }

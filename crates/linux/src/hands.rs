@@ -69,7 +69,8 @@ impl Remote for Hands<'_> {
         let mut at = 0;
         for run in pages {
             for part in self.segments.showing(*run) {
-                let (offset, len) = ((part.page as usize - run.start) * PAGE_SIZE, part.len as usize);
+                let (offset, len) =
+                    ((part.page as usize - run.start) * PAGE_SIZE, part.len as usize);
                 let out = &mut out[at + offset..][..len];
                 read_all(self.process, &[(part.start, len)], out)?;
             }

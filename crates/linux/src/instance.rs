@@ -9,7 +9,7 @@ mod compare;
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use afresh_files::Tree;
 use afresh_memory::PAGE_SIZE;
@@ -20,7 +20,7 @@ use crate::bodies::Others;
 use crate::body::Body;
 use crate::error::{CallError, VerifyError};
 use crate::guest::{Guest, Halt, after};
-use crate::personality::{Channel, FIRST, Hearer, Person};
+use crate::personality::{FIRST, Hearer, Person, Writer, now_moment};
 use crate::platform::{Orders, Place, PlatformError, Then, Together};
 use crate::standing::{Rest, Standing, Wait, read_all};
 use crate::warm::{Limits, Stats};
@@ -131,14 +131,14 @@ impl Instance {
     pub fn call(&mut self, request: &[u8]) -> Result<Vec<u8>, CallError> {
         self.stats.calls += 1;
         let afresh = self.footing != Footing::Live;
-        match self.attempt(request, None) {
+        match self.attempt(Some(request), None) {
             // Somebody else killed it; a guest cannot do that to itself. A call from a frozen state has no effect but its
             // answer, so it can be made again.
             Err(CallError::Platform { source: PlatformError::Ended(status), .. })
                 if afresh && status.signal() == Some(libc::SIGKILL) =>
             {
                 self.footing = Footing::Due;
-                self.attempt(request, None)
+                self.attempt(Some(request), None)
             }
             result => result,
         }
@@ -147,15 +147,55 @@ impl Instance {
     /// As [`Instance::call`], but `hear` hears what the program writes, when and in the pieces in which it does: its messages,
     /// too, and what it writes to `/dev/host`. The program waits meanwhile, and its time goes on; `false` ends it.
     ///
+    /// Where the program has a [slice](crate::Program::slice) of time, the call ends after that once it is answered, though other threads or
+    /// processes could go on. [`Instance::proceed`] lets them.
+    ///
     /// # Errors
     /// As [`Instance::call`]. What was heard may have been half of an answer then.
     pub fn call_heard(
         &mut self,
         request: &[u8],
-        hear: impl FnMut(Channel, &[u8]) -> bool + Send + 'static,
+        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
         self.stats.calls += 1;
-        self.attempt(request, Some(Hearer(Box::new(hear)))).map(drop)
+        self.attempt(Some(request), Some(Hearer(Box::new(hear)))).map(drop)
+    }
+
+    /// Lets the program go on without a call, for a slice of time or until nobody in it can: what it does in the background. `hear` as
+    /// for [`Instance::call_heard`].
+    ///
+    /// # Errors
+    /// As [`Instance::call`].
+    pub fn proceed(
+        &mut self,
+        hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
+    ) -> Result<(), CallError> {
+        self.attempt(None, Some(Hearer(Box::new(hear)))).map(drop)
+    }
+
+    /// How long until something happens in the program by itself: not at all where a thread could go on, never where all wait for the
+    /// caller.
+    #[must_use]
+    pub fn due(&self) -> Option<Duration> {
+        let (state, wait) = match &self.live {
+            Some(live) if self.footing == Footing::Live => (&live.guest.person.state, self.wait),
+            _ => (&self.standing.rest.state, self.standing.rest.wait),
+        };
+        match wait {
+            Wait::Read { .. } => None,
+            Wait::Parked(_) => state.due(now_moment()).map(Duration::from_nanos),
+            Wait::Resting(_) => Some(Duration::ZERO),
+        }
+    }
+
+    /// Whether a process of the program's lives.
+    #[must_use]
+    pub fn has_process(&self, id: u32) -> bool {
+        let state = match &self.live {
+            Some(live) if self.footing == Footing::Live => &live.guest.person.state,
+            _ => &self.standing.rest.state,
+        };
+        state.family.lives(id)
     }
 
     /// A random number of its own for what runs from a frozen state on: the same for calls that go on from one another, another
@@ -214,7 +254,11 @@ impl Instance {
         self.call(request)
     }
 
-    fn attempt(&mut self, request: &[u8], hearer: Option<Hearer>) -> Result<Vec<u8>, CallError> {
+    fn attempt(
+        &mut self,
+        request: Option<&[u8]>,
+        hearer: Option<Hearer>,
+    ) -> Result<Vec<u8>, CallError> {
         if self.footing == Footing::Fallen {
             return Err(CallError::NeedsReset);
         }
@@ -223,6 +267,8 @@ impl Instance {
         self.prepare().map_err(unstarted)?;
         let _together = Together::new();
         if let Some(live) = &mut self.live {
+            let slice = self.limits.slice.filter(|_| hearer.is_some());
+            live.guest.rests = slice.map(after);
             live.guest.person.streams.set_hearer(hearer);
         }
         let started = self.start(request, deadline);
@@ -263,7 +309,11 @@ impl Instance {
     }
 
     /// Lets the guest, which is prepared, run with `request`; brings it back first where that is due.
-    fn start(&mut self, request: &[u8], deadline: Instant) -> Result<Option<Halt>, PlatformError> {
+    fn start(
+        &mut self,
+        request: Option<&[u8]>,
+        deadline: Instant,
+    ) -> Result<Option<Halt>, PlatformError> {
         let due = self.footing == Footing::Due;
         let orders = if due { self.restore()? } else { Orders::default() };
         let Some(live) = &mut self.live else { return Err(PlatformError::Lost) };
@@ -344,7 +394,8 @@ impl Instance {
     /// Bytes of private memory that a reset copies back.
     #[must_use]
     pub fn write_set_bytes(&self) -> usize {
-        let pages = |live: &Live| live.guest.body.write_set_len() + live.guest.others.write_set_len();
+        let pages =
+            |live: &Live| live.guest.body.write_set_len() + live.guest.others.write_set_len();
         self.live.as_ref().map_or(0, |live| pages(live) * PAGE_SIZE)
     }
 

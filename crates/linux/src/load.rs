@@ -390,8 +390,8 @@ pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmEr
     }
     let table_at = (strings_at - 8 * words.len() as u64) & !15;
     let table: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let written =
-        guest.body.process.write(strings_at, &strings)? && guest.body.process.write(table_at, &table)?;
+    let written = guest.body.process.write(strings_at, &strings)?
+        && guest.body.process.write(table_at, &table)?;
     if !written {
         return Err(WarmError::TooLarge);
     }

@@ -58,7 +58,7 @@ pub(crate) use process_calls::USER;
 pub(crate) use readiness::Ear;
 use signals::Pending;
 pub(crate) use signals::Taken;
-pub use streams::{Channel, End};
+pub use streams::{Channel, End, Writer};
 pub(crate) use streams::{Hearer, Streams};
 use table::Table;
 use threads::{Moment, Threads};

@@ -53,6 +53,7 @@ pub struct Program {
     storage: u64,
     output: usize,
     time: Duration,
+    slice: Option<Duration>,
     start: Duration,
 }
 
@@ -81,6 +82,7 @@ impl Program {
             storage: 256 << 20,
             output: 64 << 20,
             time: Duration::from_secs(10),
+            slice: None,
             start: Duration::from_secs(60),
         }
     }
@@ -158,6 +160,14 @@ impl Program {
         self
     }
 
+    /// How long a call that is [heard](crate::Instance::call_heard) goes on, once it is answered, for what the program does in the
+    /// background; otherwise as long as any thread of it can run.
+    #[must_use]
+    pub fn slice(mut self, length: Duration) -> Self {
+        self.slice = Some(length);
+        self
+    }
+
     /// How long it may take to become warm; a minute otherwise.
     #[must_use]
     pub fn start_limit(mut self, limit: Duration) -> Self {
@@ -180,7 +190,7 @@ impl Program {
     }
 
     pub(crate) fn limits(&self) -> Limits {
-        Limits { output: self.output, time: self.time, ..Limits::default() }
+        Limits { output: self.output, time: self.time, slice: self.slice, ..Limits::default() }
     }
 
     /// Starts the program in a process of its own, with nothing mapped but the program.
@@ -243,7 +253,9 @@ impl Program {
                 Halt::Idle(Wait::Parked(Ear::Port)) => {
                     halt = Some(Halt::End(End::Deadlock, Place::Stub));
                 }
-                Halt::Idle(wait) => halt = guest.resume(&wait, b"", Orders::default(), deadline)?,
+                Halt::Idle(wait) => {
+                    halt = guest.resume(&wait, Some(b""), Orders::default(), deadline)?
+                }
                 Halt::Late => return Err(WarmError::Late { messages: guest.messages() }),
                 Halt::End(end, _) => {
                     let messages = guest.messages();
@@ -282,7 +294,7 @@ impl Program {
                         Wait::Parked(Ear::Port) => http::in_full(request),
                         _ => request.into(),
                     };
-                    halt = guest.resume(&wait, &request, Orders::default(), deadline)?;
+                    halt = guest.resume(&wait, Some(&request), Orders::default(), deadline)?;
                 }
                 Halt::Late => return Err(WarmError::Late { messages: guest.messages() }),
                 Halt::End(end, _) => {

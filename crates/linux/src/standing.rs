@@ -16,6 +16,8 @@ pub(crate) enum Wait {
     Read { to: u64, wanted: u64 },
     /// All threads wait, as the state says.
     Parked(Ear),
+    /// One waits for the caller, and others could go on.
+    Resting(Ear),
 }
 
 /// The memory of a process of the guest's, but for its content, and the registers that were in the one that played it.

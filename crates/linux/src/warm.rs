@@ -32,6 +32,8 @@ pub struct Stats {
 pub(crate) struct Limits {
     pub(crate) output: usize,
     pub(crate) time: Duration,
+    /// How long a heard call goes on once it is answered.
+    pub(crate) slice: Option<Duration>,
     pub(crate) strategy: Strategy,
     /// Pages of a write set beyond which it is not copied but learned anew.
     pub(crate) write_set: usize,
@@ -42,6 +44,7 @@ impl Default for Limits {
         Self {
             output: 64 << 20,
             time: Duration::from_secs(10),
+            slice: None,
             strategy: Strategy::Auto,
             write_set: 8192,
         }
@@ -73,7 +76,7 @@ impl Warm {
     /// Whether calls go to the port that it listens on, and not to its standard input.
     #[must_use]
     pub fn listens(&self) -> bool {
-        self.standing.rest.wait == Wait::Parked(Ear::Port)
+        matches!(self.standing.rest.wait, Wait::Parked(Ear::Port) | Wait::Resting(Ear::Port))
     }
 
     /// The content of its memory: that of its first process, then that of others.

@@ -184,8 +184,9 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     let Some(guest) = opened(afresh::open("/bin/sh", &options)) else { return };
     let mut session = guest.session().unwrap();
     let (sender, receiver) = std::sync::mpsc::channel();
-    let heard = move |from, piece: &[u8]| {
-        sender.send((from, piece.to_vec(), std::time::Instant::now())).is_ok()
+    let heard = move |from: afresh::Writer, piece: &[u8]| {
+        assert_eq!(from.leader, None);
+        sender.send((from.channel, piece.to_vec(), std::time::Instant::now())).is_ok()
     };
     let script = b"echo one; echo error >&2; sleep 1; echo host >/dev/host; echo two\n";
     session.with(|lease| lease.call_heard("", script, heard)).unwrap();
@@ -209,6 +210,31 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     assert!(unheard.is_err() && session.failed().is_some());
     session.rollback("kept").unwrap();
     assert_eq!(session.call("", b"echo [$n]\n").unwrap(), b"[]\n");
+    // Who has a session of its own is told apart, and goes on between two calls.
+    let (sender, receiver) = std::sync::mpsc::channel();
+    let heard = move || {
+        let sender = sender.clone();
+        move |from: afresh::Writer, piece: &[u8]| {
+            sender.send((from.leader, String::from_utf8_lossy(piece).into_owned())).is_ok()
+        }
+    };
+    let script = b"(setsid sh -c 'echo begun; sleep 0.2; echo done' &); echo own\n";
+    session.with(|lease| lease.call_heard("", script, heard())).unwrap();
+    let due = session.with(|lease| Ok(lease.due())).unwrap();
+    assert!(due.is_some_and(|due| due <= std::time::Duration::from_millis(200)), "{due:?}");
+    std::thread::sleep(std::time::Duration::from_millis(250));
+    session.with(|lease| lease.proceed(heard())).unwrap();
+    assert_eq!(session.with(|lease| Ok(lease.due())).unwrap(), None);
+    drop(heard);
+    let mut came: Vec<_> = receiver.iter().collect();
+    assert_eq!(
+        came.pop().map(|(leader, text)| (leader.is_some(), text)),
+        Some((true, "done\n".to_owned()))
+    );
+    came.sort();
+    assert_eq!(came.len(), 2);
+    assert_eq!(came[0], (None, "own\n".to_owned()));
+    assert!(came[1].0.is_some() && came[1].1 == "begun\n");
     // A guest of another kind tells it whole.
     let wasm = wat::parse_str(
         r#"(module (memory (export "memory") 1) (data (i32.const 8) "hi")

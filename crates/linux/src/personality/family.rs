@@ -162,14 +162,25 @@ impl Family {
                 false => lent(kin.memory),
             };
             let handlers = member.handlers.keys().all(|number| (1..=64).contains(number));
-            kin.id == id && later(id) && parent && memory && told(kin) && handlers
-                && member.pending.is_sound() && member.umask & !0o777 == 0
+            kin.id == id
+                && later(id)
+                && parent
+                && memory
+                && told(kin)
+                && handlers
+                && member.pending.is_sound()
+                && member.umask & !0o777 == 0
         });
         let ended = self.ended.iter().all(|(&id, ended)| {
             later(id) && !self.lives(id) && ended.parent < id && self.lives(ended.parent)
         });
         let owned = |memory: &u32| self.kin(*memory).is_some_and(|kin| kin.memory == *memory);
-        if !(first && room && sound && ended && self.layouts.keys().all(|m| *m != FIRST && owned(m))) {
+        if !(first
+            && room
+            && sound
+            && ended
+            && self.layouts.keys().all(|m| *m != FIRST && owned(m)))
+        {
             return Err("its processes do not fit together");
         }
         let all = || self.others.values().map(|member| &member.threads).chain([threads]);
@@ -351,9 +362,8 @@ impl State {
     /// here.
     pub(crate) fn is_played_by(&self, parts: &[&Part]) -> bool {
         let of = |memory: u32| parts.iter().find(|part| part.memory == memory);
-        let known = |part: &&Part| {
-            self.family.kin(part.holds).is_some_and(|kin| kin.memory == part.memory)
-        };
+        let known =
+            |part: &&Part| self.family.kin(part.holds).is_some_and(|kin| kin.memory == part.memory);
         let placed = self.family.kins().all(|kin| {
             let (Some(part), Some(threads)) = (of(kin.memory), self.threads_of(kin.id)) else {
                 return false;

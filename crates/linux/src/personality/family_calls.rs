@@ -3,9 +3,9 @@
 use rustix::io::Errno;
 
 use super::encode::Bytes;
-use super::family::{Asked, News, Which};
+use super::family::{Asked, FIRST, News, Which};
 use super::threads::{On, Thread, Wait};
-use super::{DONE, Outcome, Person, Served, State, copy_out, path_in, word_in};
+use super::{Channel, DONE, Outcome, Person, Served, State, Writer, copy_out, path_in, word_in};
 use crate::load::Command;
 use crate::platform::{GUEST, Process};
 
@@ -210,6 +210,12 @@ impl Person {
             return Ok(DONE);
         }
         Ok(Outcome::Wait(Wait::new(On::Children(asked), None)))
+    }
+
+    /// Who writes to `channel`, for whoever hears it.
+    pub(super) fn writer(&self, channel: Channel) -> Writer {
+        let session = self.state.family.own.session;
+        Writer { channel, leader: (session != FIRST).then_some(session) }
     }
 
     /// The group, or the session, of a process.

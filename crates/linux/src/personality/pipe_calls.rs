@@ -249,7 +249,8 @@ impl Person {
             return self.broken_pipe(quiet);
         }
         if held.end == ChannelEnd::Listens {
-            return Ok(match self.streams.put_out(Channel::Output, bytes, self.output_limit) {
+            let from = self.writer(Channel::Output);
+            return Ok(match self.streams.put_out(from, bytes, self.output_limit) {
                 Ok(()) => Outcome::Value(bytes.len() as u64),
                 Err(end) => Outcome::End(end),
             });

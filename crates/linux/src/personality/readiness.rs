@@ -161,14 +161,22 @@ impl State {
 
     /// The next moment at which something happens by itself, later than `now`.
     pub(crate) fn next_moment(&self, now: Moment) -> Option<Moment> {
+        self.moments().filter(|at| *at > now).min()
+    }
+
+    /// How long until something happens by itself, while all wait.
+    pub(crate) fn due(&self, now: Moment) -> Option<Moment> {
+        self.moments().min().map(|at| at.saturating_sub(now))
+    }
+
+    fn moments(&self) -> impl Iterator<Item = Moment> + '_ {
         let threads = self.threads.iter().chain(self.family.other_threads());
         let waits = threads.filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
         let timers = self.table.descriptions().filter_map(|(_, d)| match &d.open {
             Open::Timer(timer) => timer.at,
             _ => None,
         });
-        let all = waits.chain(timers).chain(self.rings_at());
-        all.filter(|at| *at > now).min()
+        waits.chain(timers).chain(self.rings_at())
     }
 
     /// When the next alarm rings, if one does.

@@ -39,10 +39,20 @@ pub enum Channel {
     Host,
 }
 
+/// Who has written something, and where to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Writer {
+    /// Where to.
+    pub channel: Channel,
+    /// The process that leads the session (`setsid`) of the one that has written it; nothing where that is the program's own.
+    pub leader: Option<u32>,
+}
+
 /// Hears what a guest writes, when it does; `false` where nobody wants it any more, which ends the guest.
 pub(crate) struct Hearer(pub(crate) Box<Hear>);
 
-type Hear = dyn FnMut(Channel, &[u8]) -> bool + Send;
+type Hear = dyn FnMut(Writer, &[u8]) -> bool + Send;
 
 impl std::fmt::Debug for Hearer {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -52,12 +62,7 @@ impl std::fmt::Debug for Hearer {
 
 impl Streams {
     /// Takes output, of which a call may have so many bytes.
-    pub(crate) fn put_out(
-        &mut self,
-        channel: Channel,
-        bytes: &[u8],
-        limit: usize,
-    ) -> Result<(), End> {
+    pub(crate) fn put_out(&mut self, from: Writer, bytes: &[u8], limit: usize) -> Result<(), End> {
         let so_far = self.heard + self.output.len();
         if so_far.saturating_add(bytes.len()) > limit {
             return Err(End::Output);
@@ -67,13 +72,18 @@ impl Streams {
             return Ok(());
         };
         self.heard += bytes.len();
-        if hear(channel, bytes) { Ok(()) } else { Err(End::Unheard) }
+        if hear(from, bytes) { Ok(()) } else { Err(End::Unheard) }
     }
 
     /// Has a message heard, where somebody hears.
-    pub(crate) fn hear_message(&mut self, bytes: &[u8], limit: usize) -> Result<(), End> {
+    pub(crate) fn hear_message(
+        &mut self,
+        from: Writer,
+        bytes: &[u8],
+        limit: usize,
+    ) -> Result<(), End> {
         match self.hearer {
-            Some(_) => self.put_out(Channel::Messages, bytes, limit),
+            Some(_) => self.put_out(from, bytes, limit),
             None => Ok(()),
         }
     }
@@ -81,6 +91,11 @@ impl Streams {
     /// Has `hearer` hear the output of the next call, or of none any more.
     pub(crate) fn set_hearer(&mut self, hearer: Option<Hearer>) {
         (self.hearer, self.heard) = (hearer, 0);
+    }
+
+    /// Whether something of an answer was kept or heard.
+    pub(crate) fn has_answered(&self) -> bool {
+        self.heard > 0 || !self.output.is_empty()
     }
 
     /// Whether a read of the input need not wait.

@@ -134,7 +134,8 @@ impl Table {
 
     /// What it consists of. The current process is `own`.
     pub(super) fn parts(&self, own: u32) -> Parts<&Description> {
-        let all = self.others.iter().map(|(&id, list)| (id, list)).chain([(own, &self.descriptors)]);
+        let all =
+            self.others.iter().map(|(&id, list)| (id, list)).chain([(own, &self.descriptors)]);
         let descriptors = all.flat_map(|(id, list)| {
             list.iter().map(move |(&number, d)| (id, number, d.description, d.close_on_exec))
         });

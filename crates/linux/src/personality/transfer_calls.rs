@@ -304,12 +304,14 @@ impl Person {
                     Open::Output => Channel::Output,
                     _ => Channel::Host,
                 };
-                if let Err(end) = self.streams.put_out(channel, bytes, self.output_limit) {
+                let from = self.writer(channel);
+                if let Err(end) = self.streams.put_out(from, bytes, self.output_limit) {
                     return Ok(Outcome::End(end));
                 }
             }
             Open::Messages => {
-                if let Err(end) = self.streams.hear_message(bytes, self.output_limit) {
+                let from = self.writer(Channel::Messages);
+                if let Err(end) = self.streams.hear_message(from, bytes, self.output_limit) {
                     return Ok(Outcome::End(end));
                 }
                 let messages = &mut self.streams.messages;

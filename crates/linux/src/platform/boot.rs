@@ -69,7 +69,10 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     let parts = stub::CONTROL + stub::MESSAGE_PARTS as u64;
     let header = [0, 0, parts, 1, parts + 64, stub::LENT_LEN as u64, 0];
     for (at, words) in [(stub::MESSAGE, &header[..]), (stub::MESSAGE_PARTS, &[parts + 32, 1])] {
-        words.iter().enumerate().for_each(|(index, word)| control.write_word(at + 8 * index, *word));
+        words
+            .iter()
+            .enumerate()
+            .for_each(|(index, word)| control.write_word(at + 8 * index, *word));
     }
     let mut data = Data { control, next: stub::BOOT_DATA };
     let mut calls = Calls::default();

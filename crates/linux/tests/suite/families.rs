@@ -211,7 +211,9 @@ fn a_server_with_workers_is_warm() {
 fn what_is_started_in_the_background_lives_in_every_state() {
     let script = "while read line; do case $line in start) sleep 1000 & echo $!;; *) kill -0 $line && echo alive || echo gone;; esac; done";
     let shell = Program::new("/bin/sh").arg("-c").arg(script).env("PATH", "/usr/bin:/bin");
-    let Some(warm) = common::here(shell.time_limit(LIMIT).start_limit(LIMIT).warm()) else { return };
+    let Some(warm) = common::here(shell.time_limit(LIMIT).start_limit(LIMIT).warm()) else {
+        return;
+    };
     let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
     let before = line.snapshot().unwrap();
     let child = ask(line.guest_mut().unwrap(), "start");
