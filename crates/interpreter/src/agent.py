@@ -9,6 +9,7 @@ import base64
 import contextlib
 import json
 import os
+import select
 import signal
 import subprocess
 
@@ -31,6 +32,8 @@ def _exactly(length):
     return data
 
 
+# Seconds that a command has to read what it was sent, before it is given more.
+_PATIENCE = 5
 # Commands that run, by number, with what they were asked to be.
 _commands = {}
 # How often whoever hears of children has to wait: a frame is being sent, or a command has no number yet.
@@ -94,10 +97,9 @@ def _input(process, data):
     if process.stdin is None or process.stdin.closed:
         raise ValueError("the command has no input")
     while data:
-        written = process.stdin.write(data)
-        if written is None:
+        data = data[process.stdin.write(data) or 0 :]
+        if data and not select.select((), (process.stdin,), (), _PATIENCE)[1]:
             raise BlockingIOError("the command does not read its input, and no more of it fits")
-        data = data[written:]
 
 
 def _command(wanted):

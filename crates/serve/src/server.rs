@@ -287,6 +287,9 @@ async fn accept_all(
     while tokio::time::timeout(Duration::ZERO, accepting.one(&listener)).await.is_ok() {}
     drop(listener);
     shared.phase.send_replace(Phase::Closing);
+    if let Some(routes) = &shared.sandboxes {
+        routes.sandboxes.hush();
+    }
     let mut connections = accepting.connections;
     let ended = async { while connections.join_next().await.is_some() {} };
     if tokio::time::timeout(grace, ended).await.is_err() {

@@ -14,6 +14,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::connect::went_back;
 use super::one::{MARK, refused};
 use super::routes::{Answer, Chosen, answer, json, short};
 use crate::refusal::Refusal;
@@ -87,10 +88,13 @@ pub(super) async fn drop_checkpoint(
 pub(super) async fn rollback(chosen: Chosen, body: Bytes) -> Answer {
     let To { to } = json(&body)?;
     let (all, sandbox) = chosen.sandbox()?;
+    let commands = sandbox.commands.clone();
     let at = all
         .with(&sandbox, move |session| {
             let state = find(session, &to);
-            session.rollback(state).map_err(|error| refused(&error))
+            let at = session.rollback(state).map_err(|error| refused(&error))?;
+            commands.dismiss(&went_back());
+            Ok(at)
         })
         .await?;
     Ok(answer(StatusCode::OK, &json!({"checkpointID": at.to_string()})))

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use afresh::Reference;
 
+use super::connect::Failed;
 use super::ledger::internal;
 use super::one::{Life, Sandbox};
 use super::registry::{Sandboxes, blocking, lock};
@@ -18,6 +19,8 @@ use crate::refusal::Refusal;
 
 /// How long a client waits for the end of a sandbox that is being called.
 const ENDING: Duration = Duration::from_secs(1);
+/// Longer than a sandbox goes on by itself before others get their turn.
+const SLICE: Duration = Duration::from_millis(200);
 /// How often, and after how long each time, it is tried again to strike one out.
 const TRIES: u32 = 720;
 const LATER: Duration = Duration::from_secs(5);
@@ -42,6 +45,15 @@ impl Drop for Killed {
     }
 }
 
+/// Whether nobody calls a sandbox. One that goes on by itself is seldom free at once, so it is waited for between two of its slices where
+/// its time is over.
+async fn is_free(sandbox: &Sandbox, over: bool) -> bool {
+    match over && sandbox.commands.is_driven() {
+        true => tokio::time::timeout(SLICE, sandbox.life.lock()).await.is_ok(),
+        false => sandbox.life.try_lock().is_ok(),
+    }
+}
+
 impl Sandboxes {
     /// Ends a sandbox, and forgets it.
     pub(super) async fn kill(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Refusal> {
@@ -55,6 +67,7 @@ impl Sandboxes {
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
             *sandbox.life.clone().lock_owned().await = Life::Gone;
+            sandbox.commands.dismiss(&Failed::new("aborted", "the sandbox was killed"));
             let struck = this.strike(&sandbox).await;
             if struck.is_err() {
                 tokio::spawn(this.strike_later(sandbox, killed));
@@ -110,17 +123,19 @@ impl Sandboxes {
         let all: Vec<_> = lock(&self.all).values().cloned().collect();
         for sandbox in all {
             let times = *sandbox.times();
+            let over = times.ends <= now;
             // One that is being called gets its turn later.
-            let free = sandbox.life.try_lock().is_ok();
-            let result = if times.paused || !free {
+            let result = if times.paused || !is_free(&sandbox, over).await {
                 Ok(())
-            } else if times.ends <= now {
+            } else if over {
                 match times.pause_at_end {
                     true => self.save(&sandbox, true, false).await,
                     false => self.kill(&sandbox).await,
                 }
             } else if times.used.elapsed() >= self.config.idle_timeout
                 && !sandbox.branched.load(Ordering::Relaxed)
+                && !sandbox.commands.is_driven()
+                && !sandbox.commands.in_use()
                 && sandbox.life.try_lock().is_ok_and(|life| matches!(*life, Life::Live(_)))
             {
                 self.save(&sandbox, false, false).await

@@ -15,6 +15,7 @@ use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderValue};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::connect;
 use super::one::Sandbox;
 use super::registry::Sandboxes;
 use super::routes::{Answer, Inside, answer, json};
@@ -75,11 +76,6 @@ fn meaning(refused: &Refused) -> (StatusCode, &'static str) {
 
 fn refused(path: &str, refused: &Refused) -> Refusal {
     Refusal::new(meaning(refused).0, format!("{path}: {refused}"))
-}
-
-/// What is refused in the words of Connect.
-pub(super) fn connect(status: StatusCode, code: &str, message: &str) -> Response {
-    answer(status, &json!({"code": code, "message": message}))
 }
 
 /// The name at the end of a path.
@@ -203,11 +199,11 @@ pub(super) async fn filesystem(
 ) -> Response {
     if !["Stat", "ListDir", "MakeDir", "Move", "Remove"].contains(&method.as_str()) {
         let message = format!("{method} is not there in this sandbox");
-        return connect(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message);
+        return connect::refused(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message);
     }
     let asked: Asked = match json(&body) {
         Ok(asked) => asked,
-        Err(refusal) => return connect(refusal.status, "invalid_argument", &refusal.message),
+        Err(refusal) => return connect::refused(refusal.status, "invalid_argument", &refusal.message),
     };
     let done = all
         .files(&sandbox, move |tree| {
@@ -220,7 +216,7 @@ pub(super) async fn filesystem(
         .await;
     match done {
         Ok(Ok(said)) => answer(StatusCode::OK, &said),
-        Ok(Err((status, code, message))) => connect(status, code, &message),
+        Ok(Err((status, code, message))) => connect::refused(status, code, &message),
         Err(refusal) => refusal.into_response(),
     }
 }

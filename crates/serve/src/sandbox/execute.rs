@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use afresh_interpreter::{Answer as Came, RUN, Stream};
+use afresh_interpreter::{Answer as Came, Stream};
 use axum::extract::{Path, State};
 use axum::response::IntoResponse;
 use bytes::Bytes;
@@ -13,6 +13,7 @@ use hyper::header::{CONTENT_TYPE, HeaderValue};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
+use super::connect::went_back;
 use super::registry::Sandboxes;
 use super::routes::{Answer, Inside, answer, json};
 use super::telling::{Shape, told};
@@ -49,8 +50,8 @@ pub(super) async fn execute(State(all): All, Inside(sandbox): Inside, body: Byte
         let message = format!("this sandbox runs {}, not {language}", names.join(" or "));
         return Err(Refusal::new(StatusCode::BAD_REQUEST, message));
     }
-    let shape = Shape { head, at_once: false, tell, last };
-    let mut response = told(all, sandbox, (RUN, wanted.code), shape).await?;
+    let shape = Shape { head, tell, last };
+    let mut response = told(all, sandbox, wanted.code, shape).await?;
     let kind = HeaderValue::from_static("application/x-ndjson");
     response.headers_mut().insert(CONTENT_TYPE, kind);
     Ok(response)
@@ -118,11 +119,14 @@ pub(super) async fn restart(
     Path(id): Path<String>,
 ) -> Answer {
     known_context(Some(&id))?;
-    all.with(&sandbox, |session| {
+    let commands = sandbox.commands.clone();
+    all.with(&sandbox, move |session| {
         let root = session.tree().first().map(|state| state.id);
         let root =
             root.ok_or_else(|| Refusal::new(StatusCode::CONFLICT, "its root was dropped"))?;
-        session.rollback(root).map_err(|error| super::one::refused(&error))
+        session.rollback(root).map_err(|error| super::one::refused(&error))?;
+        commands.dismiss(&went_back());
+        Ok(())
     })
     .await?;
     Ok(StatusCode::NO_CONTENT.into_response())

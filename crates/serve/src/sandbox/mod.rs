@@ -5,8 +5,11 @@
 //! acknowledged as paused, and each snapshot, outlives the process. A client sees the sandboxes of its own key's
 //! tenant, and nobody else's. What may break it: a store that is changed from outside while the server runs.
 
+mod background;
 mod beyond;
+mod commands;
 mod config;
+mod connect;
 mod control;
 mod ending;
 mod envd;

@@ -7,6 +7,7 @@ use afresh::{Encoding, Reference};
 use futures_util::StreamExt;
 use hyper::HeaderMap;
 
+use super::connect::Failed;
 use super::config::{SandboxConfig, Template};
 use super::keys::same;
 use super::ledger::Ledger;
@@ -205,6 +206,8 @@ impl Sandboxes {
                 tokio::spawn(async move {
                     // A call that is under way ends first; its answer is refused.
                     *sandbox.life.lock().await = Life::Moved;
+                    let why = "another host has the sandbox now";
+                    sandbox.commands.dismiss(&Failed::new("unavailable", why));
                 });
             }
             Err(refusal) => {

@@ -1,8 +1,8 @@
 //! One sandbox: a session that is live or saved, and what is known of it besides.
 //!
 //! What it promises: calls of one sandbox run one after another. Each piece of code begins on a checkpoint of its
-//! own; one that is cut short is undone by going back there. A sandbox that is saved comes back with the next
-//! call, lazily.
+//! own; one that is cut short is undone by going back there. So is what went on after it, to where it ended. A sandbox that is
+//! saved comes back with the next call, lazily.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -11,10 +11,11 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use afresh::snapshot::SnapshotId;
 use afresh::{Session, SessionError};
-use afresh_interpreter::{Answer as Outcome, Language, Request, Thrown, Tools, evaluate};
+use afresh_interpreter::{Answer as Outcome, COMMAND, Language, Request, Thrown, Tools, evaluate};
 use hyper::StatusCode;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
+use super::commands::Commands;
 use super::record::SandboxRecord;
 use super::speaker::Speaker;
 use crate::failure::describe;
@@ -82,8 +83,8 @@ pub(super) struct Sandbox {
     pub(super) saved: AtomicBool,
     /// Calls that wait for those before them.
     waiting: Arc<Semaphore>,
-    /// The state that the last of them began in.
-    pub(super) mark: Mutex<Option<SnapshotId>>,
+    pub(super) mark: Mutex<Mark>,
+    pub(super) commands: Arc<Commands>,
     #[cfg(feature = "fleet")]
     pub(super) standing: super::ledger::Standing,
 }
@@ -120,7 +121,8 @@ impl Sandbox {
             runs: AtomicU64::new(0),
             saved: AtomicBool::new(false),
             waiting: Arc::new(Semaphore::new(WAITING)),
-            mark: Mutex::new(None),
+            mark: Mutex::default(),
+            commands: Arc::default(),
             #[cfg(feature = "fleet")]
             standing: super::ledger::Standing::default(),
         }
@@ -190,26 +192,52 @@ pub(super) fn refused(error: &SessionError) -> Refusal {
     Refusal { status, message: describe(error), later }
 }
 
-/// Runs something in a session: what is wanted, and its source. What it prints is told to `speaker`. A call that is cut short is
-/// undone, and told as an error of the code. `mark` is the state that the last piece of code began in, which is not needed any more.
+/// Where a sandbox goes back to when what goes on in it is cut short.
+#[derive(Default)]
+pub(super) struct Mark {
+    state: Option<SnapshotId>,
+    /// The last call ended there; otherwise it began there.
+    after: bool,
+}
+
+impl Mark {
+    /// What goes on from now on follows something that is not to be undone.
+    pub(super) fn changed(&mut self) {
+        self.after = false;
+    }
+
+    /// Puts it where the session is now.
+    fn put(&mut self, session: &mut Session, after: bool) -> Result<SnapshotId, Refusal> {
+        let here = session.checkpoint(MARK).map_err(|error| refused(&error))?;
+        self.after = after;
+        if let Some(old) = self.state.replace(here) {
+            // Whoever went elsewhere may have dropped it.
+            let _ = session.drop_checkpoint(old);
+        }
+        Ok(here)
+    }
+}
+
+fn undo(session: &mut Session, to: SnapshotId, speaker: &Speaker) -> Result<(), Refusal> {
+    speaker.undone();
+    session.rollback(to).map(drop).map_err(|error| refused(&error))
+}
+
+/// Runs something in a session: what is wanted, and its source. What is printed meanwhile is told to `speaker`. A call that is cut
+/// short is undone, and told as an error of the code. `mark` is then where the call began.
 pub(super) fn run(
     session: &mut Session,
     language: &Language,
     (what, source): (u8, &str),
-    mark: &mut Option<SnapshotId>,
-    speaker: Speaker,
+    mark: &mut Mark,
+    speaker: &mut Speaker,
 ) -> Result<Outcome, Refusal> {
-    let before = session.checkpoint(MARK).map_err(|error| refused(&error))?;
-    if let Some(old) = mark.replace(before) {
-        // Whoever went elsewhere may have dropped it.
-        let _ = session.drop_checkpoint(old);
-    }
+    let before = mark.put(session, false)?;
     let form = language.form;
     let request = Request::new(form, what, &Tools::default(), source, "<code>", None);
-    let mut late = false;
     let answered = session.with(|lease| {
-        let done = evaluate(lease, form.function(), request, speaker);
-        late = done.listener.is_late();
+        let done = evaluate(lease, form.function(), request, std::mem::take(speaker));
+        *speaker = done.listener;
         done.answer
     });
     match answered {
@@ -222,10 +250,67 @@ pub(super) fn run(
             Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, damaged.to_string())
         }),
         Err(error) if session.failed().is_some() => {
-            session.rollback(before).map_err(|error| refused(&error))?;
-            Ok(cut_short(&error, late))
+            undo(session, before, speaker)?;
+            Ok(cut_short(&error, speaker.is_late()))
         }
         Err(error) => Err(refused(&error)),
+    }
+}
+
+/// Ends a command of a session's, and all that it has started.
+pub(super) fn kill_command(
+    session: &mut Session,
+    language: &Language,
+    number: u32,
+    mark: &mut Mark,
+    speaker: &mut Speaker,
+) -> Result<(), Refusal> {
+    let source = serde_json::json!({"op": "signal", "pid": number, "signal": 9}).to_string();
+    speaker.begin(Vec::new());
+    run(session, language, (COMMAND, &source), mark, speaker).map(drop)
+}
+
+/// Lets what runs in the background go on for a slice of time. One that is cut short takes the session back to where its last call ended.
+#[cfg(feature = "linux")]
+pub(super) fn go_on(
+    session: &mut Session,
+    mark: &mut Mark,
+    speaker: &mut Speaker,
+) -> Result<(), Refusal> {
+    let ended = match mark.state.filter(|_| mark.after) {
+        Some(state) => state,
+        None => mark.put(session, true)?,
+    };
+    speaker.begin(Vec::new());
+    let went = session.with(|lease| {
+        let (went, hearing) = afresh_interpreter::proceed(lease, std::mem::take(speaker));
+        *speaker = hearing;
+        went
+    });
+    match went {
+        Err(_) if session.failed().is_some() => {
+            undo(session, ended, speaker)?;
+            let message = "what ran in the background was cut short, and undone";
+            Err(Refusal::new(StatusCode::CONFLICT, message))
+        }
+        went => went.map_err(|error| refused(&error)),
+    }
+}
+
+/// Nothing runs in the background.
+#[cfg(not(feature = "linux"))]
+pub(super) fn go_on(_: &mut Session, _: &mut Mark, _: &mut Speaker) -> Result<(), Refusal> {
+    Ok(())
+}
+
+/// How long until something happens in a session by itself, if anything will.
+pub(super) fn due(session: &Session) -> Option<Duration> {
+    #[cfg(feature = "linux")]
+    return session.due();
+    #[cfg(not(feature = "linux"))]
+    {
+        let _ = session;
+        None
     }
 }
 

@@ -1,48 +1,76 @@
-//! Commands in a sandbox, in the shape of E2B's agent: Connect's streams with JSON.
+//! Commands in a sandbox, in the shape of E2B's agent.
 //!
-//! A sandbox of a Linux program runs them; what a command has left running ends with it, so that the sandbox can be frozen
-//! between two. So there is no process to be asked about later.
+//! What it promises: a sandbox of a Linux program runs them, beside code and beside one another. They are part of its state: what a pause, a
+//! snapshot or a fork keeps goes on from there. Who starts a command or connects to it is told what it prints from then on. What may
+//! break it: a command's output is told by the session (`setsid`) that it is printed in, so what leaves its command's is not heard.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
 
-use afresh_interpreter::{Answer as Came, COMMAND, Stream, Thrown};
+use afresh::Session;
+use afresh_interpreter::{Answer as Came, COMMAND};
+use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
 use bytes::Bytes;
+use hyper::HeaderMap;
 use hyper::header::{CONTENT_TYPE, HeaderValue};
-use hyper::{HeaderMap, StatusCode};
 use serde::Deserialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use super::envd::connect;
-use super::registry::Sandboxes;
+use super::commands::{Ear, Heard};
+use super::connect::{self, Failed};
+use super::one::{Sandbox, run};
+use super::registry::{Sandboxes, lock};
 use super::routes::Inside;
-use super::telling::{Shape, told};
+use super::speaker::Speaker;
+use crate::body::InPieces;
 
-/// What is said of a message that ends a stream.
-const LAST: u8 = 2;
-/// How long a client may have a command run, in its own words.
-const TIMEOUT: &str = "connect-timeout-ms";
+/// How often a client wants to be told that a command runs on, in seconds.
+const ALIVE: &str = "keepalive-ping-interval";
+/// How often it is told otherwise.
+const SELDOM: Duration = Duration::from_secs(90);
 
 #[derive(Deserialize)]
 struct Start {
-    process: Process,
+    process: Config,
     pty: Option<Value>,
+    tag: Option<String>,
     #[serde(default)]
     stdin: bool,
 }
 
 #[derive(Deserialize)]
-struct Process {
+struct Config {
     cmd: String,
     #[serde(default)]
     args: Vec<String>,
     #[serde(default)]
     envs: BTreeMap<String, String>,
     cwd: Option<String>,
+}
+
+/// Something with a command that runs.
+#[derive(Deserialize)]
+struct Chosen {
+    process: Selector,
+    signal: Option<Value>,
+    #[serde(default)]
+    input: Input,
+}
+
+#[derive(Deserialize)]
+struct Selector {
+    pid: Option<u32>,
+    tag: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+struct Input {
+    stdin: Option<String>,
 }
 
 /// The agent's operations on processes.
@@ -54,126 +82,206 @@ pub(super) async fn process(
     body: Bytes,
 ) -> Response {
     let unknown = |why: &str| {
-        let message = format!("{method} is not there in this sandbox: {why}");
-        connect(StatusCode::NOT_IMPLEMENTED, "unimplemented", &message)
+        Failed::new("unimplemented", format!("{method} is not there in this sandbox: {why}"))
     };
     if !all.template(&sandbox.template).config.linux {
-        return unknown("it evaluates code, and has no processes");
+        return unknown("it evaluates code, and has no processes").into_response();
     }
-    match method.as_str() {
-        "Start" => {}
-        "List" => return axum::Json(json!({ "processes": [] })).into_response(),
-        "SendSignal" | "SendInput" | "CloseStdin" | "Connect" | "Update" => {
-            let message = "there is no such process: none outlives its command";
-            return connect(StatusCode::NOT_FOUND, "not_found", message);
-        }
-        _ => return unknown("it is not known"),
-    }
-    let start = match asked(&body) {
-        Ok(start) => start,
-        Err(why) => return connect(StatusCode::BAD_REQUEST, "invalid_argument", &why),
+    let inside = Commanded { all, sandbox };
+    let done = match method.as_str() {
+        "Start" => inside.start(&headers, &body).await,
+        "Connect" => inside.connect(&headers, &body).await,
+        "List" => inside.list().await,
+        "SendSignal" => inside.signal(&body).await,
+        "SendInput" => inside.input(&body).await,
+        "CloseStdin" => inside.close(&body).await,
+        "Update" => Err(unknown("commands have no terminal here")),
+        "StreamInput" => Err(unknown("SendInput takes what a command is to read")),
+        _ => Err(unknown("it is not known")),
     };
-    if start.pty.is_some() || start.stdin {
-        return unknown("commands have no terminal here, and no input");
-    }
-    let limit = headers.get(TIMEOUT).and_then(|limit| limit.to_str().ok()?.parse::<f64>().ok());
-    let source = json!({
-        "cmd": start.process.cmd,
-        "args": start.process.args,
-        "envs": start.process.envs,
-        "cwd": start.process.cwd,
-        "timeout": limit.map(|limit| limit / 1000.0),
-    });
-    // Clients wait for its number before they go on.
-    let shape = Shape { head, at_once: true, tell, last };
-    match told(all, sandbox, (COMMAND, source.to_string()), shape).await {
-        Ok(mut response) => {
-            let kind = HeaderValue::from_static("application/connect+json");
-            response.headers_mut().insert(CONTENT_TYPE, kind);
-            response
-        }
-        Err(refusal) => refusal.into_response(),
-    }
+    done.unwrap_or_else(Failed::into_response)
 }
 
-/// What is asked, in the one message of a stream.
-fn asked(body: &[u8]) -> Result<Start, String> {
-    let (head, message) = body.split_first_chunk::<5>().ok_or("the stream has no message")?;
-    if head[0] != 0 {
-        return Err("a message comes as it is: without compression".to_owned());
-    }
-    let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
-    let message = message.get(..length).ok_or("the message breaks off")?;
-    serde_json::from_slice(message).map_err(|error| error.to_string())
+/// A sandbox that runs commands.
+struct Commanded {
+    all: Arc<Sandboxes>,
+    sandbox: Arc<Sandbox>,
 }
 
-fn message(flags: u8, said: &Value) -> Vec<u8> {
-    let said = said.to_string();
-    let length = u32::try_from(said.len()).unwrap_or(u32::MAX).to_be_bytes();
-    [&[flags], &length[..], said.as_bytes()].concat()
+type Done = Result<Response, Failed>;
+
+/// What an operation asks for that is answered at once.
+fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failed> {
+    serde_json::from_slice(body).map_err(|error| Failed::new("invalid_argument", error.to_string()))
 }
 
-fn event(event: &Value) -> Vec<u8> {
-    message(0, &json!({ "event": event }))
+fn gone() -> Failed {
+    Failed::new("not_found", "there is no such command: it has ended, or there never was")
 }
 
-fn head(number: u64) -> Vec<u8> {
-    event(&json!({"start": {"pid": number}}))
-}
-
-fn tell(stream: Stream, bytes: &[u8]) -> Vec<u8> {
-    let name = match stream {
-        Stream::Stdout => "stdout",
-        Stream::Stderr => "stderr",
+/// The number of a command that runs.
+fn find(listed: &Value, wanted: &Selector) -> Result<u32, Failed> {
+    let is_it = |command: &&Value| match (wanted.pid, &wanted.tag) {
+        (Some(pid), _) => command["pid"] == pid,
+        (None, Some(tag)) => command["tag"] == tag.as_str(),
+        (None, None) => false,
     };
-    event(&json!({"data": {name: STANDARD.encode(bytes)}}))
+    let found = listed.as_array().and_then(|all| all.iter().find(is_it));
+    let number = found.and_then(|command| command["pid"].as_u64());
+    number.and_then(|number| u32::try_from(number).ok()).ok_or_else(gone)
 }
 
-/// How a command ended, and the end of the stream.
-fn last(came: &Came) -> Vec<u8> {
-    let failed =
-        |code: &str, why: String| message(LAST, &json!({"error": {"code": code, "message": why}}));
-    match came {
-        Came::Value(shown) => {
-            let status = shown.json.as_ref().and_then(Value::as_i64).unwrap_or(-1);
-            let end = match status {
-                0.. => {
-                    json!({"exitCode": status, "exited": true, "status": format!("exit status {status}")})
-                }
-                _ => {
-                    json!({"exitCode": 128 - status, "exited": false, "status": format!("signal {}", -status)})
-                }
-            };
-            [event(&json!({ "end": end })), message(LAST, &json!({}))].concat()
-        }
-        Came::Done => failed("deadline_exceeded", "the command ran longer than it may".to_owned()),
-        Came::Threw(Thrown { name, message, .. }) => match name.as_str() {
-            "TimeoutError" => failed("deadline_exceeded", message.clone()),
-            "FileNotFoundError" => failed("not_found", message.clone()),
-            _ => failed("aborted", format!("{name}: {message}")),
-        },
+impl Commanded {
+    /// One call of the guest's half of commands, and what is done within it once it has answered.
+    async fn ask<R: Send + 'static>(
+        &self,
+        mut speaker: Speaker,
+        wanted: impl FnOnce(&mut Asking<'_>) -> Result<R, Failed> + Send + 'static,
+    ) -> Result<R, Failed> {
+        let language = self.all.template(&self.sandbox.template).language;
+        let sandbox = self.sandbox.clone();
+        let asked = self.all.with(&self.sandbox, move |session| {
+            let (session, speaker) = (session, &mut speaker);
+            Ok(wanted(&mut Asking { sandbox: &sandbox, session, language, speaker }))
+        });
+        asked.await?
     }
-}
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+    fn speaker(&self) -> Speaker {
+        self.all.speaker(&self.sandbox)
+    }
 
-    #[test]
-    fn messages_are_read_and_written_as_connect_has_them() {
-        let start = message(0, &json!({"process": {"cmd": "/bin/bash", "args": ["-c", "x"]}}));
-        assert_eq!(asked(&start).unwrap().process.args, ["-c", "x"]);
-        for wrong in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\0", b"\0\0\0\0\x09{}", b"\0\0\0\0\x02{}"]
-        {
-            assert!(asked(wrong).is_err(), "{wrong:?}");
+    async fn start(&self, headers: &HeaderMap, body: &[u8]) -> Done {
+        let Start { process, pty, tag, stdin } = connect::asked(body)?;
+        if pty.is_some() {
+            return Err(Failed::new("unimplemented", "commands have no terminal here"));
         }
-        let shown = |json: Value| {
-            Came::Value(afresh_interpreter::Shown { text: String::new(), json: Some(json) })
+        let wanted = json!({
+            "op": "start",
+            "cmd": process.cmd,
+            "args": process.args,
+            "envs": process.envs,
+            "cwd": process.cwd,
+            "stdin": stdin,
+            "tag": tag,
+        });
+        let (ear, heard) = Ear::new(alive(headers));
+        let mut speaker = self.speaker();
+        speaker.starts(ear, connect::limit(headers));
+        let starting = self.ask(speaker, move |asking| {
+            asking.sandbox.runs.fetch_add(1, Ordering::Relaxed);
+            asking.of(&wanted)
+        });
+        heard_while(starting, heard).await
+    }
+
+    async fn connect(&self, headers: &HeaderMap, body: &[u8]) -> Done {
+        let Chosen { process, .. } = connect::asked(body)?;
+        let (ear, heard) = Ear::new(alive(headers));
+        let connecting = self.ask(self.speaker(), move |asking| {
+            let listed = asking.of(&json!({"op": "list"}))?;
+            asking.sandbox.commands.listen(find(&listed, &process)?, ear, None);
+            Ok(())
+        });
+        heard_while(connecting, heard).await
+    }
+
+    async fn list(&self) -> Done {
+        let listed =
+            self.ask(self.speaker(), |asking| asking.of(&json!({"op": "list"}))).await?;
+        Ok(axum::Json(json!({ "processes": listed })).into_response())
+    }
+
+    async fn signal(&self, body: &[u8]) -> Done {
+        let Chosen { process, signal, .. } = asked(body)?;
+        let signal = match &signal {
+            Some(Value::Number(number)) => number.as_u64(),
+            Some(Value::String(name)) if name == "SIGNAL_SIGKILL" => Some(9),
+            Some(Value::String(name)) if name == "SIGNAL_SIGTERM" => Some(15),
+            _ => None,
         };
-        let text = |came: &Came| String::from_utf8_lossy(&last(came)).into_owned();
-        assert!(text(&shown(json!(3))).contains(r#""exitCode":3,"exited":true"#));
-        assert!(text(&shown(json!(-9))).contains(r#""exitCode":137,"exited":false"#));
-        assert!(text(&Came::Done).contains("deadline_exceeded"));
-        assert!(last(&shown(json!(0))).ends_with(b"\x02\0\0\0\x02{}"));
+        let Some(signal @ (9 | 15)) = signal else {
+            let why = "a signal is SIGNAL_SIGTERM or SIGNAL_SIGKILL";
+            return Err(Failed::new("invalid_argument", why));
+        };
+        self.chosen(process, json!({"op": "signal", "signal": signal})).await
     }
+
+    async fn input(&self, body: &[u8]) -> Done {
+        let Chosen { process, input, .. } = asked(body)?;
+        let Some(data) = input.stdin else {
+            return Err(Failed::new("unimplemented", "commands have no terminal here"));
+        };
+        self.chosen(process, json!({"op": "input", "data": data})).await
+    }
+
+    async fn close(&self, body: &[u8]) -> Done {
+        let Chosen { process, .. } = asked(body)?;
+        self.chosen(process, json!({"op": "close"})).await
+    }
+
+    /// Does something with one command.
+    async fn chosen(&self, process: Selector, mut wanted: Value) -> Done {
+        let done = self.ask(self.speaker(), move |asking| {
+            let number = match process.pid {
+                Some(number) => number,
+                None => find(&asking.of(&json!({"op": "list"}))?, &process)?,
+            };
+            wanted["pid"] = number.into();
+            asking.of(&wanted)
+        });
+        match done.await? {
+            Value::Bool(true) => Ok(axum::Json(json!({})).into_response()),
+            _ => Err(gone()),
+        }
+    }
+}
+
+/// A sandbox, in its turn.
+struct Asking<'a> {
+    sandbox: &'a Sandbox,
+    session: &'a mut Session,
+    language: &'static afresh_interpreter::Language,
+    speaker: &'a mut Speaker,
+}
+
+impl Asking<'_> {
+    /// What the guest's half of commands answers; what it threw is told as such.
+    fn of(&mut self, wanted: &Value) -> Result<Value, Failed> {
+        let mut mark = lock(&self.sandbox.mark);
+        self.speaker.begin(Vec::new());
+        let wanted = (COMMAND, &*wanted.to_string());
+        match run(self.session, self.language, wanted, &mut mark, self.speaker)? {
+            Came::Value(shown) => Ok(shown.json.unwrap_or_default()),
+            Came::Done => Ok(Value::Null),
+            Came::Threw(thrown) => Err(Failed::of(&thrown)),
+        }
+    }
+}
+
+fn alive(headers: &HeaderMap) -> Duration {
+    let asked = headers.get(ALIVE).and_then(|seconds| seconds.to_str().ok()?.parse::<u32>().ok());
+    asked.map_or(SELDOM, |seconds| Duration::from_secs(seconds.max(1).into()))
+}
+
+/// A stream that begins as soon as there is something to tell, though the call that brings it about lasts.
+async fn heard_while<R>(
+    call: impl Future<Output = Result<R, Failed>>,
+    mut heard: Heard,
+) -> Done {
+    let body = tokio::select! {
+        biased;
+        true = heard.begun() => Body::new(heard),
+        called = call => match called {
+            Err(failed) if failed.is_refused() => return Err(failed),
+            Err(failed) => Body::from(connect::broken_off(&failed)),
+            // What it told may have come since it was looked for.
+            Ok(_) => Body::new(heard),
+        },
+    };
+    let mut response = Response::new(body);
+    let kind = HeaderValue::from_static("application/connect+json");
+    response.headers_mut().insert(CONTENT_TYPE, kind);
+    response.extensions_mut().insert(InPieces);
+    Ok(response)
 }

@@ -15,8 +15,9 @@ use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tracing::Instrument;
 
 use super::config::SandboxConfig;
+use super::connect::Failed;
 use super::ledger::{Kept, Ledger, internal};
-use super::one::{Life, Sandbox, Times, refused};
+use super::one::{Life, Sandbox, Times, due, refused};
 use super::quota::Quota;
 use super::template::{Warm, kept};
 use crate::error::ServeError;
@@ -303,6 +304,16 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         work: impl FnOnce(&mut Session) -> Result<R, Refusal> + Send + 'static,
     ) -> Result<R, Refusal> {
+        self.turn(sandbox, true, work).await
+    }
+
+    /// The same, as a call: one that `wakes` the sandbox, or one that nobody has made, which does nothing with one that is not live.
+    pub(super) async fn turn<R: Send + 'static>(
+        self: &Arc<Self>,
+        sandbox: &Arc<Sandbox>,
+        wakes: bool,
+        work: impl FnOnce(&mut Session) -> Result<R, Refusal> + Send + 'static,
+    ) -> Result<R, Refusal> {
         let waiting = sandbox.wait()?;
         let mut life = sandbox.life.clone().lock_owned().await;
         // Only once it is this call's turn, so that many calls of one sandbox hold one place. Never closed.
@@ -312,16 +323,28 @@ impl Sandboxes {
         let (this, sandbox) = (self.clone(), sandbox.clone());
         blocking(move || {
             let _place = place;
-            if matches!(*life, Life::Saved) {
+            if wakes && matches!(*life, Life::Saved) {
                 let restored = tracing::debug_span!("resume").in_scope(|| this.restore(&sandbox));
                 *life = Life::Live(Box::new(restored?));
             }
-            sandbox.times().used = Instant::now();
+            let used = || {
+                if wakes {
+                    sandbox.times().used = Instant::now();
+                }
+            };
+            used();
             let result = match &mut *life {
-                Life::Live(session) => tracing::debug_span!("call").in_scope(|| work(session)),
+                Life::Live(session) => {
+                    let done = tracing::debug_span!("call").in_scope(|| work(session));
+                    if wakes {
+                        lock(&sandbox.mark).changed();
+                    }
+                    this.goes_on(&sandbox, due(session));
+                    done
+                }
                 other => Err(other.absent(&sandbox.id)),
             };
-            sandbox.times().used = Instant::now();
+            used();
             // Whoever may have it by now has not done this call.
             this.ledger.check(&sandbox)?;
             result
@@ -403,6 +426,10 @@ impl Sandboxes {
             this.ledger.saved_here(&own);
             // What was saved of it before has no name any more.
             this.litter.store(true, Ordering::Relaxed);
+            if pause || ending {
+                let why = "the sandbox is saved, and its programs with it";
+                own.commands.dismiss(&Failed::new("unavailable", why));
+            }
             if !own.branched.load(Ordering::Relaxed) {
                 *life = Life::Saved;
             }

@@ -1,143 +1,264 @@
-//! What code prints, on its way to the client while the code runs.
+//! What a call of a sandbox prints, on its way to the clients while it runs: that of code to who runs it, that of commands to who hears them.
 //!
 //! What it promises: what waits for a client is bounded. Code that prints faster than its client reads waits for it, for as long as
-//! the call may take; what nobody reads any more is dropped. Of a fleet's sandbox nothing is told once it may be another host's.
+//! the call may take; a command for half of that, and then its client is told no more. What nobody reads is dropped. Of a fleet's
+//! sandbox nothing is told once it may be another host's.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use afresh::wasm::wasmtime;
-use afresh_interpreter::{Listener, Stream};
+use afresh_interpreter::{Answer, Listener, Stream};
 use bytes::Bytes;
 use tokio::sync::mpsc;
 use tokio::time::Instant;
 
+use super::commands::{Commands, Ear};
+use super::connect::{self, Failed};
 use crate::refusal::Refusal;
 
 /// Pieces that wait for a client.
-const PIECES: usize = 8;
+pub(super) const PIECES: usize = 8;
 /// Most bytes of what is printed in one piece.
 pub(super) const PIECE: usize = 32 << 10;
+/// Most bytes of what is kept for a command whose number is not known yet.
+const EARLY: usize = 1 << 20;
 
 /// How a piece of at most [`PIECE`] bytes is told.
 pub(super) type Tell = fn(Stream, &[u8]) -> Vec<u8>;
 
-/// Who hears what code prints. The default tells nobody.
+/// Who hears a call. The default tells nobody.
 #[derive(Default)]
-pub(super) struct Speaker(Option<Told>);
+pub(super) struct Speaker(Option<Box<Speaking>>);
 
-struct Told {
-    sender: mpsc::Sender<Bytes>,
-    runtime: tokio::runtime::Handle,
-    time: Duration,
-    until: Instant,
-    tell: Tell,
-    /// What comes before everything else.
-    head: Vec<u8>,
+struct Speaking {
+    patience: Patience,
+    commands: Arc<Commands>,
     /// Whether anything may be told now.
     check: Box<dyn Fn() -> Result<(), Refusal> + Send>,
+    /// Who hears code.
+    code: Option<Told>,
+    /// A command that is being started.
+    starting: Option<Starting>,
     /// The client did not take it in time.
     late: bool,
 }
 
+struct Told {
+    sender: mpsc::Sender<Bytes>,
+    tell: Tell,
+    /// What comes before everything else.
+    head: Vec<u8>,
+}
+
+struct Starting {
+    ear: Ear,
+    limit: Option<Duration>,
+    /// What came of commands that nobody hears, one of which it may be.
+    early: Vec<(u32, Stream, Vec<u8>)>,
+}
+
+/// How long clients are waited for.
+struct Patience {
+    runtime: tokio::runtime::Handle,
+    time: Duration,
+    begun: Instant,
+}
+
+impl Patience {
+    /// False where nobody took it within that part of the time.
+    fn send(&self, sender: &mpsc::Sender<Bytes>, message: Bytes, part: u32) -> bool {
+        let message = match sender.try_send(message) {
+            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => return true,
+            Err(mpsc::error::TrySendError::Full(message)) => message,
+        };
+        let until = self.begun + self.time / part;
+        // Calls run on threads that may wait.
+        let sending = async { tokio::time::timeout_at(until, sender.send(message)).await };
+        self.runtime.block_on(sending).is_ok()
+    }
+}
+
 impl Speaker {
-    /// Tells whoever receives, each call for at most `time`. Within a runtime.
+    /// For calls of a sandbox with these commands, each for at most `time`. Within a runtime.
     pub(super) fn new(
         time: Duration,
-        tell: Tell,
+        commands: Arc<Commands>,
         check: impl Fn() -> Result<(), Refusal> + Send + 'static,
-    ) -> (Self, mpsc::Receiver<Bytes>) {
-        let (sender, receiver) = mpsc::channel(PIECES);
-        let told = Told {
-            sender,
-            runtime: tokio::runtime::Handle::current(),
-            time,
-            until: Instant::now() + time,
-            tell,
-            head: Vec::new(),
+    ) -> Self {
+        let runtime = tokio::runtime::Handle::current();
+        Self(Some(Box::new(Speaking {
+            patience: Patience { runtime, time, begun: Instant::now() },
+            commands,
             check: Box::new(check),
+            code: None,
+            starting: None,
             late: false,
-        };
-        (Self(Some(told)), receiver)
+        })))
     }
 
-    /// The call begins, and with it the time that it has. `head` comes before all that it prints, or at once.
-    pub(super) fn begin(&mut self, head: Vec<u8>, at_once: bool) {
-        let Some(told) = &mut self.0 else { return };
-        told.until = Instant::now() + told.time;
-        match at_once {
-            // Nothing waits there yet; whoever is gone already misses it.
-            true => drop(told.sender.try_send(head.into())),
-            false => told.head = head,
+    /// Tells whoever receives what code prints.
+    pub(super) fn tell_code(&mut self, tell: Tell) -> mpsc::Receiver<Bytes> {
+        let (sender, receiver) = mpsc::channel(PIECES);
+        if let Some(speaking) = &mut self.0 {
+            speaking.code = Some(Told { sender, tell, head: Vec::new() });
+        }
+        receiver
+    }
+
+    /// The call starts a command, which is heard there, and ends after `limit`.
+    pub(super) fn starts(&mut self, ear: Ear, limit: Option<Duration>) {
+        if let Some(speaking) = &mut self.0 {
+            speaking.starting = Some(Starting { ear, limit, early: Vec::new() });
+        }
+    }
+
+    /// The call begins, and with it the time that it has. `head` comes before all that its code prints.
+    pub(super) fn begin(&mut self, head: Vec<u8>) {
+        let Some(speaking) = &mut self.0 else { return };
+        speaking.patience.begun = Instant::now();
+        if let Some(code) = &mut speaking.code {
+            code.head = head;
+        }
+    }
+
+    /// What was told of commands since the call before is not so any more.
+    pub(super) fn undone(&self) {
+        let why = "the sandbox was taken back to an earlier state, because a call was cut short";
+        if let Some(speaking) = &self.0 {
+            speaking.commands.dismiss(&Failed::new("aborted", why));
         }
     }
 
     /// Whether the call was ended because its client took too long.
     pub(super) fn is_late(&self) -> bool {
-        self.0.as_ref().is_some_and(|told| told.late)
+        self.0.as_ref().is_some_and(|speaking| speaking.late)
     }
 }
 
 impl Listener for Speaker {
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
-        let Some(told) = &mut self.0 else { return Ok(()) };
-        let mut rest = bytes;
-        while !rest.is_empty() && !told.sender.is_closed() {
-            let (piece, after) = rest.split_at(whole(rest));
-            rest = after;
-            if (told.check)().is_err() {
-                return Err(wasmtime::Error::msg("the sandbox may be another host's by now"));
-            }
-            let mut message = std::mem::take(&mut told.head);
-            message.extend((told.tell)(stream, piece));
-            told.send(message.into())?;
+        self.0.as_mut().map_or(Ok(()), |speaking| speaking.print(stream, bytes))
+    }
+
+    fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        self.0.as_mut().map_or(Ok(()), |speaking| speaking.print_command(number, stream, bytes))
+    }
+
+    fn command_ended(&mut self, number: u32, status: i32) {
+        if let Some(speaking) = self.0.as_mut().filter(|speaking| (speaking.check)().is_ok()) {
+            speaking.commands.ended(number, status);
         }
-        Ok(())
+    }
+
+    fn answered(&mut self, answer: &[u8]) {
+        let Some(speaking) = &mut self.0 else { return };
+        let Ok(Answer::Value(shown)) = Answer::read(answer) else { return };
+        let number = shown.json.as_ref().and_then(serde_json::Value::as_u64);
+        if let Some(number) = number.and_then(|number| u32::try_from(number).ok()) {
+            // Nobody hears this call's errors any more.
+            let _ = speaking.started(number);
+        }
     }
 }
 
-/// Where a piece ends: not within a letter, where it is text.
-fn whole(bytes: &[u8]) -> usize {
-    let most = bytes.len().min(PIECE);
-    let begins = |at: &usize| bytes.get(*at).is_none_or(|byte| byte & 0xc0 != 0x80);
-    (most.saturating_sub(3)..=most).rev().find(begins).unwrap_or(most)
+/// Pieces of what is printed, none of which ends within a letter, where it is text.
+fn pieces(mut rest: &[u8]) -> impl Iterator<Item = &[u8]> {
+    std::iter::from_fn(move || {
+        let most = rest.len().min(PIECE);
+        let begins = |at: &usize| rest.get(*at).is_none_or(|byte| byte & 0xc0 != 0x80);
+        let end = (most.saturating_sub(3)..=most).rev().find(begins).unwrap_or(most);
+        let (piece, after) = rest.split_at(end);
+        rest = after;
+        (!piece.is_empty()).then_some(piece)
+    })
 }
 
-impl Told {
-    fn send(&mut self, message: Bytes) -> wasmtime::Result<()> {
-        let message = match self.sender.try_send(message) {
-            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => return Ok(()),
-            Err(mpsc::error::TrySendError::Full(message)) => message,
-        };
-        let (until, sender) = (self.until, &self.sender);
-        // Calls run on threads that may wait.
-        let sent = self
-            .runtime
-            .block_on(async { tokio::time::timeout_at(until, sender.send(message)).await });
-        self.late = sent.is_err();
-        if self.late {
-            return Err(wasmtime::Error::msg(
-                "nobody took what the code printed, within the time that it has",
-            ));
+impl Speaking {
+    fn may_tell(&self) -> wasmtime::Result<()> {
+        let told = (self.check)();
+        told.map_err(|_| wasmtime::Error::msg("the sandbox may be another host's by now"))
+    }
+
+    fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        for piece in pieces(bytes) {
+            if self.code.as_ref().is_none_or(|code| code.sender.is_closed()) {
+                return Ok(());
+            }
+            self.may_tell()?;
+            let Some(code) = &mut self.code else { return Ok(()) };
+            let mut message = std::mem::take(&mut code.head);
+            message.extend((code.tell)(stream, piece));
+            self.late = !self.patience.send(&code.sender, message.into(), 1);
+            if self.late {
+                return Err(wasmtime::Error::msg(
+                    "nobody took what the code printed, within the time that it has",
+                ));
+            }
         }
         Ok(())
+    }
+
+    fn print_command(&mut self, number: u32, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
+        let mut ears = self.commands.ears(number);
+        if let Some(starting) = self.starting.as_mut().filter(|_| ears.is_empty()) {
+            starting.early.push((number, stream, bytes.to_vec()));
+            let kept: usize = starting.early.iter().map(|(_, _, bytes)| bytes.len()).sum();
+            // Who prints so much before it has a number is the one that is being started.
+            return if kept > EARLY { self.started(number) } else { Ok(()) };
+        }
+        for piece in pieces(bytes).take_while(|_| !ears.is_empty()) {
+            self.may_tell()?;
+            let message = Bytes::from(connect::printed(stream, piece));
+            ears.retain(|(key, sender)| {
+                let sent = self.patience.send(sender, message.clone(), 2);
+                if !sent {
+                    let why = "nobody took what the command printed; connect to it again";
+                    self.commands.drop_ear(*key, &Failed::new("resource_exhausted", why));
+                }
+                sent
+            });
+        }
+        Ok(())
+    }
+
+    /// The command that is being started has this number.
+    fn started(&mut self, number: u32) -> wasmtime::Result<()> {
+        let Some(Starting { ear, limit, early }) = self.starting.take() else { return Ok(()) };
+        self.may_tell()?;
+        self.commands.listen(number, ear, limit);
+        let own = early.into_iter().filter(|(of, ..)| *of == number);
+        own.into_iter().try_for_each(|(of, stream, bytes)| self.print_command(of, stream, &bytes))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use http_body_util::BodyExt;
+
     use super::*;
+
+    const LONG: Duration = Duration::from_secs(60);
+
+    fn runtime() -> tokio::runtime::Runtime {
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_time().build().unwrap()
+    }
+
+    fn told(_: Stream, piece: &[u8]) -> Vec<u8> {
+        piece.to_vec()
+    }
 
     #[test]
     fn what_is_printed_arrives_in_pieces_and_waits_for_its_client_only_so_long() {
-        let runtime = tokio::runtime::Builder::new_multi_thread()
-            .worker_threads(1)
-            .enable_time()
-            .build()
-            .unwrap();
-        let told = |_, piece: &[u8]| piece.to_vec();
-        let made = |time| runtime.block_on(async { Speaker::new(time, told, || Ok(())) });
-        let (mut speaker, mut receiver) = made(Duration::from_secs(60));
-        speaker.begin(b"head".to_vec(), false);
+        let runtime = runtime();
+        let made = |time| {
+            let _within = runtime.enter();
+            let mut speaker = Speaker::new(time, Arc::default(), || Ok(()));
+            let receiver = speaker.tell_code(told);
+            (speaker, receiver)
+        };
+        let (mut speaker, mut receiver) = made(LONG);
+        speaker.begin(b"head".to_vec());
         let text = "ä".repeat(PIECE * 3 / 4);
         speaker.print(Stream::Stderr, format!("x{text}").as_bytes()).unwrap();
         let mut came = String::new();
@@ -162,9 +283,55 @@ mod tests {
         assert!(printed[..PIECES].iter().all(Result::is_ok) && printed[PIECES].is_err());
         assert!(speaker.is_late());
         drop(receiver);
-        let refuse = || Err(Refusal::host());
-        let (mut speaker, _receiver) =
-            runtime.block_on(async { Speaker::new(Duration::from_secs(60), told, refuse) });
+        let _within = runtime.enter();
+        let mut speaker = Speaker::new(LONG, Arc::default(), || Err(Refusal::host()));
+        let _receiver = speaker.tell_code(told);
         assert!(speaker.print(Stream::Stdout, b"x").is_err() && !speaker.is_late());
+    }
+
+    /// What a guest answers that has started a command of this number.
+    fn number(number: u8) -> [u8; 5] {
+        [0x83, 0, 0x18, number, 0x60]
+    }
+
+    #[test]
+    fn what_a_command_prints_before_its_number_is_known_comes_after_it() {
+        let runtime = runtime();
+        let _within = runtime.enter();
+        for flood in [1, EARLY / 2] {
+            let commands = Arc::new(Commands::default());
+            let mut speaker = Speaker::new(LONG, commands.clone(), || Ok(()));
+            let (ear, heard) = Ear::new(LONG);
+            speaker.starts(ear, None);
+            let whole = runtime.spawn(heard.collect());
+            speaker.print_command(99, Stream::Stdout, b"of another").unwrap();
+            for _ in 0..3 {
+                speaker.print_command(42, Stream::Stdout, &vec![b'x'; flood]).unwrap();
+            }
+            speaker.answered(&number(42));
+            speaker.print_command(42, Stream::Stderr, b"later").unwrap();
+            speaker.command_ended(42, 0);
+            let whole = runtime.block_on(whole).unwrap().unwrap().to_bytes();
+            let text = String::from_utf8_lossy(&whole);
+            assert!(text[5..].starts_with(r#"{"event":{"start":{"pid":42}}}"#), "{flood}");
+            assert!(whole.len() >= 3 * flood && text.contains("stderr") && text.contains("end"));
+            assert_eq!(text.matches("stdout").count(), 3 * flood.div_ceil(PIECE));
+        }
+    }
+
+    #[test]
+    fn who_does_not_take_what_a_command_prints_is_told_no_more_and_the_call_goes_on() {
+        let runtime = runtime();
+        let _within = runtime.enter();
+        let commands = Arc::new(Commands::default());
+        let mut speaker = Speaker::new(Duration::from_millis(50), commands.clone(), || Ok(()));
+        let (ear, heard) = Ear::new(LONG);
+        commands.listen(7, ear, None);
+        for _ in 0..PIECES + 1 {
+            speaker.print_command(7, Stream::Stdout, b"x").unwrap();
+        }
+        assert!(!speaker.is_late() && !commands.in_use());
+        let whole = runtime.block_on(heard.collect()).unwrap().to_bytes();
+        assert!(String::from_utf8_lossy(&whole).contains("resource_exhausted"));
     }
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::task::{Context, Poll, ready};
 
-use afresh_interpreter::{Answer, Thrown};
+use afresh_interpreter::{Answer, RUN, Thrown};
 use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
@@ -14,7 +14,7 @@ use tokio::sync::mpsc;
 
 use super::one::{Sandbox, run};
 use super::registry::Sandboxes;
-use super::speaker::{Speaker, Tell};
+use super::speaker::Tell;
 use crate::body::InPieces;
 use crate::refusal::Refusal;
 
@@ -23,32 +23,29 @@ use crate::refusal::Refusal;
 pub(super) struct Shape {
     /// What comes first, with the number of the run.
     pub(super) head: fn(u64) -> Vec<u8>,
-    /// Whether that is told as soon as the run begins, and not with the first thing that is printed.
-    pub(super) at_once: bool,
     /// What is printed.
     pub(super) tell: Tell,
     /// What came of it, and the end.
     pub(super) last: fn(&Answer) -> Vec<u8>,
 }
 
-/// Runs something in a sandbox: what is wanted, and its source. The answer begins with the first thing that is printed, or when the
-/// run does; what prints nothing is answered whole otherwise, and a refusal before that is one.
+/// Runs code in a sandbox. The answer begins with the first thing that is printed; what prints nothing is answered whole, and a refusal
+/// before that is one.
 pub(super) async fn told(
     all: Arc<Sandboxes>,
     sandbox: Arc<Sandbox>,
-    (what, source): (u8, String),
+    source: String,
     shape: Shape,
 ) -> Result<Response, Refusal> {
     let language = all.template(&sandbox.template).language;
-    let (checking, own) = ((all.clone(), sandbox.clone()), sandbox.clone());
-    let check = move || checking.0.ledger.check(&checking.1);
-    let (mut speaker, printed) = Speaker::new(all.config.call_timeout, shape.tell, check);
+    let (mut speaker, own) = (all.speaker(&sandbox), sandbox.clone());
+    let printed = speaker.tell_code(shape.tell);
     let running: Running = Box::pin(async move {
         let ran = all.with(&sandbox, move |session| {
             let mut mark = own.mark.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             let head = (shape.head)(own.runs.fetch_add(1, Ordering::Relaxed) + 1);
-            speaker.begin(head.clone(), shape.at_once);
-            let answer = run(session, language, (what, &source), &mut mark, speaker)?;
+            speaker.begin(head.clone());
+            let answer = run(session, language, (RUN, &source), &mut mark, &mut speaker)?;
             Ok((head, answer))
         });
         ran.await

@@ -8,6 +8,7 @@ use afresh::{Guest, Options, Reference, SaveOptions};
 use afresh_interpreter::{Answer, Language, RUN, is_module};
 
 use super::config::{SandboxConfig, Template};
+use super::one::Mark;
 use super::speaker::Speaker;
 
 /// Most bytes that code or a command may print. Nothing of it is kept.
@@ -156,7 +157,7 @@ impl Opening {
         // The guest just ends where a setup throws something. Run as any code, it tells what that was.
         let mut session = afresh::open(&template.reference, &self.first)?.session()?;
         let setup = (RUN, setup.as_str());
-        let ran = super::one::run(&mut session, language, setup, &mut None, Speaker::default());
+        let ran = super::one::run(&mut session, language, setup, &mut Mark::default(), &mut Speaker::default());
         Err(match ran {
             Ok(Answer::Threw(thrown)) => {
                 let (name, told) = (&template.name, thrown.traceback());
@@ -195,7 +196,7 @@ impl Warm {
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
         let mut session = guest.session()?;
-        super::one::run(&mut session, language, (RUN, "1"), &mut None, Speaker::default())
+        super::one::run(&mut session, language, (RUN, "1"), &mut Mark::default(), &mut Speaker::default())
             .map_err(|refusal| refusal.message)?;
         Ok(Self {
             config: template.clone(),

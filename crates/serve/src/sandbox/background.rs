@@ -1,0 +1,75 @@
+//! What goes on in sandboxes while nobody calls them: programs that commands or code have left running.
+//!
+//! What it promises: they run in slices, between which calls get their turn. A slice that is cut short takes the sandbox back to where its
+//! last call ended, and the next call lets it go on from there.
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use hyper::StatusCode;
+use tokio::time::Instant;
+
+use super::connect::Failed;
+use super::one::{Sandbox, go_on, kill_command};
+use super::registry::{Sandboxes, lock};
+use super::speaker::Speaker;
+use crate::refusal::Refusal;
+
+impl Sandboxes {
+    /// Who hears a call of a sandbox.
+    pub(super) fn speaker(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Speaker {
+        let (this, own) = (Arc::downgrade(self), sandbox.clone());
+        let check = move || this.upgrade().map_or(Ok(()), |this| this.ledger.check(&own));
+        Speaker::new(self.config.call_timeout, sandbox.commands.clone(), check)
+    }
+
+    /// A sandbox was called; something may happen in it by itself after `due`.
+    pub(super) fn goes_on(self: &Arc<Self>, sandbox: &Arc<Sandbox>, due: Option<Duration>) {
+        let due = due.and_then(|due| Instant::now().checked_add(due));
+        if sandbox.commands.set_due(due) {
+            tokio::spawn(drive(Arc::downgrade(self), sandbox.clone()));
+        }
+    }
+
+    /// Ends what has run too long, and lets the rest go on for a slice.
+    async fn step(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Refusal> {
+        let (own, mut speaker) = (sandbox.clone(), self.speaker(sandbox));
+        let language = self.template(&sandbox.template).language;
+        self.turn(sandbox, false, move |session| {
+            if own.times().paused {
+                return Err(Refusal::new(StatusCode::CONFLICT, "the sandbox is paused"));
+            }
+            let mut mark = lock(&own.mark);
+            for number in own.commands.overdue() {
+                kill_command(session, language, number, &mut mark, &mut speaker)?;
+            }
+            go_on(session, &mut mark, &mut speaker)
+        })
+        .await
+    }
+
+    /// Tells those who hear commands that nobody is told any more: the server ends.
+    pub(crate) fn hush(&self) {
+        let why = Failed::new("unavailable", "the server is ending; connect to the command again");
+        let all: Vec<_> = lock(&self.all).values().cloned().collect();
+        all.iter().for_each(|sandbox| sandbox.commands.dismiss(&why));
+    }
+}
+
+/// Lets a sandbox go on for as long as something happens in it by itself.
+async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
+    while let Some(at) = sandbox.commands.next() {
+        tokio::select! {
+            () = tokio::time::sleep_until(at) => {}
+            () = sandbox.commands.changed() => continue,
+        }
+        let Some(all) = all.upgrade().filter(|all| !all.ending.load(Ordering::Relaxed)) else {
+            return sandbox.commands.rest();
+        };
+        if let Err(refusal) = all.step(&sandbox).await {
+            tracing::debug!(id = sandbox.id, why = refusal.message, "goes on with the next call");
+            return sandbox.commands.rest();
+        }
+    }
+}

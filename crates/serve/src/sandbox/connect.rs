@@ -1,0 +1,205 @@
+//! Connect's protocol with JSON, as E2B's agent speaks it: the messages of a stream, each after its length, and what is refused.
+
+use std::time::Duration;
+
+use afresh_interpreter::{Stream, Thrown};
+use axum::response::{IntoResponse, Response};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use hyper::StatusCode;
+use serde::de::DeserializeOwned;
+use serde_json::{Value, json};
+
+use super::routes::answer;
+use crate::refusal::Refusal;
+
+/// What is said of a message that ends a stream.
+const LAST: u8 = 2;
+/// How long a client has a stream last, in Connect's own words.
+const LIMIT: &str = "connect-timeout-ms";
+/// Longest limit that is one.
+const LONGEST: f64 = 86_400_000.0 * 365.0;
+
+/// What a client is told of what was not done.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct Failed {
+    code: &'static str,
+    why: String,
+    /// Where it is not told in Connect's words.
+    refusal: Option<Refusal>,
+}
+
+impl Failed {
+    /// `code` is one of Connect's.
+    pub(super) fn new(code: &'static str, why: impl Into<String>) -> Self {
+        Self { code, why: why.into(), refusal: None }
+    }
+
+    /// Whether the sandbox was not even asked.
+    pub(super) fn is_refused(&self) -> bool {
+        self.refusal.is_some()
+    }
+
+    /// What the guest's half of commands threw.
+    pub(super) fn of(thrown: &Thrown) -> Self {
+        let Thrown { name, message, .. } = thrown;
+        match name.as_str() {
+            "TimeoutError" => Self::new("deadline_exceeded", message),
+            "FileNotFoundError" | "NotADirectoryError" => Self::new("not_found", message),
+            "PermissionError" => Self::new("permission_denied", message),
+            "ValueError" => Self::new("failed_precondition", message),
+            "BlockingIOError" => Self::new("resource_exhausted", message),
+            _ => Self::new("aborted", format!("{name}: {message}")),
+        }
+    }
+}
+
+/// Why nobody is told any more of the commands of a sandbox that its client took back.
+pub(super) fn went_back() -> Failed {
+    Failed::new("aborted", "the sandbox was taken back to another state")
+}
+
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal: Some(refusal.clone()), ..Self::new("unavailable", refusal.message) }
+    }
+}
+
+impl IntoResponse for Failed {
+    fn into_response(self) -> Response {
+        if let Some(refusal) = self.refusal {
+            return refusal.into_response();
+        }
+        let status = match self.code {
+            "not_found" => StatusCode::NOT_FOUND,
+            "permission_denied" => StatusCode::FORBIDDEN,
+            "deadline_exceeded" => StatusCode::GATEWAY_TIMEOUT,
+            "resource_exhausted" => StatusCode::TOO_MANY_REQUESTS,
+            "aborted" => StatusCode::CONFLICT,
+            "unavailable" => StatusCode::SERVICE_UNAVAILABLE,
+            "unimplemented" => StatusCode::NOT_IMPLEMENTED,
+            _ => StatusCode::BAD_REQUEST,
+        };
+        refused(status, self.code, &self.why)
+    }
+}
+
+/// What is refused in the words of Connect.
+pub(super) fn refused(status: StatusCode, code: &str, message: &str) -> Response {
+    answer(status, &json!({"code": code, "message": message}))
+}
+
+/// What is asked, in the one message of a stream.
+pub(super) fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failed> {
+    let wrong = |why: String| Failed::new("invalid_argument", why);
+    let (head, message) = body
+        .split_first_chunk::<5>()
+        .ok_or_else(|| wrong("the stream has no message".to_owned()))?;
+    if head[0] != 0 {
+        return Err(wrong("a message comes as it is: without compression".to_owned()));
+    }
+    let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+    let message =
+        message.get(..length).ok_or_else(|| wrong("the message breaks off".to_owned()))?;
+    serde_json::from_slice(message).map_err(|error| wrong(error.to_string()))
+}
+
+/// How long a client has what it asks for last.
+pub(super) fn limit(headers: &hyper::HeaderMap) -> Option<Duration> {
+    let limit: f64 = headers.get(LIMIT)?.to_str().ok()?.parse().ok()?;
+    let limit = Some(limit).filter(|limit| *limit > 0.0 && *limit < LONGEST);
+    limit.map(|limit| Duration::from_secs_f64(limit / 1000.0))
+}
+
+fn message(flags: u8, said: &Value) -> Vec<u8> {
+    let said = said.to_string();
+    let length = u32::try_from(said.len()).unwrap_or(u32::MAX).to_be_bytes();
+    [&[flags], &length[..], said.as_bytes()].concat()
+}
+
+fn event(event: &Value) -> Vec<u8> {
+    message(0, &json!({ "event": event }))
+}
+
+/// A command has this number: what its stream begins with.
+pub(super) fn started(number: u32) -> Vec<u8> {
+    event(&json!({"start": {"pid": number}}))
+}
+
+/// What it prints.
+pub(super) fn printed(stream: Stream, bytes: &[u8]) -> Vec<u8> {
+    let name = match stream {
+        Stream::Stdout => "stdout",
+        Stream::Stderr => "stderr",
+    };
+    event(&json!({"data": {name: STANDARD.encode(bytes)}}))
+}
+
+/// It runs on, and has printed nothing for a while.
+pub(super) fn alive() -> Vec<u8> {
+    event(&json!({"keepalive": {}}))
+}
+
+/// It has ended, with this status: negative for a signal. And the end of the stream.
+pub(super) fn ended(status: i32) -> Vec<u8> {
+    let end = match status {
+        0.. => {
+            json!({"exitCode": status, "exited": true, "status": format!("exit status {status}")})
+        }
+        _ => {
+            let signal = status.unsigned_abs();
+            json!({"exitCode": signal.saturating_add(128), "exited": false, "status": format!("signal {signal}")})
+        }
+    };
+    [event(&json!({ "end": end })), message(LAST, &json!({}))].concat()
+}
+
+/// The end of a stream that tells no more of its command.
+pub(super) fn broken_off(failed: &Failed) -> Vec<u8> {
+    message(LAST, &json!({"error": {"code": failed.code, "message": failed.why}}))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_are_read_and_written_as_connect_has_them() {
+        let start = message(0, &json!({"process": {"cmd": "/bin/bash"}}));
+        assert_eq!(asked::<Value>(&start).unwrap()["process"]["cmd"], "/bin/bash");
+        for wrong in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\0", b"\0\0\0\0\x09{}", b"\0\0\0\0\x02{}"]
+        {
+            assert!(asked::<Vec<u8>>(wrong).is_err(), "{wrong:?}");
+        }
+        let text = |status| String::from_utf8_lossy(&ended(status)).into_owned();
+        assert!(text(3).contains(r#""exitCode":3,"exited":true"#));
+        assert!(text(-9).contains(r#""exitCode":137,"exited":false"#));
+        assert!(ended(0).ends_with(b"\x02\0\0\0\x02{}"));
+        assert!(ended(i32::MIN).ends_with(b"\x02\0\0\0\x02{}"));
+        let thrown = |name: &str| Thrown {
+            name: name.to_owned(),
+            message: "why".to_owned(),
+            trace: None,
+        };
+        let late = String::from_utf8(broken_off(&Failed::of(&thrown("TimeoutError")))).unwrap();
+        assert!(late.starts_with('\x02') && late.contains("deadline_exceeded"));
+        let status = |name| Failed::of(&thrown(name)).into_response().status();
+        assert_eq!(status("FileNotFoundError"), StatusCode::NOT_FOUND);
+        assert_eq!(status("ValueError"), StatusCode::BAD_REQUEST);
+        let refusal = Refusal::busy(StatusCode::BAD_GATEWAY, "later");
+        assert_eq!(Failed::from(refusal).into_response().status(), StatusCode::BAD_GATEWAY);
+    }
+
+    #[test]
+    fn a_limit_is_a_number_of_milliseconds() {
+        let of = |text: &str| {
+            let mut headers = hyper::HeaderMap::new();
+            headers.insert(LIMIT, text.parse().unwrap());
+            limit(&headers)
+        };
+        assert_eq!(of("1500"), Some(Duration::from_millis(1500)));
+        for none in ["0", "-1", "NaN", "inf", "1e300", "soon"] {
+            assert_eq!(of(none), None, "{none}");
+        }
+    }
+}
