@@ -3,8 +3,111 @@
 import time
 
 from e2b import CommandExitException
-from e2b.exceptions import NotFoundException, TimeoutException
+from e2b.exceptions import NotFoundException, SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
+
+
+def ticks(sandbox: Sandbox) -> int:
+    """How often a command has ticked that counts in a file."""
+    return int(sandbox.files.read("/tmp/ticks") or 0)
+
+
+def background(sandbox: Sandbox) -> None:
+    """What is left running goes on, beside code and other commands."""
+    assert sandbox.commands.list() == []
+    assert not sandbox.commands.kill(77)
+    counting = "n=0; while :; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/ticks; sleep 0.1; done"
+    counter = sandbox.commands.run(counting, background=True, timeout=0)
+    time.sleep(1)
+    before = ticks(sandbox)
+    assert sandbox.run_code("import time; time.sleep(1); 'slept'").text == "'slept'"
+    between = ticks(sandbox)
+    time.sleep(1)
+    assert before > 0 and between >= before + 5 and ticks(sandbox) >= between + 5, (before, between)
+    # A server that one command starts answers another, and code.
+    server = sandbox.commands.run("python3 -m http.server 8000 --bind 127.0.0.1", background=True, timeout=0)
+    sandbox.files.write("/home/user/page", "served well")
+    asking = (
+        "import time, urllib.request\nfor _ in range(100):\n"
+        "    try: told = urllib.request.urlopen('http://127.0.0.1:8000/page').read(); break\n"
+        "    except OSError: time.sleep(0.05)\ntold"
+    )
+    assert sandbox.run_code(asking).text == "b'served well'"
+    listed = {found.pid: found for found in sandbox.commands.list()}
+    assert set(listed) == {counter.pid, server.pid}, listed
+    assert listed[counter.pid].cmd == "/bin/bash" and counting in listed[counter.pid].args, listed
+    assert server.kill() and not sandbox.commands.kill(server.pid)
+    try:
+        server.wait()
+        raise AssertionError("a command that was killed was told as one that was not")
+    except CommandExitException as error:
+        assert error.exit_code == 137, error.exit_code
+    assert sandbox.commands.kill(counter.pid) and sandbox.commands.list() == []
+    # What it is sent, and what is told to each who hears it.
+    reader = sandbox.commands.run("while read line; do echo got $line; done; echo over", background=True, stdin=True)
+    reader.send_stdin("one\n")
+    again = sandbox.commands.connect(reader.pid)
+    sandbox.commands.send_stdin(reader.pid, "two\n" * 20_000)
+    reader.close_stdin()
+    told = "got two\n" * 20_000 + "over\n"
+    assert again.wait().stdout.endswith(told) and reader.wait().stdout == "got one\n" + told
+    for gone in (lambda: sandbox.commands.connect(reader.pid), lambda: reader.send_stdin("late\n")):
+        try:
+            gone()
+            raise AssertionError("a command that has ended is still there")
+        except NotFoundException:
+            pass
+    # Who goes away ends nothing, and its limit does.
+    began = time.monotonic()
+    left = sandbox.commands.run("sleep 1; echo first; sleep 1; echo second", background=True)
+    left.disconnect()
+    assert sandbox.commands.connect(left.pid).wait().stdout == "first\nsecond\n"
+    left = sandbox.commands.run("sleep 60", background=True, timeout=3)
+    left.disconnect()
+    time.sleep(4)
+    assert sandbox.commands.list() == [] and time.monotonic() - began < 30
+    # Beside one that never waits.
+    spinner = sandbox.commands.run("while :; do :; done", background=True, timeout=0)
+    assert sandbox.run_code("6 * 7").text == "42" and sandbox.commands.run("echo beside").stdout == "beside\n"
+    assert spinner.kill() and sandbox.commands.list() == []
+
+
+def kept(sandbox: Sandbox) -> None:
+    """Programs are in what is kept: forks and resumed sandboxes go on with them."""
+    counting = "n=0; while :; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/ticks; sleep 0.1; done"
+    counter = sandbox.commands.run(counting, background=True, timeout=0)
+    time.sleep(0.5)
+    fork = sandbox.fork(count=1, timeout=600)[0]
+    at = ticks(fork)
+    time.sleep(0.5)
+    assert 0 < at < ticks(fork) and [found.pid for found in fork.commands.list()] == [counter.pid]
+    assert fork.commands.kill(counter.pid)
+    assert fork.kill()
+    snapshot = sandbox.create_snapshot(name="counting")
+    other = Sandbox.create(snapshot.snapshot_id, timeout=600)
+    hearing = other.commands.connect(counter.pid)
+    assert other.pause()
+    try:
+        hearing.wait()
+        raise AssertionError("a command of a paused sandbox has ended")
+    except SandboxException:
+        pass
+    resumed = Sandbox.connect(other.sandbox_id, timeout=600)
+    at = ticks(resumed)
+    time.sleep(0.5)
+    assert ticks(resumed) > at > 0
+    assert resumed.commands.kill(counter.pid) and resumed.kill()
+    assert sandbox.commands.kill(counter.pid)
+    # One that ends the program itself is undone, to where the last call ended; so is what others would have told.
+    sandbox.files.write("/home/user/before", "before")
+    last = sandbox.commands.run("sleep 1; kill -9 1 $PPID", background=True)
+    try:
+        last.wait()
+        raise AssertionError("a program that was undone has ended")
+    except SandboxException:
+        pass
+    assert sandbox.files.read("/home/user/before") == "before"
+    assert sandbox.commands.kill(last.pid)
 
 
 def main() -> None:
@@ -58,11 +161,7 @@ def main() -> None:
         raise AssertionError("a command ran longer than it may")
     except TimeoutException:
         assert time.monotonic() - began < 20
-    # What is left running ends with its command, or nothing could be frozen.
-    sandbox.commands.run("sleep 1000 & setsid sleep 1000 & echo started")
-    assert sandbox.commands.run("ps -e | grep -c sleep || true").stdout.strip() in ("0", ""), "something is left"
-    assert sandbox.commands.list() == []
-    assert not sandbox.commands.kill(77)
+    background(sandbox)
 
     # A program that ends itself is as it was before.
     ended = sandbox.run_code("base = 0; import os; os._exit(0)")
@@ -99,6 +198,7 @@ def main() -> None:
     cut = resumed.run_code("base = 0\nopen('/tmp/there', 'w').write('cut')\nwhile True: pass")
     assert cut.error is not None and cut.error.name == "TimeoutError", cut
     assert resumed.run_code("base, open('/tmp/there').read()").text == "(40, 'here\\n')"
+    kept(sandbox)
     for live in (sandbox, resumed, *forks):
         assert live.kill()
     print("all done")

@@ -207,7 +207,10 @@ impl Speaking {
             // Who prints so much before it has a number is the one that is being started.
             return if kept > EARLY { self.started(number) } else { Ok(()) };
         }
-        for piece in pieces(bytes).take_while(|_| !ears.is_empty()) {
+        for piece in pieces(bytes) {
+            if ears.is_empty() {
+                break;
+            }
             self.may_tell()?;
             let message = Bytes::from(connect::printed(stream, piece));
             ears.retain(|(key, sender)| {
