@@ -240,7 +240,7 @@ impl Body {
             }
         }
         let fresh = self.map_back(to, &moved, layout)?;
-        self.process.show_window(&Shown::new(&to.image)?, &differing)?;
+        self.process.show_window(&Shown::new(&to.image)?, &differing, new.pages())?;
         if let Some(held) = &mut self.held {
             held.plain = false;
         }
@@ -362,7 +362,8 @@ impl Body {
                 self.process.watch(part.range())?;
             }
             let differing = base.image.differing(&ground.image);
-            self.process.show_window(&Shown::new(&ground.image)?, &differing)?;
+            let pages = ground.part.segments.pages();
+            self.process.show_window(&Shown::new(&ground.image)?, &differing, pages)?;
             if let Some(held) = &mut self.held {
                 held.plain = false;
             }

@@ -74,6 +74,8 @@ pub(crate) struct Process {
     pub(super) track: Option<Track>,
     /// What it shows, while content of that may be missing.
     pub(super) coming: Option<Coming>,
+    /// Pages that its window has.
+    pub(super) window: usize,
     /// The question that waits, if the stub asked.
     asked: Option<u64>,
     /// Whether it was told to interrupt itself and did not yet.
@@ -117,6 +119,7 @@ impl Process {
             control,
             track,
             coming: None,
+            window: image.map_or(0, |(_, segments)| segments.pages()),
             asked: None,
             interrupting: false,
             frame: None,

@@ -195,13 +195,18 @@ impl Process {
         writable.into_iter().try_for_each(|segment| self.watch(segment.range()))
     }
 
-    /// Has the window show another image, which differs from the one it shows in `runs`.
+    /// Has the window show another image, of `pages` pages, which differs from the one it shows in `runs`.
     pub(crate) fn show_window(
         &mut self,
         image: &Shown,
         runs: &[PageRange],
+        pages: usize,
     ) -> Result<(), PlatformError> {
-        let pieces: Vec<_> = runs.iter().flat_map(|run| image.window(*run)).collect();
+        // What lies beyond an image is as zero pages in it, and so in none of the runs, but it is not in the window.
+        let longer = PageRange::new(self.window, pages.saturating_sub(self.window));
+        let runs = runs.iter().chain((longer.len > 0).then_some(&longer));
+        let pieces: Vec<_> = runs.flat_map(|run| image.window(*run)).collect();
+        self.window = self.window.max(pages);
         self.map_pieces(&pieces)
     }
 }

@@ -106,6 +106,10 @@ int main(void) {
             char at[32];
             data = 123;
             write(1, at, sprintf(at, "%lu", (unsigned long)&data));
+        } else if (!strncmp(in, "reserve", 7)) {
+            /* Memory that nobody has touched yet. */
+            left = mmap(0, 1 << 20, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+            write(1, "done\n", 5);
         } else if (!strncmp(in, "poke", 4)) {
             /* Only writes, also where an earlier call changed the map. */
             for (int i = 0; i < SIZE; i += 512) map[i] = 99;

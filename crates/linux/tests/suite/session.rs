@@ -73,6 +73,25 @@ fn every_state_of_a_tree_is_what_it_was() {
 }
 
 #[test]
+fn memory_that_was_empty_in_a_state_is_empty_again_however_often_it_is_written() {
+    let Some(warm) = canary() else { return };
+    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    assert_eq!(ask(&mut line, "reserve\n"), "done\n");
+    let reserved = line.snapshot().unwrap();
+    let empty = look(&mut line);
+    assert!(empty.ends_with("left 0\n"), "{empty}");
+    for round in 0..8 {
+        line.restore(reserved).unwrap();
+        assert_eq!(ask(&mut line, "scribble\n"), "done\n", "round {round}");
+        assert!(look(&mut line).ends_with("left 3\n"), "round {round}");
+        line.restore(reserved).unwrap();
+        assert_eq!(look(&mut line), empty, "round {round}");
+        line.guest_mut().unwrap().verify().unwrap();
+    }
+    assert_eq!(line.guest_mut().unwrap().stats().processes, 1);
+}
+
+#[test]
 fn a_long_line_of_checkpoints_goes_back_to_each() {
     let Some(warm) = canary() else { return };
     let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
