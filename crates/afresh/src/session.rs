@@ -229,13 +229,15 @@ impl Session {
         Ok(result?)
     }
 
-    /// How long until something happens in a Linux program by itself, as [`Lease::due`] says; never where there is no instance, or calls
-    /// are refused.
+    /// How long until something happens in a Linux program by itself, as [`Lease::due`] says; never where calls are refused.
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn due(&self) -> Option<std::time::Duration> {
         match (&self.line, &self.state) {
-            (Line::Program(branch), State::Ready) => branch.guest().and_then(|guest| guest.due()),
+            (Line::Program(branch), State::Ready) => match branch.guest() {
+                Some(guest) => guest.due(),
+                None => branch.base().state.due(),
+            },
             _ => None,
         }
     }

@@ -20,7 +20,7 @@ use crate::bodies::Others;
 use crate::body::Body;
 use crate::error::{CallError, VerifyError};
 use crate::guest::{Guest, Halt, after};
-use crate::personality::{FIRST, Hearer, Person, Writer, now_moment};
+use crate::personality::{FIRST, Hearer, Person, Writer};
 use crate::platform::{Orders, Place, PlatformError, Then, Together};
 use crate::standing::{Rest, Standing, Wait, read_all};
 use crate::warm::{Limits, Stats};
@@ -181,11 +181,7 @@ impl Instance {
             Some(live) if self.footing == Footing::Live => (&live.guest.person.state, self.wait),
             _ => (&self.standing.rest.state, self.standing.rest.wait),
         };
-        match wait {
-            Wait::Read { .. } => None,
-            Wait::Parked(_) => state.due(now_moment()).map(Duration::from_nanos),
-            Wait::Resting(_) => Some(Duration::ZERO),
-        }
+        wait.due(state)
     }
 
     /// Whether a process of the program's lives.

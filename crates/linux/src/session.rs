@@ -1,6 +1,7 @@
 //! Instances as guests of a snapshot tree: they checkpoint, go to any state of theirs, and fork.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use afresh_files::Tree;
 use afresh_snapshot::{Frozen, Guest};
@@ -20,6 +21,12 @@ impl ProgramState {
     #[must_use]
     pub fn files(&self) -> &Tree {
         &self.0.state.tree
+    }
+
+    /// How long until something happens in the program by itself, as [`Instance::due`] says.
+    #[must_use]
+    pub fn due(&self) -> Option<Duration> {
+        self.0.wait.due(&self.0.state)
     }
 }
 

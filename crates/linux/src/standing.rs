@@ -1,12 +1,13 @@
 //! The state that a guest stands on: what it was when it was frozen, and what its resets return to.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use afresh_memory::Image;
 use serde::{Deserialize, Serialize};
 
 use crate::guest::Guest;
-use crate::personality::{Ear, State};
+use crate::personality::{Ear, State, now_moment};
 use crate::platform::{Call, PlatformError, Process, Registers, Segments};
 
 /// How a frozen guest waits for the caller.
@@ -66,6 +67,15 @@ impl Wait {
     pub(crate) fn of(guest: &Guest, call: &Call) -> Result<Self, PlatformError> {
         let (to, wanted) = guest.person.input_place(&guest.body.process, call)?;
         Ok(Self::Read { to, wanted })
+    }
+
+    /// How long until something happens by itself in a guest that waits so.
+    pub(crate) fn due(self, state: &State) -> Option<Duration> {
+        match self {
+            Self::Read { .. } => None,
+            Self::Parked(_) => state.due(now_moment()).map(Duration::from_nanos),
+            Self::Resting(_) => Some(Duration::ZERO),
+        }
     }
 }
 

@@ -88,7 +88,8 @@ def kept(sandbox: Sandbox) -> None:
     fork = sandbox.fork(count=1, timeout=600)[0]
     at = ticks(fork)
     time.sleep(0.5)
-    assert 0 < at < ticks(fork) and [found.pid for found in fork.commands.list()] == [counter.pid]
+    assert 0 < at < ticks(fork), at
+    assert [found.pid for found in fork.commands.list()] == [counter.pid], fork.commands.list()
     assert fork.commands.kill(counter.pid)
     assert fork.kill()
     snapshot = sandbox.create_snapshot(name="counting")

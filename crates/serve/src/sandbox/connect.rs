@@ -176,11 +176,8 @@ mod tests {
         assert!(text(-9).contains(r#""exitCode":137,"exited":false"#));
         assert!(ended(0).ends_with(b"\x02\0\0\0\x02{}"));
         assert!(ended(i32::MIN).ends_with(b"\x02\0\0\0\x02{}"));
-        let thrown = |name: &str| Thrown {
-            name: name.to_owned(),
-            message: "why".to_owned(),
-            trace: None,
-        };
+        let thrown =
+            |name: &str| Thrown { name: name.to_owned(), message: "why".to_owned(), trace: None };
         let late = String::from_utf8(broken_off(&Failed::of(&thrown("TimeoutError")))).unwrap();
         assert!(late.starts_with('\x02') && late.contains("deadline_exceeded"));
         let status = |name| Failed::of(&thrown(name)).into_response().status();

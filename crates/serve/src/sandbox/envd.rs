@@ -203,7 +203,9 @@ pub(super) async fn filesystem(
     }
     let asked: Asked = match json(&body) {
         Ok(asked) => asked,
-        Err(refusal) => return connect::refused(refusal.status, "invalid_argument", &refusal.message),
+        Err(refusal) => {
+            return connect::refused(refusal.status, "invalid_argument", &refusal.message);
+        }
     };
     let done = all
         .files(&sandbox, move |tree| {

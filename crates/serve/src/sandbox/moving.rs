@@ -7,8 +7,8 @@ use afresh::{Encoding, Reference};
 use futures_util::StreamExt;
 use hyper::HeaderMap;
 
-use super::connect::Failed;
 use super::config::{SandboxConfig, Template};
+use super::connect::Failed;
 use super::keys::same;
 use super::ledger::Ledger;
 use super::one::{Life, Sandbox};

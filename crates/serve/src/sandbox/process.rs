@@ -187,8 +187,7 @@ impl Commanded {
     }
 
     async fn list(&self) -> Done {
-        let listed =
-            self.ask(self.speaker(), |asking| asking.of(&json!({"op": "list"}))).await?;
+        let listed = self.ask(self.speaker(), |asking| asking.of(&json!({"op": "list"}))).await?;
         Ok(axum::Json(json!({ "processes": listed })).into_response())
     }
 
@@ -265,10 +264,7 @@ fn alive(headers: &HeaderMap) -> Duration {
 }
 
 /// A stream that begins as soon as there is something to tell, though the call that brings it about lasts.
-async fn heard_while<R>(
-    call: impl Future<Output = Result<R, Failed>>,
-    mut heard: Heard,
-) -> Done {
+async fn heard_while<R>(call: impl Future<Output = Result<R, Failed>>, mut heard: Heard) -> Done {
     let body = tokio::select! {
         biased;
         true = heard.begun() => Body::new(heard),

@@ -280,8 +280,10 @@ impl Sandboxes {
             }
         };
         let times = self.times(wanted.time, wanted.pause_at_end);
+        let due = due(&session);
         let sandbox = self.made(tenant, name, wanted.metadata, session, times)?;
         self.admit(vec![sandbox.clone()]).await?;
+        self.goes_on(&sandbox, due);
         Ok(sandbox)
     }
 
@@ -507,6 +509,7 @@ impl Sandboxes {
             Ok(forks)
         });
         let forks = forking.await?;
+        let due = forks.first().and_then(due);
         let times = self.times(time, sandbox.times().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {
@@ -516,6 +519,7 @@ impl Sandboxes {
             made.push(fork);
         }
         self.admit(made.clone()).await?;
+        made.iter().for_each(|fork| self.goes_on(fork, due));
         Ok(made)
     }
 }

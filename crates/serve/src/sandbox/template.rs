@@ -157,7 +157,13 @@ impl Opening {
         // The guest just ends where a setup throws something. Run as any code, it tells what that was.
         let mut session = afresh::open(&template.reference, &self.first)?.session()?;
         let setup = (RUN, setup.as_str());
-        let ran = super::one::run(&mut session, language, setup, &mut Mark::default(), &mut Speaker::default());
+        let ran = super::one::run(
+            &mut session,
+            language,
+            setup,
+            &mut Mark::default(),
+            &mut Speaker::default(),
+        );
         Err(match ran {
             Ok(Answer::Threw(thrown)) => {
                 let (name, told) = (&template.name, thrown.traceback());
@@ -196,8 +202,14 @@ impl Warm {
         let guest = afresh::open(kept.to_string(), &opening.saved)?;
         // A guest that has no sessions, or does not evaluate the language, is found out now.
         let mut session = guest.session()?;
-        super::one::run(&mut session, language, (RUN, "1"), &mut Mark::default(), &mut Speaker::default())
-            .map_err(|refusal| refusal.message)?;
+        super::one::run(
+            &mut session,
+            language,
+            (RUN, "1"),
+            &mut Mark::default(),
+            &mut Speaker::default(),
+        )
+        .map_err(|refusal| refusal.message)?;
         Ok(Self {
             config: template.clone(),
             language,
