@@ -65,6 +65,10 @@ def background(sandbox: Sandbox) -> None:
             raise AssertionError("a command that has ended is still there")
         except NotFoundException:
             pass
+    reader = sandbox.commands.run("sort -r", background=True, stdin=True)
+    sandbox.commands.stream_input(reader.pid, ["one\n", b"two\n", "three\n"])
+    sandbox.commands.close_stdin(reader.pid)
+    assert reader.wait().stdout == "two\nthree\none\n"
     # Who goes away ends nothing, and its limit does.
     began = time.monotonic()
     left = sandbox.commands.run("sleep 1; echo first; sleep 1; echo second", background=True)

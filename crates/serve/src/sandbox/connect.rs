@@ -91,17 +91,35 @@ pub(super) fn refused(status: StatusCode, code: &str, message: &str) -> Response
 
 /// What is asked, in the one message of a stream.
 pub(super) fn asked<T: DeserializeOwned>(body: &[u8]) -> Result<T, Failed> {
-    let wrong = |why: String| Failed::new("invalid_argument", why);
-    let (head, message) = body
-        .split_first_chunk::<5>()
-        .ok_or_else(|| wrong("the stream has no message".to_owned()))?;
-    if head[0] != 0 {
-        return Err(wrong("a message comes as it is: without compression".to_owned()));
+    let mut all = messages(body)?;
+    match (all.pop(), all.is_empty()) {
+        (Some(asked), true) => Ok(asked),
+        (last, _) => {
+            let count = all.len() + usize::from(last.is_some());
+            Err(wrong(format!("the stream has {count} messages instead of one")))
+        }
     }
-    let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
-    let message =
-        message.get(..length).ok_or_else(|| wrong("the message breaks off".to_owned()))?;
-    serde_json::from_slice(message).map_err(|error| wrong(error.to_string()))
+}
+
+/// What is asked, in the messages of a stream.
+pub(super) fn messages<T: DeserializeOwned>(mut body: &[u8]) -> Result<Vec<T>, Failed> {
+    let mut all = Vec::new();
+    while !body.is_empty() {
+        let (head, rest) =
+            body.split_first_chunk::<5>().ok_or_else(|| wrong("the stream breaks off"))?;
+        if head[0] != 0 {
+            return Err(wrong("a message comes as it is: without compression"));
+        }
+        let length = u32::from_be_bytes([head[1], head[2], head[3], head[4]]) as usize;
+        let message = rest.get(..length).ok_or_else(|| wrong("the message breaks off"))?;
+        all.push(serde_json::from_slice(message).map_err(|error| wrong(error.to_string()))?);
+        body = &rest[length..];
+    }
+    Ok(all)
+}
+
+fn wrong(why: impl Into<String>) -> Failed {
+    Failed::new("invalid_argument", why)
 }
 
 /// How long a client has what it asks for last.
@@ -133,6 +151,11 @@ pub(super) fn printed(stream: Stream, bytes: &[u8]) -> Vec<u8> {
         Stream::Stderr => "stderr",
     };
     event(&json!({"data": {name: STANDARD.encode(bytes)}}))
+}
+
+/// All of a stream was taken: the answer to it.
+pub(super) fn taken() -> Vec<u8> {
+    [message(0, &json!({})), message(LAST, &json!({}))].concat()
 }
 
 /// It runs on, and has printed nothing for a while.
@@ -167,10 +190,12 @@ mod tests {
     fn messages_are_read_and_written_as_connect_has_them() {
         let start = message(0, &json!({"process": {"cmd": "/bin/bash"}}));
         assert_eq!(asked::<Value>(&start).unwrap()["process"]["cmd"], "/bin/bash");
-        for wrong in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\0", b"\0\0\0\0\x09{}", b"\0\0\0\0\x02{}"]
+        for wrong in [&b""[..], b"\0\0\0\0", b"\x01\0\0\0\0", b"\0\0\0\0\x09{}", b"\0\0\0\0\x02{}x"]
         {
-            assert!(asked::<Vec<u8>>(wrong).is_err(), "{wrong:?}");
+            assert!(asked::<Value>(wrong).is_err(), "{wrong:?}");
         }
+        let two = [start.clone(), start].concat();
+        assert!(asked::<Value>(&two).is_err() && messages::<Value>(&two).unwrap().len() == 2);
         let text = |status| String::from_utf8_lossy(&ended(status)).into_owned();
         assert!(text(3).contains(r#""exitCode":3,"exited":true"#));
         assert!(text(-9).contains(r#""exitCode":137,"exited":false"#));

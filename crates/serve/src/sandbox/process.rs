@@ -73,6 +73,23 @@ struct Input {
     stdin: Option<String>,
 }
 
+/// A part of what a command is to read.
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Part {
+    Start { process: Selector },
+    Data { input: Input },
+    KeepAlive {},
+}
+
+impl Input {
+    /// What the guest's half of commands is asked.
+    fn wanted(self) -> Result<Value, Failed> {
+        let none = || Failed::new("unimplemented", "commands have no terminal here");
+        Ok(json!({"op": "input", "data": self.stdin.ok_or_else(none)?}))
+    }
+}
+
 /// The agent's operations on processes.
 pub(super) async fn process(
     State(all): State<Arc<Sandboxes>>,
@@ -96,7 +113,7 @@ pub(super) async fn process(
         "SendInput" => inside.input(&body).await,
         "CloseStdin" => inside.close(&body).await,
         "Update" => Err(unknown("commands have no terminal here")),
-        "StreamInput" => Err(unknown("SendInput takes what a command is to read")),
+        "StreamInput" => inside.stream(&body).await,
         _ => Err(unknown("it is not known")),
     };
     done.unwrap_or_else(Failed::into_response)
@@ -203,36 +220,53 @@ impl Commanded {
             let why = "a signal is SIGNAL_SIGTERM or SIGNAL_SIGKILL";
             return Err(Failed::new("invalid_argument", why));
         };
-        self.chosen(process, json!({"op": "signal", "signal": signal})).await
+        self.chosen(process, vec![json!({"op": "signal", "signal": signal})]).await
     }
 
     async fn input(&self, body: &[u8]) -> Done {
         let Chosen { process, input, .. } = asked(body)?;
-        let Some(data) = input.stdin else {
-            return Err(Failed::new("unimplemented", "commands have no terminal here"));
+        self.chosen(process, vec![input.wanted()?]).await
+    }
+
+    /// What comes in parts is written once all of it is there.
+    async fn stream(&self, body: &[u8]) -> Done {
+        let mut parts = connect::messages(body)?.into_iter();
+        let Some(Part::Start { process }) = parts.next() else {
+            return Err(Failed::new("invalid_argument", "it is not said which command is to read"));
         };
-        self.chosen(process, json!({"op": "input", "data": data})).await
+        let data = parts.filter_map(|part| match part {
+            Part::Data { input } => Some(input.wanted()),
+            _ => None,
+        });
+        match self.chosen(process, data.collect::<Result<_, _>>()?).await {
+            Ok(_) => Ok(streamed(connect::taken().into())),
+            Err(failed) if failed.is_refused() => Err(failed),
+            Err(failed) => Ok(streamed(connect::broken_off(&failed).into())),
+        }
     }
 
     async fn close(&self, body: &[u8]) -> Done {
         let Chosen { process, .. } = asked(body)?;
-        self.chosen(process, json!({"op": "close"})).await
+        self.chosen(process, vec![json!({"op": "close"})]).await
     }
 
-    /// Does something with one command.
-    async fn chosen(&self, process: Selector, mut wanted: Value) -> Done {
+    /// Does things with one command.
+    async fn chosen(&self, process: Selector, all: Vec<Value>) -> Done {
         let done = self.ask(self.speaker(), move |asking| {
             let number = match process.pid {
                 Some(number) => number,
                 None => find(&asking.of(&json!({"op": "list"}))?, &process)?,
             };
-            wanted["pid"] = number.into();
-            asking.of(&wanted)
+            for mut wanted in all {
+                wanted["pid"] = number.into();
+                if asking.of(&wanted)? != Value::Bool(true) {
+                    return Err(gone());
+                }
+            }
+            Ok(())
         });
-        match done.await? {
-            Value::Bool(true) => Ok(axum::Json(json!({})).into_response()),
-            _ => Err(gone()),
-        }
+        done.await?;
+        Ok(axum::Json(json!({})).into_response())
     }
 }
 
@@ -275,9 +309,14 @@ async fn heard_while<R>(call: impl Future<Output = Result<R, Failed>>, mut heard
             Ok(_) => Body::new(heard),
         },
     };
+    let mut response = streamed(body);
+    response.extensions_mut().insert(InPieces);
+    Ok(response)
+}
+
+fn streamed(body: Body) -> Response {
     let mut response = Response::new(body);
     let kind = HeaderValue::from_static("application/connect+json");
     response.headers_mut().insert(CONTENT_TYPE, kind);
-    response.extensions_mut().insert(InPieces);
-    Ok(response)
+    response
 }
