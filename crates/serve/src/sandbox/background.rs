@@ -40,6 +40,7 @@ impl Sandboxes {
             if own.times().paused {
                 return Err(Refusal::new(StatusCode::CONFLICT, "the sandbox is paused"));
             }
+            let _slice = own.commands.slice();
             let mut mark = lock(&own.mark);
             for number in own.commands.overdue() {
                 kill_command(session, language, number, &mut mark, &mut speaker)?;
@@ -64,12 +65,14 @@ async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
             () = tokio::time::sleep_until(at) => {}
             () = sandbox.commands.changed() => continue,
         }
-        let Some(all) = all.upgrade().filter(|all| !all.ending.load(Ordering::Relaxed)) else {
-            return sandbox.commands.rest();
+        let all = all.upgrade().filter(|all| !all.ending.load(Ordering::Relaxed));
+        let Some(all) = all else {
+            sandbox.commands.rest();
+            continue;
         };
         if let Err(refusal) = all.step(&sandbox).await {
             tracing::debug!(id = sandbox.id, why = refusal.message, "goes on with the next call");
-            return sandbox.commands.rest();
+            sandbox.commands.rest();
         }
     }
 }

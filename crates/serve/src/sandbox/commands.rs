@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
@@ -23,6 +24,16 @@ use super::speaker::PIECES;
 pub(super) struct Commands {
     known: Mutex<Known>,
     changed: Notify,
+    slicing: AtomicBool,
+}
+
+/// A slice that lasts.
+pub(super) struct Slice<'a>(&'a AtomicBool);
+
+impl Drop for Slice<'_> {
+    fn drop(&mut self) {
+        self.0.store(false, Ordering::Relaxed);
+    }
 }
 
 #[derive(Default)]
@@ -136,11 +147,18 @@ impl Commands {
         next
     }
 
-    /// Nobody sees to it any more, until the next call.
+    /// Nothing happens by itself any more, until the next call.
     pub(super) fn rest(&self) {
         let mut known = lock(&self.known);
-        (known.due, known.driven) = (None, false);
+        known.due = None;
         known.limits.clear();
+        self.changed.notify_one();
+    }
+
+    /// Nothing happens any more, and nobody is told, and why.
+    pub(super) fn end(&self, why: &Failed) {
+        self.rest();
+        self.dismiss(why);
     }
 
     /// Returns once [`Commands::next`] may be another.
@@ -148,7 +166,18 @@ impl Commands {
         self.changed.notified().await;
     }
 
-    /// Whether the sandbox goes on by itself.
+    /// The sandbox goes on for a slice, until what this gives is dropped.
+    pub(super) fn slice(&self) -> Slice<'_> {
+        self.slicing.store(true, Ordering::Relaxed);
+        Slice(&self.slicing)
+    }
+
+    /// Whether it goes on for a slice just now.
+    pub(super) fn is_slicing(&self) -> bool {
+        self.slicing.load(Ordering::Relaxed)
+    }
+
+    /// Whether somebody sees to what happens by itself.
     pub(super) fn is_driven(&self) -> bool {
         lock(&self.known).driven
     }
@@ -308,6 +337,13 @@ mod tests {
             assert_eq!((commands.next(), commands.is_driven()), (Some(soon), true));
             assert!(!commands.set_due(None));
             assert_eq!((commands.next(), commands.is_driven()), (None, false));
+            // Who is not needed any more finds out, and until then there is no second.
+            assert!(commands.set_due(Some(soon)));
+            commands.end(&Failed::new("aborted", "killed"));
+            commands.changed().await;
+            assert!(!commands.set_due(Some(soon)) && commands.next() == Some(soon));
+            commands.rest();
+            assert_eq!(commands.next(), None);
             // A command that may run only so long.
             let (ear, heard) = Ear::new(LONG);
             commands.listen(7, ear, Some(Duration::ZERO));

@@ -45,10 +45,9 @@ impl Drop for Killed {
     }
 }
 
-/// Whether nobody calls a sandbox. One that goes on by itself is seldom free at once, so it is waited for between two of its slices where
-/// its time is over.
-async fn is_free(sandbox: &Sandbox, over: bool) -> bool {
-    match over && sandbox.commands.is_driven() {
+/// Whether nobody calls a sandbox. One that goes on by itself just now is waited for.
+async fn is_free(sandbox: &Sandbox) -> bool {
+    match sandbox.commands.is_slicing() {
         true => tokio::time::timeout(SLICE, sandbox.life.lock()).await.is_ok(),
         false => sandbox.life.try_lock().is_ok(),
     }
@@ -67,7 +66,7 @@ impl Sandboxes {
         let (this, sandbox) = (self.clone(), sandbox.clone());
         let ending = tokio::spawn(async move {
             *sandbox.life.clone().lock_owned().await = Life::Gone;
-            sandbox.commands.dismiss(&Failed::new("aborted", "the sandbox was killed"));
+            sandbox.commands.end(&Failed::new("aborted", "the sandbox was killed"));
             let struck = this.strike(&sandbox).await;
             if struck.is_err() {
                 tokio::spawn(this.strike_later(sandbox, killed));
@@ -124,20 +123,19 @@ impl Sandboxes {
         for sandbox in all {
             let times = *sandbox.times();
             let over = times.ends <= now;
+            let idle = times.used.elapsed() >= self.config.idle_timeout
+                && !sandbox.branched.load(Ordering::Relaxed)
+                && !sandbox.commands.is_driven()
+                && !sandbox.commands.in_use();
             // One that is being called gets its turn later.
-            let result = if times.paused || !is_free(&sandbox, over).await {
+            let result = if times.paused || !(over || idle) || !is_free(&sandbox).await {
                 Ok(())
             } else if over {
                 match times.pause_at_end {
                     true => self.save(&sandbox, true, false).await,
                     false => self.kill(&sandbox).await,
                 }
-            } else if times.used.elapsed() >= self.config.idle_timeout
-                && !sandbox.branched.load(Ordering::Relaxed)
-                && !sandbox.commands.is_driven()
-                && !sandbox.commands.in_use()
-                && sandbox.life.try_lock().is_ok_and(|life| matches!(*life, Life::Live(_)))
-            {
+            } else if sandbox.life.try_lock().is_ok_and(|life| matches!(*life, Life::Live(_))) {
                 self.save(&sandbox, false, false).await
             } else {
                 Ok(())

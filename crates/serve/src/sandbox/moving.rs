@@ -207,7 +207,7 @@ impl Sandboxes {
                     // A call that is under way ends first; its answer is refused.
                     *sandbox.life.lock().await = Life::Moved;
                     let why = "another host has the sandbox now";
-                    sandbox.commands.dismiss(&Failed::new("unavailable", why));
+                    sandbox.commands.end(&Failed::new("unavailable", why));
                 });
             }
             Err(refusal) => {

@@ -430,7 +430,7 @@ impl Sandboxes {
             this.litter.store(true, Ordering::Relaxed);
             if pause || ending {
                 let why = "the sandbox is saved, and its programs with it";
-                own.commands.dismiss(&Failed::new("unavailable", why));
+                own.commands.end(&Failed::new("unavailable", why));
             }
             if !own.branched.load(Ordering::Relaxed) {
                 *life = Life::Saved;

@@ -1,0 +1,330 @@
+//! Random programs of maps, writes, forks, checkpoints, rollbacks and relatives, against a naive model that copies everything.
+
+use crate::common;
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use afresh_linux::{Instance, Program, Warm};
+use afresh_snapshot::{Branch, SnapshotId, Tree};
+use proptest::prelude::*;
+
+const SLOTS: usize = 6;
+const PROCESSES: usize = 4;
+/// Most pages of a mapping, and of the heap.
+const PAGES: usize = 24;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Map { slot: usize, pages: usize, shared: bool },
+    Cut { slot: usize, pages: usize },
+    Remap { slot: usize, pages: usize },
+    Write { slot: usize, page: usize, word: u64 },
+    Protect { slot: usize, readonly: bool },
+    Empty { slot: usize, page: usize },
+    Break { pages: usize },
+    WriteHeap { page: usize, word: u64 },
+    Fork { child: usize },
+    Kill { child: usize },
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Act {
+        branch: usize,
+        who: usize,
+        act: Act,
+    },
+    Snapshot {
+        branch: usize,
+    },
+    Restore {
+        branch: usize,
+        back: usize,
+    },
+    /// A relative takes the branch's place.
+    Fork {
+        branch: usize,
+        back: usize,
+    },
+    Look {
+        branch: usize,
+    },
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let slot = || 0..SLOTS;
+    let pages = || 1..=PAGES;
+    let page = || 0..PAGES;
+    prop_oneof![
+        3 => (slot(), pages(), prop::bool::weighted(0.3))
+            .prop_map(|(slot, pages, shared)| Act::Map { slot, pages, shared }),
+        1 => (slot(), page()).prop_map(|(slot, pages)| Act::Cut { slot, pages }),
+        2 => (slot(), pages()).prop_map(|(slot, pages)| Act::Remap { slot, pages }),
+        8 => (slot(), page(), 0..4_u64).prop_map(|(slot, page, word)| Act::Write { slot, page, word }),
+        1 => (slot(), any::<bool>()).prop_map(|(slot, readonly)| Act::Protect { slot, readonly }),
+        1 => (slot(), page()).prop_map(|(slot, page)| Act::Empty { slot, page }),
+        2 => page().prop_map(|pages| Act::Break { pages }),
+        3 => (page(), 0..4_u64).prop_map(|(page, word)| Act::WriteHeap { page, word }),
+        2 => (1..PROCESSES).prop_map(|child| Act::Fork { child }),
+        1 => (1..PROCESSES).prop_map(|child| Act::Kill { child }),
+    ]
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let branch = || prop_oneof![3 => Just(0), 1 => Just(1_usize)];
+    let state = || prop_oneof![2 => Just(0), 1 => 0..16_usize];
+    let who = || prop_oneof![2 => Just(0), 1 => 0..PROCESSES];
+    prop_oneof![
+        16 => (branch(), who(), act())
+            .prop_map(|(branch, who, act)| Step::Act { branch, who, act }),
+        3 => branch().prop_map(|branch| Step::Snapshot { branch }),
+        4 => (branch(), state()).prop_map(|(branch, back)| Step::Restore { branch, back }),
+        1 => (branch(), state()).prop_map(|(branch, back)| Step::Fork { branch, back }),
+        2 => branch().prop_map(|branch| Step::Look { branch }),
+    ]
+}
+
+/// What a mapping shows.
+#[derive(Clone, Debug)]
+enum Content {
+    Own(Vec<u64>),
+    /// The first pages of what several may show.
+    Shared(usize, usize),
+}
+
+#[derive(Clone, Debug)]
+struct Slot {
+    content: Content,
+    readonly: bool,
+}
+
+impl Slot {
+    fn len(&self) -> usize {
+        match &self.content {
+            Content::Own(pages) => pages.len(),
+            Content::Shared(_, len) => *len,
+        }
+    }
+}
+
+/// A process.
+#[derive(Clone, Debug, Default)]
+struct Kin {
+    slots: [Option<Slot>; SLOTS],
+    heap: Vec<u64>,
+}
+
+/// All that the program should hold: every page is one word, again and again.
+#[derive(Clone, Debug)]
+struct World {
+    kin: [Option<Kin>; PROCESSES],
+    shared: Vec<Vec<u64>>,
+}
+
+impl World {
+    fn new() -> Self {
+        let mut kin: [Option<Kin>; PROCESSES] = Default::default();
+        kin[0] = Some(Kin::default());
+        Self { kin, shared: Vec::new() }
+    }
+
+    /// Does it; the line that tells the program, or none where it cannot be done.
+    fn act(&mut self, who: usize, act: &Act) -> Option<String> {
+        let (what, a, b, c) = match *act {
+            Act::Fork { child } => {
+                if who != 0 || self.kin[child].is_some() {
+                    return None;
+                }
+                self.kin[child] = self.kin[0].clone();
+                ('f', child, 0, 0)
+            }
+            Act::Kill { child } => {
+                self.kin[child].take().filter(|_| who == 0)?;
+                ('k', child, 0, 0)
+            }
+            Act::Map { slot, pages, shared } => {
+                let own = self.kin[who].as_mut()?;
+                let content = match shared {
+                    false => Content::Own(vec![0; pages]),
+                    true => {
+                        self.shared.push(vec![0; pages]);
+                        Content::Shared(self.shared.len() - 1, pages)
+                    }
+                };
+                own.slots[slot] = Some(Slot { content, readonly: false });
+                (if shared { 'M' } else { 'm' }, slot, pages, 0)
+            }
+            Act::Break { pages } => {
+                self.kin[who].as_mut()?.heap.resize(pages, 0);
+                ('b', pages, 0, 0)
+            }
+            Act::WriteHeap { page, word } => {
+                *self.kin[who].as_mut()?.heap.get_mut(page)? = word;
+                ('W', 0, page, word)
+            }
+            Act::Cut { slot, .. }
+            | Act::Remap { slot, .. }
+            | Act::Write { slot, .. }
+            | Act::Protect { slot, .. }
+            | Act::Empty { slot, .. } => {
+                let place = &mut self.kin[who].as_mut()?.slots[slot];
+                let mapped = place.as_mut()?;
+                match *act {
+                    Act::Cut { pages, .. } => {
+                        if pages >= mapped.len() {
+                            return None;
+                        }
+                        match &mut mapped.content {
+                            Content::Own(own) => own.truncate(pages),
+                            Content::Shared(_, len) => *len = pages,
+                        }
+                        if pages == 0 {
+                            *place = None;
+                        }
+                        ('t', slot, pages, 0)
+                    }
+                    Act::Remap { pages, .. } => {
+                        let Content::Own(own) = &mut mapped.content else { return None };
+                        own.resize(pages, 0);
+                        ('r', slot, pages, 0)
+                    }
+                    Act::Write { page, word, .. } => {
+                        if mapped.readonly || page >= mapped.len() {
+                            return None;
+                        }
+                        match &mut mapped.content {
+                            Content::Own(own) => own[page] = word,
+                            Content::Shared(id, _) => self.shared[*id][page] = word,
+                        }
+                        ('w', slot, page, word)
+                    }
+                    Act::Protect { readonly, .. } => {
+                        mapped.readonly = readonly;
+                        ('p', slot, usize::from(readonly), 0)
+                    }
+                    Act::Empty { page, .. } => {
+                        if page >= mapped.len() {
+                            return None;
+                        }
+                        if let Content::Own(own) = &mut mapped.content {
+                            own[page] = 0;
+                        }
+                        ('d', slot, page, 0)
+                    }
+                    _ => return None,
+                }
+            }
+        };
+        Some(format!("{who} {what} {a} {b} {c}\n"))
+    }
+
+    /// The sum that a process should tell.
+    fn sum(&self, kin: &Kin) -> u64 {
+        let mix = |sum: u64, word: u64| (sum ^ word).wrapping_mul(0x0100_0000_01b3);
+        let mut all = 0xcbf2_9ce4_8422_2325;
+        for slot in &kin.slots {
+            let (pages, shared, readonly): (&[u64], _, _) = match slot {
+                None => (&[], false, false),
+                Some(slot) => match &slot.content {
+                    Content::Own(pages) => (pages, false, slot.readonly),
+                    Content::Shared(id, len) => (&self.shared[*id][..*len], true, slot.readonly),
+                },
+            };
+            for word in [pages.len() as u64, shared.into(), readonly.into()] {
+                all = mix(all, word);
+            }
+            all = pages.iter().fold(all, |all, word| mix(all, *word));
+        }
+        kin.heap.iter().fold(mix(all, kin.heap.len() as u64), |all, word| mix(all, *word))
+    }
+}
+
+/// A guest, and what it should hold.
+struct Live {
+    branch: Branch<Instance>,
+    world: World,
+}
+
+impl Live {
+    fn ask(&mut self, line: &str) -> Result<u64, TestCaseError> {
+        let guest = self.branch.guest_mut().map_err(|e| TestCaseError::fail(e.to_string()))?;
+        let answer = guest.call(line.as_bytes());
+        let answer = answer.map_err(|e| TestCaseError::fail(format!("{line:?}: {e:?}")))?;
+        let text = String::from_utf8_lossy(&answer).into_owned();
+        let told = text.trim().parse();
+        told.map_err(|_| TestCaseError::fail(format!("{line:?} was answered by {text:?}")))
+    }
+
+    /// Every process holds what it should.
+    fn look(&mut self) -> Result<(), TestCaseError> {
+        for who in 0..PROCESSES {
+            let Some(wanted) = self.world.kin[who].as_ref().map(|kin| self.world.sum(kin)) else {
+                continue;
+            };
+            prop_assert_eq!(self.ask(&format!("{who} s\n"))?, wanted, "process {}", who);
+        }
+        Ok(())
+    }
+}
+
+fn warm() -> Option<&'static Warm> {
+    static WARM: OnceLock<Option<Warm>> = OnceLock::new();
+    let made = WARM.get_or_init(|| {
+        let path = common::compiled("mapper.c", &["-static"])?;
+        common::here(Program::new(path).time_limit(Duration::from_secs(20)).warm())
+    });
+    made.as_ref()
+}
+
+fn play(warm: &Warm, steps: &[Step]) -> Result<(), TestCaseError> {
+    let failed = |error: &dyn std::error::Error| TestCaseError::fail(format!("{error:?}"));
+    let first = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let mut states: Vec<(SnapshotId, World)> = vec![(first.at(), World::new())];
+    let other = first.fork(first.at()).map_err(|e| failed(&e))?;
+    let mut lives = [first, other].map(|branch| Live { branch, world: World::new() });
+    for step in steps {
+        match step {
+            Step::Act { branch, who, act } => {
+                let live = &mut lives[*branch];
+                if let Some(line) = live.world.act(*who, act) {
+                    prop_assert_eq!(live.ask(&line)?, 1, "{}", line);
+                }
+            }
+            Step::Snapshot { branch } => {
+                let live = &mut lives[*branch];
+                let id = live.branch.snapshot().map_err(|e| failed(&e))?;
+                states.push((id, live.world.clone()));
+            }
+            Step::Restore { branch, back } => {
+                let (id, world) = &states[states.len() - 1 - back % states.len()];
+                let live = &mut lives[*branch];
+                live.branch.restore(*id).map_err(|e| failed(&e))?;
+                live.world = world.clone();
+                if back % 2 == 0 {
+                    let guest = live.branch.guest_mut().map_err(|e| failed(&e))?;
+                    guest.verify().map_err(|e| failed(&e))?;
+                }
+                live.look()?;
+            }
+            Step::Fork { branch, back } => {
+                let (id, world) = &states[states.len() - 1 - back % states.len()];
+                let fork = lives[*branch].branch.fork(*id).map_err(|e| failed(&e))?;
+                lives[*branch] = Live { branch: fork, world: world.clone() };
+                lives[*branch].look()?;
+            }
+            Step::Look { branch } => lives[*branch].look()?,
+        }
+    }
+    lives.iter_mut().try_for_each(Live::look)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #[test]
+    fn memory_is_what_the_model_says(steps in prop::collection::vec(step(), 1..200)) {
+        if let Some(warm) = warm() {
+            play(warm, &steps)?;
+        }
+    }
+}
