@@ -358,8 +358,13 @@ impl Body {
             self.disturbed = Ranges::default();
             self.replaced = Ranges::default();
             let parts = disturbed.iter().flat_map(|range| ground.part.segments.within(range));
-            for part in parts.filter(|part| part.allows(libc::PROT_WRITE)) {
-                self.process.watch(part.range())?;
+            let (open, shut): (Vec<_>, Vec<_>) =
+                parts.partition(|part| part.allows(libc::PROT_WRITE));
+            open.iter().try_for_each(|part| self.process.watch(part.range()))?;
+            if let Some(held) = &mut self.held {
+                // What may not be written any more is as it was frozen, and cannot be copied to.
+                let shut: Vec<_> = shut.iter().map(Segment::pages).collect();
+                held.slot.forget(&shut);
             }
             let differing = base.image.differing(&ground.image);
             let pages = ground.part.segments.pages();
