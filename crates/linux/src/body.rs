@@ -239,7 +239,9 @@ impl Body {
                 moved.insert(part.range());
             }
         }
-        let fresh = self.map_back(to, &moved, layout)?;
+        let mut fresh = self.map_back(to, &moved, layout)?;
+        // Nor is anything noticed any more of what was there.
+        fresh.extend(old.pages_of(moved.iter()));
         self.process.show_window(&Shown::new(&to.image)?, &differing, new.pages())?;
         if let Some(held) = &mut self.held {
             held.plain = false;
@@ -341,16 +343,23 @@ impl Body {
             .flat_map(|range| segments.within(range))
             .filter(|part| !part.allows(libc::PROT_READ))
             .collect();
+        // Their writes were not noticed, or will be noticed anew, or they may not be written any more. And of pages that nobody has now
+        // others become something else's.
+        let mut renewed = old.pages_of(disturbed.iter());
+        renewed.extend(segments.pages_of(disturbed.iter()));
         let image = self.opened(&closed, |body| {
             let pages = segments.pages();
             let Some((slot, mut hands)) = body.hands(&segments) else {
                 return Err(PlatformError::Lost);
             };
-            let image = match moves {
-                true => slot.checkpoint(&mut hands, pages, &placed, &gone),
-                false => slot.freeze(&mut hands, pages, &placed, &gone),
-            };
-            image.map_err(failed)
+            if !moves {
+                return slot.freeze(&mut hands, pages, &placed, &gone).map_err(failed);
+            }
+            slot.forget(&renewed);
+            let image = slot.checkpoint(&mut hands, pages, &placed, &gone).map_err(failed)?;
+            // What was written just before they changed is told only now.
+            slot.forget(&renewed);
+            Ok(image)
         })?;
         let ground = Ground { image, part: part(segments) };
         if moves {
@@ -358,13 +367,8 @@ impl Body {
             self.disturbed = Ranges::default();
             self.replaced = Ranges::default();
             let parts = disturbed.iter().flat_map(|range| ground.part.segments.within(range));
-            let (open, shut): (Vec<_>, Vec<_>) =
-                parts.partition(|part| part.allows(libc::PROT_WRITE));
-            open.iter().try_for_each(|part| self.process.watch(part.range()))?;
-            if let Some(held) = &mut self.held {
-                // What may not be written any more is as it was frozen, and cannot be copied to.
-                let shut: Vec<_> = shut.iter().map(Segment::pages).collect();
-                held.slot.forget(&shut);
+            for part in parts.filter(|part| part.allows(libc::PROT_WRITE)) {
+                self.process.watch(part.range())?;
             }
             let differing = base.image.differing(&ground.image);
             let pages = ground.part.segments.pages();

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use afresh_linux::{Instance, Program, Warm};
 use afresh_snapshot::{Branch, SnapshotId, Tree};
+use afresh_sys::planted::{self, Bug};
 use proptest::prelude::*;
 
 const SLOTS: usize = 6;
@@ -319,8 +320,41 @@ fn play(warm: &Warm, steps: &[Step]) -> Result<(), TestCaseError> {
     lives.iter_mut().try_for_each(Live::look)
 }
 
+#[test]
+fn planted_bugs_are_caught() {
+    if warm().is_some() {
+        planted::must_be_caught(
+            &[Bug::Family, Bug::Mapping, Bug::Register],
+            &["model::memory_is_what_the_model_says"],
+        );
+    }
+}
+
+#[test]
+fn what_once_went_wrong_stays_right() {
+    let Some(warm) = warm() else { return };
+    let act = |act| Step::Act { branch: 0, who: 0, act };
+    let map = |pages| act(Act::Map { slot: 0, pages, shared: false });
+    let (snapshot, back) = (Step::Snapshot { branch: 0 }, |back| Step::Restore { branch: 0, back });
+    let write = act(Act::Write { slot: 0, page: 0, word: 1 });
+    let protect = act(Act::Protect { slot: 0, readonly: true });
+    let fork = Step::Fork { branch: 0, back: 0 };
+    // Copied back to where it may not be written any more.
+    let closed = [map(4), snapshot.clone(), write, protect, snapshot.clone(), fork];
+    play(warm, &closed).unwrap();
+    // Watched where something else lies by now.
+    let keep = || [snapshot.clone(), snapshot.clone()];
+    let begin = [&[act(Act::Fork { child: 1 }), back(0)][..], &keep(), &[back(0), map(1)]];
+    let heap = [&[back(0), back(0)][..], &keep(), &[act(Act::Break { pages: 2 })]];
+    let write = act(Act::WriteHeap { page: 0, word: 1 });
+    let written = [snapshot.clone(), back(0), snapshot.clone(), write, snapshot.clone(), back(3)];
+    let last = [snapshot.clone(), map(1), Step::Look { branch: 0 }, snapshot];
+    let reused = [begin.concat(), heap.concat(), written.to_vec(), last.to_vec()].concat();
+    play(warm, &reused).unwrap();
+}
+
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 60, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn memory_is_what_the_model_says(steps in prop::collection::vec(step(), 1..200)) {
         if let Some(warm) = warm() {
