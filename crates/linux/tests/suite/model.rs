@@ -51,6 +51,16 @@ enum Step {
     Look {
         branch: usize,
     },
+    /// Calls from one state, again and again: the write set is sampled.
+    Repeat {
+        branch: usize,
+        times: usize,
+        act: Act,
+    },
+    /// What is frozen without going on from there is the same elsewhere.
+    Freeze {
+        branch: usize,
+    },
 }
 
 fn act() -> impl Strategy<Value = Act> {
@@ -83,6 +93,9 @@ fn step() -> impl Strategy<Value = Step> {
         4 => (branch(), state()).prop_map(|(branch, back)| Step::Restore { branch, back }),
         1 => (branch(), state()).prop_map(|(branch, back)| Step::Fork { branch, back }),
         2 => branch().prop_map(|branch| Step::Look { branch }),
+        1 => branch().prop_map(|branch| Step::Freeze { branch }),
+        1 => (branch(), 1..60_usize, act())
+            .prop_map(|(branch, times, act)| Step::Repeat { branch, times, act }),
     ]
 }
 
@@ -269,18 +282,27 @@ impl Live {
     }
 }
 
-fn warm() -> Option<&'static Warm> {
-    static WARM: OnceLock<Option<Warm>> = OnceLock::new();
-    let made = WARM.get_or_init(|| {
+/// The program, and what it is when it is warm.
+struct Mapper {
+    program: Program,
+    warm: Warm,
+}
+
+fn mapper() -> Option<&'static Mapper> {
+    static MADE: OnceLock<Option<Mapper>> = OnceLock::new();
+    let made = MADE.get_or_init(|| {
         let path = common::compiled("mapper.c", &["-static"])?;
-        common::here(Program::new(path).time_limit(Duration::from_secs(20)).warm())
+        let program = Program::new(path).time_limit(Duration::from_secs(20));
+        let warm = common::here(program.warm())?;
+        Some(Mapper { program, warm })
     });
     made.as_ref()
 }
 
-fn play(warm: &Warm, steps: &[Step]) -> Result<(), TestCaseError> {
+fn play(mapper: &Mapper, steps: &[Step]) -> Result<(), TestCaseError> {
     let failed = |error: &dyn std::error::Error| TestCaseError::fail(format!("{error:?}"));
-    let first = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let sown = |warm: &Warm| Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let first = sown(&mapper.warm);
     let mut states: Vec<(SnapshotId, World)> = vec![(first.at(), World::new())];
     let other = first.fork(first.at()).map_err(|e| failed(&e))?;
     let mut lives = [first, other].map(|branch| Live { branch, world: World::new() });
@@ -315,6 +337,32 @@ fn play(warm: &Warm, steps: &[Step]) -> Result<(), TestCaseError> {
                 lives[*branch].look()?;
             }
             Step::Look { branch } => lives[*branch].look()?,
+            Step::Repeat { branch, times, act } => {
+                let live = &mut lives[*branch];
+                let id = live.branch.snapshot().map_err(|e| failed(&e))?;
+                let world = live.world.clone();
+                states.push((id, world.clone()));
+                for _ in 0..*times {
+                    if let Some(line) = live.world.act(0, act) {
+                        prop_assert_eq!(live.ask(&line)?, 1, "{}", line);
+                    }
+                    live.branch.restore(id).map_err(|e| failed(&e))?;
+                    live.world = world.clone();
+                }
+                live.look()?;
+            }
+            Step::Freeze { branch } => {
+                let live = &mut lives[*branch];
+                let guest = live.branch.guest_mut().map_err(|e| failed(&e))?;
+                let frozen = guest.freeze().map_err(|e| failed(&e))?;
+                let thawed = Warm::thaw(&frozen, &mapper.program).map_err(|e| failed(&e))?;
+                let branch = sown(&thawed);
+                let mut copy = Live { branch, world: live.world.clone() };
+                copy.look()?;
+                copy.branch.restore(copy.branch.at()).map_err(|e| failed(&e))?;
+                copy.look()?;
+                live.look()?;
+            }
         }
     }
     lives.iter_mut().try_for_each(Live::look)
@@ -322,7 +370,7 @@ fn play(warm: &Warm, steps: &[Step]) -> Result<(), TestCaseError> {
 
 #[test]
 fn planted_bugs_are_caught() {
-    if warm().is_some() {
+    if mapper().is_some() {
         planted::must_be_caught(
             &[Bug::Family, Bug::Mapping, Bug::Register],
             &["model::memory_is_what_the_model_says"],
@@ -332,7 +380,7 @@ fn planted_bugs_are_caught() {
 
 #[test]
 fn what_once_went_wrong_stays_right() {
-    let Some(warm) = warm() else { return };
+    let Some(mapper) = mapper() else { return };
     let act = |act| Step::Act { branch: 0, who: 0, act };
     let map = |pages| act(Act::Map { slot: 0, pages, shared: false });
     let (snapshot, back) = (Step::Snapshot { branch: 0 }, |back| Step::Restore { branch: 0, back });
@@ -341,7 +389,7 @@ fn what_once_went_wrong_stays_right() {
     let fork = Step::Fork { branch: 0, back: 0 };
     // Copied back to where it may not be written any more.
     let closed = [map(4), snapshot.clone(), write, protect, snapshot.clone(), fork];
-    play(warm, &closed).unwrap();
+    play(mapper, &closed).unwrap();
     // Watched where something else lies by now.
     let keep = || [snapshot.clone(), snapshot.clone()];
     let begin = [&[act(Act::Fork { child: 1 }), back(0)][..], &keep(), &[back(0), map(1)]];
@@ -350,15 +398,15 @@ fn what_once_went_wrong_stays_right() {
     let written = [snapshot.clone(), back(0), snapshot.clone(), write, snapshot.clone(), back(3)];
     let last = [snapshot.clone(), map(1), Step::Look { branch: 0 }, snapshot];
     let reused = [begin.concat(), heap.concat(), written.to_vec(), last.to_vec()].concat();
-    play(warm, &reused).unwrap();
+    play(mapper, &reused).unwrap();
 }
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
     fn memory_is_what_the_model_says(steps in prop::collection::vec(step(), 1..200)) {
-        if let Some(warm) = warm() {
-            play(warm, &steps)?;
+        if let Some(mapper) = mapper() {
+            play(mapper, &steps)?;
         }
     }
 }
