@@ -6,6 +6,7 @@
 //! A reset is not carried out at once but with the next call, in the same round trip that hands the request in.
 
 mod compare;
+mod dial;
 
 use std::os::unix::process::ExitStatusExt;
 use std::sync::Arc;
@@ -20,7 +21,7 @@ use crate::bodies::Others;
 use crate::body::Body;
 use crate::error::{CallError, VerifyError};
 use crate::guest::{Guest, Halt, after};
-use crate::personality::{FIRST, Hearer, Person, Writer};
+use crate::personality::{FIRST, Hearer, Person, State, Writer};
 use crate::platform::{Orders, Place, PlatformError, Then, Together};
 use crate::standing::{Rest, Standing, Wait, read_all};
 use crate::warm::{Limits, Stats};
@@ -177,21 +178,17 @@ impl Instance {
     /// caller.
     #[must_use]
     pub fn due(&self) -> Option<Duration> {
-        let (state, wait) = match &self.live {
-            Some(live) if self.footing == Footing::Live => (&live.guest.person.state, self.wait),
-            _ => (&self.standing.rest.state, self.standing.rest.wait),
+        let wait = match self.footing {
+            Footing::Live => self.wait,
+            _ => self.standing.rest.wait,
         };
-        wait.due(state)
+        wait.due(self.state())
     }
 
     /// Whether a process of the program's lives.
     #[must_use]
     pub fn has_process(&self, id: u32) -> bool {
-        let state = match &self.live {
-            Some(live) if self.footing == Footing::Live => &live.guest.person.state,
-            _ => &self.standing.rest.state,
-        };
-        state.family.lives(id)
+        self.state().family.lives(id)
     }
 
     /// A random number of its own for what runs from a frozen state on: the same for calls that go on from one another, another
@@ -207,9 +204,14 @@ impl Instance {
     /// The program's files as they are now. A copy costs nothing, and never changes.
     #[must_use]
     pub fn files(&self) -> &Tree {
+        &self.state().tree
+    }
+
+    /// The present state.
+    fn state(&self) -> &State {
         match &self.live {
-            Some(live) if self.footing == Footing::Live => &live.guest.person.state.tree,
-            _ => &self.standing.rest.state.tree,
+            Some(live) if self.footing == Footing::Live => &live.guest.person.state,
+            _ => &self.standing.rest.state,
         }
     }
 
@@ -218,6 +220,11 @@ impl Instance {
     /// # Errors
     /// [`CallError::NeedsReset`] after a call that was cut short; when the host cannot run guests.
     pub fn change_files<T>(&mut self, change: impl FnOnce(&mut Tree) -> T) -> Result<T, CallError> {
+        self.change(|state| change(&mut state.tree))
+    }
+
+    /// Changes the state between two calls.
+    fn change<T>(&mut self, change: impl FnOnce(&mut State) -> T) -> Result<T, CallError> {
         if self.footing == Footing::Fallen {
             return Err(CallError::NeedsReset);
         }
@@ -238,7 +245,7 @@ impl Instance {
             self.footing = Footing::Live;
         }
         let live = self.live.as_mut().ok_or(PlatformError::Lost).map_err(unstarted)?;
-        Ok(change(&mut live.guest.person.change().tree))
+        Ok(change(live.guest.person.change()))
     }
 
     /// Goes back to the state that it stands on, and sends `request` from there.

@@ -46,7 +46,7 @@ mod warm;
 pub use error::{CallError, FreezeError, Misfit, SnapshotError, ThawError, VerifyError, WarmError};
 pub use frozen::Frozen;
 pub use instance::Instance;
-pub use personality::{Channel, End, Writer};
+pub use personality::{Channel, Dialed, End, Exchanged, Writer};
 pub use platform::PlatformError;
 pub use program::{Program, Run, find_in_path};
 pub use session::{Home, ProgramState};

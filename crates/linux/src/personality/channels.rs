@@ -20,6 +20,10 @@ pub(crate) enum End {
     Asks,
     /// The caller: what is written there is an answer.
     Listens,
+    /// The host, which writes.
+    Feeds,
+    /// The host, which reads.
+    Drains,
 }
 
 /// Bytes on their way.
@@ -109,7 +113,8 @@ impl Channels {
 
     /// Those of which the caller has an end, and whether it writes them.
     pub(crate) fn callers(&self) -> Vec<(u64, bool)> {
-        let callers = self.list.iter().filter(|(_, channel)| channel.end != End::Own);
+        let calls = |channel: &Channel| matches!(channel.end, End::Asks | End::Listens);
+        let callers = self.list.iter().filter(|(_, channel)| calls(channel));
         callers.map(|(&id, channel)| (id, channel.end == End::Asks)).collect()
     }
 
@@ -138,10 +143,11 @@ impl Channels {
         let known = counts.keys().all(|id| self.list.contains_key(id));
         let sound = self.list.iter().all(|(id, channel)| {
             let (readers, writers) = counts.get(id).copied().unwrap_or_default();
-            // One of its ends may be the caller's.
-            let (asks, listens) = (channel.end == End::Asks, channel.end == End::Listens);
-            let fits = channel.writers == writers + u32::from(asks)
-                && channel.readers == readers + u32::from(listens);
+            // One of its ends may be the caller's, or the host's.
+            let writes = matches!(channel.end, End::Asks | End::Feeds);
+            let reads = matches!(channel.end, End::Listens | End::Drains);
+            let fits = channel.writers == writers + u32::from(writes)
+                && channel.readers == readers + u32::from(reads);
             *id < self.next && fits
         });
         if known && sound && self.list.len() <= CHANNELS {

@@ -12,7 +12,7 @@ use super::{DONE, Outcome, Person, Served, State, copy_in, copy_out, word_in};
 use crate::platform::Process;
 
 /// Ports that are given to who asks for none.
-const EPHEMERAL: std::ops::Range<u16> = 32768..60999;
+pub(super) const EPHEMERAL: std::ops::Range<u16> = 32768..60999;
 const FLAGS: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 
 /// A message's header (`struct msghdr`): pieces of memory and how many.
@@ -58,7 +58,7 @@ fn check_level(socket: &Socket, level: u64) -> Result<(), Errno> {
 
 impl State {
     /// A connection to whoever listens at `to`: channels as the connecting side has them.
-    fn arrive(&mut self, to: u64, peer: Address) -> Result<(u64, u64), Errno> {
+    pub(super) fn arrive(&mut self, to: u64, peer: Address) -> Result<(u64, u64), Errno> {
         let full = |socket: &Socket| match &socket.stage {
             Stage::Listening(queue) => queue.len() >= BACKLOG,
             _ => true,
@@ -87,7 +87,7 @@ impl State {
     }
 
     /// Who listens where `address` leads.
-    fn listener_at(&self, address: &Address) -> Option<u64> {
+    pub(super) fn listener_at(&self, address: &Address) -> Option<u64> {
         let found = self.table.descriptions().find(|(_, description)| match &description.open {
             Open::Socket(socket) => {
                 matches!(socket.stage, Stage::Listening(_)) && socket.own.takes(address)
@@ -141,7 +141,7 @@ impl State {
 
     /// Whether the caller has connections.
     pub(crate) fn has_callers(&self) -> bool {
-        self.channels.iter().any(|(_, channel)| channel.end != ChannelEnd::Own)
+        !self.channels.callers().is_empty()
     }
 
     /// The caller hangs up: its connections have no other side any more.

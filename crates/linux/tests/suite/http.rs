@@ -133,3 +133,63 @@ fn node_serves_each_request_as_its_first() {
     let Some(warm) = common::here(program.warm()) else { return };
     serves_afresh(&program, &warm, "2 /there", "3 /there");
 }
+
+const ECHO: &str = r#"
+import sys, socket, threading
+listener = socket.create_server(("127.0.0.1", 8000))
+def serve():
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            while data := connection.recv(100_000):
+                connection.sendall(data.upper())
+threading.Thread(target=serve, daemon=True).start()
+for line in sys.stdin: print("line", line, end="", flush=True)
+"#;
+
+#[test]
+fn the_host_connects_to_what_listens_beside_calls() {
+    let Some(program) = common::python() else { return };
+    let program = program.arg("/app.py").file("/app.py", ECHO).request("warm\n");
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let guest = line.guest_mut().unwrap();
+    assert_eq!(guest.dial(8001).unwrap(), None);
+    let dialed = guest.dial(8000).unwrap().unwrap();
+    let quiet = |_, _: &[u8]| true;
+    // More than there is room for, both ways.
+    let text = "hello ".repeat(50_000);
+    let (mut sent, mut got) = (0, Vec::new());
+    for _ in 0..100 {
+        let through = guest.exchange(dialed, &text.as_bytes()[sent..], 10_000).unwrap();
+        sent += through.taken;
+        assert!(through.given.len() <= 10_000 && !through.ended);
+        got.extend(through.given);
+        guest.proceed(quiet).unwrap();
+    }
+    assert_eq!(sent, text.len());
+    assert!(got == text.to_uppercase().as_bytes());
+    // Calls go on beside it, and a state in which it is open is kept.
+    assert_eq!(guest.call(b"one\n").unwrap(), b"line one\n");
+    guest.exchange(dialed, b"more", 0).unwrap();
+    guest.proceed(quiet).unwrap();
+    let open = line.snapshot().unwrap();
+    let mut fork = line.fork(open).unwrap();
+    let guest = line.guest_mut().unwrap();
+    assert_eq!(guest.exchange(dialed, b"", 100).unwrap().given, b"MORE");
+    guest.hang_up(dialed, false).unwrap();
+    guest.proceed(quiet).unwrap();
+    assert!(guest.exchange(dialed, b"", 100).unwrap().ended);
+    // Who goes on from it elsewhere hangs up what was another's, and the server is free for the next.
+    let guest = fork.guest_mut().unwrap();
+    guest.hang_up_strangers(&[]).unwrap();
+    let next = guest.dial(8000).unwrap().unwrap();
+    guest.exchange(next, b"next", 0).unwrap();
+    guest.proceed(quiet).unwrap();
+    assert_eq!(guest.exchange(next, b"", 100).unwrap().given, b"NEXT");
+    assert!(guest.exchange(dialed, b"lost", 100).unwrap().ended);
+    guest.hang_up_strangers(&[next]).unwrap();
+    assert_eq!(guest.call(b"two\n").unwrap(), b"line two\n");
+    line.restore(open).unwrap();
+    assert_eq!(line.guest_mut().unwrap().exchange(dialed, b"", 100).unwrap().given, b"MORE");
+}
