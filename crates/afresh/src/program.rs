@@ -3,14 +3,14 @@
 use std::convert::Infallible;
 use std::path::Path;
 
-use afresh_linux::{End, Instance, Program, Warm};
+use afresh_linux::{Dialed, End, Exchanged, Instance, Program, Warm};
 use afresh_memory::PAGE_SIZE;
 use afresh_pool::Recycled;
 
 use crate::call::Given;
 use crate::guest::Ready;
 use crate::supply::{Loan, Returns, Supply};
-use crate::{CallError, Channel, LeaseError, OpenError, Options, Writer};
+use crate::{CallError, Channel, Lease, LeaseError, OpenError, Options, Writer};
 
 /// Instances that all start from one state.
 pub(crate) type Programs = Supply<Instance, Warm>;
@@ -119,6 +119,60 @@ fn heard(
             _ => Channel::Output,
         };
         hear(Writer { channel, leader: from.leader }, piece)
+    }
+}
+
+/// Connections of the host's own to what listens within a Linux program. What goes through them the program sees when it goes on, in a call
+/// or by [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback, there may be such that are not the host's any more.
+impl Lease<'_> {
+    fn program(&mut self) -> Option<&mut Instance> {
+        match &mut self.instance {
+            crate::lease::Instance::Program(program) => Some(program),
+            #[allow(unreachable_patterns, reason = "other kinds are other features")]
+            _ => None,
+        }
+    }
+
+    /// Connects to who listens on `port` of the program's loopback; nothing where nobody does, or in another guest.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn dial(&mut self, port: u16) -> Result<Option<Dialed>, CallError> {
+        let Some(program) = self.program() else { return Ok(None) };
+        program.dial(port).map_err(|error| CallError::of_linux("", error))
+    }
+
+    /// Hands `bytes` over, as many as the connection has room for (64 KiB), and takes at most `room` bytes of what the program has
+    /// written.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn exchange(
+        &mut self,
+        dialed: Dialed,
+        bytes: &[u8],
+        room: usize,
+    ) -> Result<Exchanged, CallError> {
+        let Some(program) = self.program() else { return Ok(Exchanged::default()) };
+        program.exchange(dialed, bytes, room).map_err(|error| CallError::of_linux("", error))
+    }
+
+    /// Writes no more to a connection; with `both` it is read no more either, and is gone.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn hang_up(&mut self, dialed: Dialed, both: bool) -> Result<(), CallError> {
+        let Some(program) = self.program() else { return Ok(()) };
+        program.hang_up(dialed, both).map_err(|error| CallError::of_linux("", error))
+    }
+
+    /// Hangs up every connection but `known`: those of whoever went on from this state before.
+    ///
+    /// # Errors
+    /// As [`Lease::call`].
+    pub fn hang_up_strangers(&mut self, known: &[Dialed]) -> Result<(), CallError> {
+        let Some(program) = self.program() else { return Ok(()) };
+        program.hang_up_strangers(known).map_err(|error| CallError::of_linux("", error))
     }
 }
 

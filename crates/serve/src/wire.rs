@@ -29,6 +29,25 @@ const HOPS: [HeaderName; 11] = [
 /// Most headers of an answer: as many as hyper takes in a request.
 const HEADERS: usize = 100;
 
+/// Takes out the headers that are about a connection, but for the length of what goes through it.
+#[cfg(feature = "linux")]
+pub(crate) fn strip(headers: &mut HeaderMap) {
+    let own: Vec<_> = headers.keys().filter(hops(headers)).cloned().collect();
+    own.iter().filter(|name| **name != CONTENT_LENGTH).for_each(|name| {
+        headers.remove(name);
+    });
+}
+
+/// Which headers are about a connection: those that always are, and those that the client says are (RFC 9110, 7.6.1).
+fn hops(headers: &HeaderMap) -> impl Fn(&&HeaderName) -> bool {
+    let named = headers.get_all(CONNECTION).iter().filter_map(|names| names.to_str().ok());
+    let named: Vec<_> =
+        named.flat_map(|names| names.split(',').map(|name| name.trim().to_owned())).collect();
+    move |name| {
+        HOPS.contains(name) || named.iter().any(|named| name.as_str().eq_ignore_ascii_case(named))
+    }
+}
+
 /// A request, as a client of the program's own would write it.
 pub(crate) fn request(parts: &Parts, body: &[u8]) -> Vec<u8> {
     let path = parts.uri.path_and_query().map_or("/", |path| path.as_str());
@@ -43,12 +62,7 @@ pub(crate) fn request(parts: &Parts, body: &[u8]) -> Vec<u8> {
         let host = parts.uri.authority().map_or("localhost", |authority| authority.as_str());
         put("host", host.as_bytes());
     }
-    // Those that the client says are about its connection (RFC 9110, 7.6.1), too.
-    let named = parts.headers.get_all(CONNECTION).iter().filter_map(|names| names.to_str().ok());
-    let named: Vec<_> = named.flat_map(|names| names.split(',').map(str::trim)).collect();
-    let hop = |name: &HeaderName| {
-        HOPS.contains(name) || named.iter().any(|named| name.as_str().eq_ignore_ascii_case(named))
-    };
+    let hop = hops(&parts.headers);
     for (name, value) in parts.headers.iter().filter(|(name, _)| !hop(name)) {
         put(name.as_str(), value.as_bytes());
     }

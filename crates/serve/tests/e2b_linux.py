@@ -1,6 +1,9 @@
 """What an unmodified client of E2B does with sandboxes that are Linux programs: code, commands and files together."""
 
+import http.client
+import os
 import time
+import urllib.parse
 
 from e2b import CommandExitException
 from e2b.exceptions import NotFoundException, SandboxException, TimeoutException
@@ -18,6 +21,63 @@ def none_left(sandbox: Sandbox) -> bool:
     while sandbox.commands.list() and time.monotonic() < until:
         time.sleep(0.05)
     return not sandbox.commands.list()
+
+
+ECHO = """
+import http.server, time
+class Echo(http.server.BaseHTTPRequestHandler):
+    protocol_version = 'HTTP/1.1'
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers['content-length']))
+        self.send_response(201); self.send_header('content-length', str(len(body))); self.end_headers(); self.wfile.write(body)
+    def do_GET(self):
+        self.send_response(200); self.send_header('transfer-encoding', 'chunked'); self.end_headers()
+        for n in range(3):
+            piece = f'{n} {self.path} {self.headers["x-access-token"]}\\n'.encode()
+            self.wfile.write(b'%x\\r\\n%s\\r\\n' % (len(piece), piece)); self.wfile.flush(); time.sleep(0.5)
+        self.wfile.write(b'0\\r\\n\\r\\n')
+http.server.ThreadingHTTPServer(('0.0.0.0', 8001), Echo).serve_forever()
+"""
+
+
+def ask(sandbox: Sandbox, port: int, path: str, data: bytes | None = None, shown: bool = True) -> http.client.HTTPResponse:
+    """What a program in the sandbox answers."""
+    url = urllib.parse.urlsplit(os.environ["E2B_SANDBOX_URL"])
+    connection = http.client.HTTPConnection(url.hostname, url.port, timeout=60)
+    token = {"X-Access-Token": sandbox._envd_access_token} if shown else {}
+    method = "GET" if data is None else "POST"
+    connection.request(method, path, data, {"Host": sandbox.get_host(port), **token})
+    return connection.getresponse()
+
+
+def from_outside(sandbox: Sandbox) -> None:
+    """A server on port 8000 is asked from outside, and one that takes its time."""
+    assert ask(sandbox, 8000, "/page").read() == b"served well"
+    assert ask(sandbox, 8000, "/sandboxes").status == 404 and ask(sandbox, 8002, "/").status == 502
+    assert ask(sandbox, 8000, "/page", shown=False).status == 401
+    sandbox.files.write("/home/user/large", "x" * 3_000_000)
+    assert len(ask(sandbox, 8000, "/large").read()) == 3_000_000
+    sandbox.files.write("/home/user/echo.py", ECHO)
+    echo = sandbox.commands.run("python3 echo.py", background=True, timeout=0)
+    while ask(sandbox, 8001, "/").status != 200:
+        time.sleep(0.05)
+    body = os.urandom(1_000_000)
+    assert (back := ask(sandbox, 8001, "/", body)).status == 201 and back.read() == body
+    slow = [ask(sandbox, 8001, f"/{n}") for n in range(3)]
+    came = []
+    while line := slow[0].readline():
+        came.append(time.monotonic())
+        assert line == f"{len(came) - 1} /0 None\n".encode(), line
+        assert sandbox.run_code("1 + 1").text == "2"
+    assert len(came) == 3 and came[-1] - came[0] > 0.5, came
+    assert all(one.read().count(b"\n") == 3 for one in slow[1:])
+    # Who stops taking what it sends has nobody else wait; what was open when the sandbox goes elsewhere is not open there.
+    stalled = ask(sandbox, 8000, "/large")
+    assert sandbox.run_code("2 + 2").text == "4"
+    fork = sandbox.fork(count=1, timeout=600)[0]
+    assert ask(fork, 8000, "/page").read() == b"served well" and fork.kill()
+    assert len(stalled.read()) == 3_000_000
+    assert echo.kill()
 
 
 def background(sandbox: Sandbox) -> None:
@@ -41,6 +101,7 @@ def background(sandbox: Sandbox) -> None:
         "    except OSError: time.sleep(0.05)\ntold"
     )
     assert sandbox.run_code(asking).text == "b'served well'"
+    from_outside(sandbox)
     listed = {found.pid: found for found in sandbox.commands.list()}
     assert set(listed) == {counter.pid, server.pid}, listed
     assert listed[counter.pid].cmd == "/bin/bash" and counting in listed[counter.pid].args, listed

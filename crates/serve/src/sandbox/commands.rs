@@ -25,6 +25,9 @@ pub(super) struct Commands {
     known: Mutex<Known>,
     changed: Notify,
     slicing: AtomicBool,
+    /// Connections from outside, which are heard as commands are.
+    #[cfg(feature = "linux")]
+    pub(super) lines: super::lines::Lines,
 }
 
 /// A slice that lasts.
@@ -112,6 +115,8 @@ impl Commands {
 
     /// Tells nobody any more, and why.
     pub(super) fn dismiss(&self, why: &Failed) {
+        #[cfg(feature = "linux")]
+        self.lines.clear();
         let all = std::mem::take(&mut lock(&self.known).ears);
         all.into_iter().for_each(|one| one.ear.end(connect::broken_off(why)));
     }
@@ -182,8 +187,12 @@ impl Commands {
         lock(&self.known).driven
     }
 
-    /// Whether somebody hears a command.
+    /// Whether somebody hears a command, or is connected to one.
     pub(super) fn in_use(&self) -> bool {
+        #[cfg(feature = "linux")]
+        if !self.lines.is_empty() {
+            return true;
+        }
         lock(&self.known).ears.iter().any(|one| !one.ear.sender.is_closed())
     }
 }

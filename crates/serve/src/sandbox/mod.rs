@@ -16,10 +16,14 @@ mod envd;
 mod execute;
 mod keys;
 mod ledger;
+#[cfg(feature = "linux")]
+mod lines;
 #[cfg(feature = "fleet")]
 mod moving;
 mod one;
 mod overview;
+#[cfg(feature = "linux")]
+mod port;
 mod process;
 mod quota;
 mod record;

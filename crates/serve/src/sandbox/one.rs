@@ -236,8 +236,14 @@ pub(super) fn run(
     let form = language.form;
     let request = Request::new(form, what, &Tools::default(), source, "<code>", None);
     let answered = session.with(|lease| {
+        #[cfg(feature = "linux")]
+        speaker.exchange(lease)?;
         let done = evaluate(lease, form.function(), request, std::mem::take(speaker));
         *speaker = done.listener;
+        #[cfg(feature = "linux")]
+        if done.answer.is_ok() {
+            speaker.exchange(lease)?;
+        }
         done.answer
     });
     match answered {
@@ -283,9 +289,11 @@ pub(super) fn go_on(
     };
     speaker.begin(Vec::new());
     let went = session.with(|lease| {
+        speaker.exchange(lease)?;
         let (went, hearing) = afresh_interpreter::proceed(lease, std::mem::take(speaker));
         *speaker = hearing;
-        went
+        went?;
+        speaker.exchange(lease)
     });
     match went {
         Err(_) if session.failed().is_some() => {
@@ -304,12 +312,12 @@ pub(super) fn go_on(_: &mut Session, _: &mut Mark, _: &mut Speaker) -> Result<()
 }
 
 /// How long until something happens in a session by itself, if anything will.
-pub(super) fn due(session: &Session) -> Option<Duration> {
+pub(super) fn due(session: &Session, commands: &Commands) -> Option<Duration> {
     #[cfg(feature = "linux")]
-    return session.due();
+    return if commands.lines.moved() { Some(Duration::ZERO) } else { session.due() };
     #[cfg(not(feature = "linux"))]
     {
-        let _ = session;
+        let _ = (session, commands);
         None
     }
 }

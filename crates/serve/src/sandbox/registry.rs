@@ -14,6 +14,7 @@ use hyper::StatusCode;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tracing::Instrument;
 
+use super::commands::Commands;
 use super::config::SandboxConfig;
 use super::connect::Failed;
 use super::ledger::{Kept, Ledger, internal};
@@ -280,7 +281,7 @@ impl Sandboxes {
             }
         };
         let times = self.times(wanted.time, wanted.pause_at_end);
-        let due = due(&session);
+        let due = due(&session, &Commands::default());
         let sandbox = self.made(tenant, name, wanted.metadata, session, times)?;
         self.admit(vec![sandbox.clone()]).await?;
         self.goes_on(&sandbox, due);
@@ -341,7 +342,7 @@ impl Sandboxes {
                     if wakes {
                         lock(&sandbox.mark).changed();
                     }
-                    this.goes_on(&sandbox, due(session));
+                    this.goes_on(&sandbox, due(session, &sandbox.commands));
                     done
                 }
                 other => Err(other.absent(&sandbox.id)),
@@ -509,7 +510,7 @@ impl Sandboxes {
             Ok(forks)
         });
         let forks = forking.await?;
-        let due = forks.first().and_then(due);
+        let due = forks.first().and_then(|fork| due(fork, &Commands::default()));
         let times = self.times(time, sandbox.times().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {

@@ -22,7 +22,7 @@ use super::{beyond, control, envd, execute, process};
 use crate::refusal::Refusal;
 
 /// The header by which E2B's clients name a sandbox where its host does not.
-const SANDBOX: &str = "e2b-sandbox-id";
+pub(super) const SANDBOX: &str = "e2b-sandbox-id";
 
 /// What paths have beside names.
 const WORDS: [&str; 23] = [
@@ -242,7 +242,7 @@ impl Routes {
     pub(crate) fn about<B>(request: &Request<B>) -> crate::fleet::About {
         use crate::fleet::About;
         let path = request.uri().path();
-        if !control(path) {
+        if is_for_program(request) || !control(path) {
             let id = sandbox_id(request.headers());
             return id.map_or(About::Other, |id| About::Sandbox { id, inside: true });
         }
@@ -262,11 +262,27 @@ impl Routes {
     }
 
     pub(crate) async fn answer(&self, request: Request<Body>) -> Response {
+        #[cfg(feature = "linux")]
+        if let Some(port) = super::port::of(request.headers()) {
+            return super::port::answer(&self.sandboxes, port, request).await;
+        }
         let router = if control(request.uri().path()) { &self.control } else { &self.inside };
         match router.call(request).await {
             Ok(response) => response,
             Err(never) => match never {},
         }
+    }
+}
+
+/// Whether a request is for a program in a sandbox, whatever its path is.
+#[cfg(feature = "fleet")]
+fn is_for_program<B>(request: &Request<B>) -> bool {
+    #[cfg(feature = "linux")]
+    return super::port::of(request.headers()).is_some();
+    #[cfg(not(feature = "linux"))]
+    {
+        let _ = request;
+        false
     }
 }
 

@@ -122,6 +122,12 @@ impl Speaker {
         }
     }
 
+    /// Passes on what goes through connections into the sandbox.
+    #[cfg(feature = "linux")]
+    pub(super) fn exchange(&self, lease: &mut afresh::Lease<'_>) -> Result<(), afresh::CallError> {
+        self.0.as_ref().map_or(Ok(()), |speaking| speaking.commands.lines.exchange(lease))
+    }
+
     /// What was told of commands since the call before is not so any more.
     pub(super) fn undone(&self) {
         let why = "the sandbox was taken back to an earlier state, because a call was cut short";

@@ -1,0 +1,94 @@
+//! HTTP to what listens within a sandbox: `PORT-ID.domain`, as E2B's `get_host` names it.
+//!
+//! What it promises: the program gets the request and the client the answer as they are, piece by piece, but for what is about a connection
+//! and for the sandbox's token. Who shows no token gets nothing.
+
+use std::sync::Arc;
+
+use axum::body::Body;
+use axum::extract::FromRequestParts;
+use axum::response::{IntoResponse, Response};
+use http_body_util::Limited;
+use hyper::header::HOST;
+use hyper::http::uri::{PathAndQuery, Uri};
+use hyper::{HeaderMap, Request, StatusCode};
+use hyper_util::rt::TokioIo;
+
+use super::lines::dial;
+use super::registry::Sandboxes;
+use super::routes::{Inside, SANDBOX, TOKENS};
+use crate::body::InPieces;
+use crate::refusal::Refusal;
+use crate::wire;
+
+/// The header by which clients name a port where the host does not.
+const PORT: &str = "e2b-sandbox-port";
+/// Ports that are the server's own in every sandbox: those of E2B's agent and of its code interpreter.
+const OWN: [u16; 2] = [49983, 49999];
+
+/// The port of a sandbox's programs that a request is for; none for what the server answers itself.
+pub(super) fn of(headers: &HeaderMap) -> Option<u16> {
+    let named = match headers.get(SANDBOX) {
+        Some(_) => headers.get(PORT)?.to_str().ok()?,
+        None => headers.get(HOST)?.to_str().ok()?.split_once('-')?.0,
+    };
+    named.parse().ok().filter(|port| !OWN.contains(port))
+}
+
+/// Answers a request by what listens there.
+pub(super) async fn answer(all: &Arc<Sandboxes>, port: u16, request: Request<Body>) -> Response {
+    forward(all, port, request).await.unwrap_or_else(IntoResponse::into_response)
+}
+
+async fn forward(
+    all: &Arc<Sandboxes>,
+    port: u16,
+    request: Request<Body>,
+) -> Result<Response, Refusal> {
+    let (mut parts, body) = request.into_parts();
+    let Inside(sandbox) = Inside::from_request_parts(&mut parts, all).await?;
+    let client = dial(all, &sandbox, port).await?;
+    let hung_up = |error: hyper::Error| {
+        tracing::debug!(id = sandbox.id, port, %error, "no answer");
+        let message = format!("what listens on port {port} of the sandbox gave no answer of HTTP");
+        Refusal::new(StatusCode::BAD_GATEWAY, message)
+    };
+    let handshake = hyper::client::conn::http1::handshake(TokioIo::new(client));
+    let (mut sender, connection) = handshake.await.map_err(hung_up)?;
+    tokio::spawn(connection);
+    wire::strip(&mut parts.headers);
+    for secret in TOKENS.iter().chain(&[SANDBOX, PORT]) {
+        parts.headers.remove(*secret);
+    }
+    let path = parts.uri.path_and_query().cloned();
+    parts.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
+    let body = Limited::new(body, all.config.max_body);
+    let asked = sender.send_request(Request::from_parts(parts, body)).await;
+    let (mut parts, body) = asked.map_err(hung_up)?.into_parts();
+    wire::strip(&mut parts.headers);
+    parts.extensions.insert(InPieces);
+    Ok(Response::from_parts(parts, Body::new(body)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_port_is_named_by_the_host_or_by_a_header() {
+        let of = |given: &[(&'static str, &str)]| {
+            let mut headers = HeaderMap::new();
+            given.iter().for_each(|(name, value)| {
+                headers.insert(*name, value.parse().unwrap());
+            });
+            of(&headers)
+        };
+        assert_eq!(of(&[("host", "8000-abc.example")]), Some(8000));
+        assert_eq!(of(&[("host", "49999-abc.example")]), None);
+        assert_eq!(of(&[("host", "localhost:8080")]), None);
+        assert_eq!(of(&[("host", "70000-abc.example")]), None);
+        assert_eq!(of(&[("host", "8000-abc.example"), (SANDBOX, "abc")]), None);
+        assert_eq!(of(&[(SANDBOX, "abc"), (PORT, "8000")]), Some(8000));
+        assert_eq!(of(&[(SANDBOX, "abc"), (PORT, "49983")]), None);
+    }
+}
