@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use super::connect::Failed;
 use super::one::{Sandbox, go_on, kill_command};
-use super::registry::{Sandboxes, lock};
+use super::registry::{Sandboxes, Turn, lock};
 use super::speaker::Speaker;
 use crate::refusal::Refusal;
 
@@ -36,7 +36,7 @@ impl Sandboxes {
     async fn step(self: &Arc<Self>, sandbox: &Arc<Sandbox>) -> Result<(), Refusal> {
         let (own, mut speaker) = (sandbox.clone(), self.speaker(sandbox));
         let language = self.template(&sandbox.template).language;
-        self.turn(sandbox, false, move |session| {
+        self.turn(sandbox, Turn::Slice, move |session| {
             if own.times().paused {
                 return Err(Refusal::new(StatusCode::CONFLICT, "the sandbox is paused"));
             }
@@ -61,9 +61,12 @@ impl Sandboxes {
 /// Lets a sandbox go on for as long as something happens in it by itself.
 async fn drive(all: Weak<Sandboxes>, sandbox: Arc<Sandbox>) {
     while let Some(at) = sandbox.commands.next() {
-        tokio::select! {
-            () = tokio::time::sleep_until(at) => {}
-            () = sandbox.commands.changed() => continue,
+        // A sleep, however short, lasts a millisecond.
+        if at > Instant::now() {
+            tokio::select! {
+                () = tokio::time::sleep_until(at) => {}
+                () = sandbox.commands.changed() => continue,
+            }
         }
         let all = all.upgrade().filter(|all| !all.ending.load(Ordering::Relaxed));
         let Some(all) = all else {

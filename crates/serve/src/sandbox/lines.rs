@@ -15,7 +15,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Notify, mpsc};
 
 use super::one::{Sandbox, refused};
-use super::registry::{Sandboxes, lock};
+use super::registry::{Sandboxes, Turn, lock};
 use crate::refusal::Refusal;
 
 /// Bytes that wait to be taken by a program.
@@ -144,7 +144,7 @@ pub(super) async fn dial(
 ) -> Result<DuplexStream, Refusal> {
     let (outbox, given) = mpsc::channel(PIECES);
     let own = sandbox.clone();
-    let dialing = all.with(sandbox, move |session| {
+    let dialing = all.turn(sandbox, Turn::Connection, move |session| {
         let lines = &own.commands.lines;
         if lock(&lines.all).len() >= LINES {
             let message = format!("the sandbox has {LINES} connections already; try again");

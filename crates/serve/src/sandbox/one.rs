@@ -17,6 +17,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use super::commands::Commands;
 use super::record::SandboxRecord;
+use super::registry::Turn;
 use super::speaker::Speaker;
 use crate::failure::describe;
 use crate::refusal::Refusal;
@@ -26,6 +27,9 @@ pub(super) const MARK: &str = "";
 
 /// Most bytes of an answer, as the guest gives it.
 const ANSWER: usize = 16 << 20;
+
+/// How long ago may be undone of what came through connections.
+const YOUNG: Duration = Duration::from_secs(1);
 
 /// Most calls that wait for one sandbox.
 const WAITING: usize = 64;
@@ -198,18 +202,25 @@ pub(super) struct Mark {
     state: Option<SnapshotId>,
     /// The last call ended there; otherwise it began there.
     after: bool,
+    /// When.
+    put: Option<Instant>,
 }
 
 impl Mark {
-    /// What goes on from now on follows something that is not to be undone.
-    pub(super) fn changed(&mut self) {
-        self.after = false;
+    /// What goes on from now on follows this. A call is not to be undone; what comes through connections would cost a checkpoint each.
+    pub(super) fn followed_by(&mut self, turn: Turn) {
+        let young = || self.put.is_some_and(|put| put.elapsed() < YOUNG);
+        self.after &= match turn {
+            Turn::Call => false,
+            Turn::Connection => young(),
+            Turn::Slice => true,
+        };
     }
 
     /// Puts it where the session is now.
     fn put(&mut self, session: &mut Session, after: bool) -> Result<SnapshotId, Refusal> {
         let here = session.checkpoint(MARK).map_err(|error| refused(&error))?;
-        self.after = after;
+        (self.after, self.put) = (after, Some(Instant::now()));
         if let Some(old) = self.state.replace(here) {
             // Whoever went elsewhere may have dropped it.
             let _ = session.drop_checkpoint(old);

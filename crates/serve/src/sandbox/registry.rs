@@ -42,6 +42,17 @@ pub(crate) struct Sandboxes {
     running: Arc<Semaphore>,
 }
 
+/// Why a sandbox has a turn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Turn {
+    /// It is called.
+    Call,
+    /// Somebody connects to a program in it.
+    Connection,
+    /// It goes on by itself, if it is live.
+    Slice,
+}
+
 /// What a new sandbox is to be like.
 #[derive(Clone, Debug)]
 pub(super) struct Wanted {
@@ -307,14 +318,14 @@ impl Sandboxes {
         sandbox: &Arc<Sandbox>,
         work: impl FnOnce(&mut Session) -> Result<R, Refusal> + Send + 'static,
     ) -> Result<R, Refusal> {
-        self.turn(sandbox, true, work).await
+        self.turn(sandbox, Turn::Call, work).await
     }
 
-    /// The same, as a call: one that `wakes` the sandbox, or one that nobody has made, which does nothing with one that is not live.
+    /// The same, in a turn of any kind.
     pub(super) async fn turn<R: Send + 'static>(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
-        wakes: bool,
+        kind: Turn,
         work: impl FnOnce(&mut Session) -> Result<R, Refusal> + Send + 'static,
     ) -> Result<R, Refusal> {
         let waiting = sandbox.wait()?;
@@ -326,6 +337,7 @@ impl Sandboxes {
         let (this, sandbox) = (self.clone(), sandbox.clone());
         blocking(move || {
             let _place = place;
+            let wakes = kind != Turn::Slice;
             if wakes && matches!(*life, Life::Saved) {
                 let restored = tracing::debug_span!("resume").in_scope(|| this.restore(&sandbox));
                 *life = Life::Live(Box::new(restored?));
@@ -339,9 +351,7 @@ impl Sandboxes {
             let result = match &mut *life {
                 Life::Live(session) => {
                     let done = tracing::debug_span!("call").in_scope(|| work(session));
-                    if wakes {
-                        lock(&sandbox.mark).changed();
-                    }
+                    lock(&sandbox.mark).followed_by(kind);
                     this.goes_on(&sandbox, due(session, &sandbox.commands));
                     done
                 }
