@@ -37,33 +37,31 @@ pub(super) struct Lines {
 /// One of them.
 struct Line {
     dialed: Dialed,
-    inbox: Mutex<Inbox>,
-    /// The inbox has room again.
+    inbox: Mutex<BytesMut>,
+    /// The inbox has room again, or it is over.
     room: Notify,
+    over: AtomicBool,
     outbox: mpsc::Sender<Bytes>,
-}
-
-#[derive(Default)]
-struct Inbox {
-    bytes: BytesMut,
-    /// Nothing comes any more.
-    ended: bool,
-    /// The guest knows that.
-    told: bool,
 }
 
 impl Line {
     async fn send(&self, bytes: &[u8]) {
-        loop {
+        while !self.over.load(Ordering::Acquire) {
             {
                 let mut inbox = lock(&self.inbox);
-                if inbox.bytes.len() < INBOX {
-                    inbox.bytes.extend_from_slice(bytes);
+                if inbox.len() < INBOX {
+                    inbox.extend_from_slice(bytes);
                     return;
                 }
             }
             self.room.notified().await;
         }
+    }
+
+    /// Whoever waits for room has none to wait for.
+    fn end(&self) {
+        self.over.store(true, Ordering::Release);
+        self.room.notify_one();
     }
 
     /// Passes on what it can: whether anything was, and whether it is over.
@@ -79,19 +77,14 @@ impl Line {
             }
         };
         let room = if permit.is_some() { PIECE } else { 0 };
-        let through = lease.exchange(self.dialed, &inbox.bytes, room)?;
-        let mut moved = through.taken > 0 || !through.given.is_empty();
+        let through = lease.exchange(self.dialed, &inbox, room)?;
+        let moved = through.taken > 0 || !through.given.is_empty();
         if through.taken > 0 {
-            inbox.bytes.advance(through.taken);
+            inbox.advance(through.taken);
             self.room.notify_one();
         }
         if let Some(permit) = permit.filter(|_| !through.given.is_empty()) {
             permit.send(through.given.into());
-        }
-        if inbox.ended && inbox.bytes.is_empty() && !inbox.told {
-            inbox.told = true;
-            moved = true;
-            lease.hang_up(self.dialed, false)?;
         }
         if through.ended {
             lease.hang_up(self.dialed, true)?;
@@ -110,10 +103,14 @@ impl Lines {
         all.retain(|line| match line.exchange(lease) {
             Ok((moved, over)) => {
                 self.moved.fetch_or(moved, Ordering::Relaxed);
+                if over {
+                    line.end();
+                }
                 !over
             }
             Err(error) => {
                 failed.get_or_insert(error);
+                line.end();
                 false
             }
         });
@@ -127,7 +124,7 @@ impl Lines {
 
     /// Ends all of them.
     pub(super) fn clear(&self) {
-        lock(&self.all).clear();
+        lock(&self.all).drain(..).for_each(|line| line.end());
     }
 
     /// Whether there are any.
@@ -155,8 +152,8 @@ pub(super) async fn dial(
             let message = format!("nothing listens on port {port} of the sandbox");
             Refusal::new(StatusCode::BAD_GATEWAY, message)
         })?;
-        let (inbox, room) = (Mutex::default(), Notify::new());
-        let line = Arc::new(Line { dialed, inbox, room, outbox });
+        let (inbox, room, over) = (Mutex::default(), Notify::new(), AtomicBool::new(false));
+        let line = Arc::new(Line { dialed, inbox, room, over, outbox });
         lock(&lines.all).push(line.clone());
         lines.moved.store(true, Ordering::Relaxed);
         Ok(line)
@@ -185,17 +182,13 @@ async fn pump(
     let (mut reader, mut writer) = tokio::io::split(client);
     let up = async {
         let mut buffer = BytesMut::with_capacity(PIECE);
-        loop {
-            buffer.clear();
-            let read = reader.read_buf(&mut buffer).await;
-            let Some(line) = line.upgrade() else { return };
-            match read {
-                Ok(1..) => line.send(&buffer).await,
-                _ => {
-                    lock(&line.inbox).ended = true;
-                    return wake();
-                }
+        // A client of HTTP that writes no more is gone.
+        while let Ok(1..) = reader.read_buf(&mut buffer).await {
+            match line.upgrade() {
+                Some(line) => line.send(&buffer).await,
+                None => return,
             }
+            buffer.clear();
             wake();
         }
     };
@@ -211,7 +204,7 @@ async fn pump(
     };
     tokio::select! {
         () = down => {}
-        () = async { up.await; std::future::pending().await } => {}
+        () = up => {}
     }
     // What is closed on this side is hung up in the sandbox's next turn.
     drop(given);
