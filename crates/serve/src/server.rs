@@ -315,7 +315,8 @@ async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
         .timer(TokioTimer::new())
         .header_read_timeout(config.head_timeout)
         .max_buf_size(64 << 10)
-        .serve_connection(TokioIo::new(Box::pin(stream)), service);
+        .serve_connection(TokioIo::new(Box::pin(stream)), service)
+        .with_upgrades();
     let mut serving = pin!(serving);
     let mut phase = shared.phase.subscribe();
     let closing = async {

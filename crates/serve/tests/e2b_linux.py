@@ -2,6 +2,7 @@
 
 import http.client
 import os
+import socket
 import time
 import urllib.parse
 
@@ -31,6 +32,11 @@ class Echo(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers['content-length']))
         self.send_response(201); self.send_header('content-length', str(len(body))); self.end_headers(); self.wfile.write(body)
     def do_GET(self):
+        if self.headers['upgrade'] == 'shout':
+            self.send_response(101); self.send_header('upgrade', 'shout'); self.send_header('connection', 'upgrade'); self.end_headers()
+            while line := self.rfile.readline(): self.wfile.write(line.upper())
+            self.close_connection = True
+            return
         self.send_response(200); self.send_header('transfer-encoding', 'chunked'); self.end_headers()
         for n in range(3):
             piece = f'{n} {self.path} {self.headers["x-access-token"]}\\n'.encode()
@@ -71,6 +77,18 @@ def from_outside(sandbox: Sandbox) -> None:
         assert sandbox.run_code("1 + 1").text == "2"
     assert len(came) == 3 and came[-1] - came[0] > 0.5, came
     assert all(one.read().count(b"\n") == 3 for one in slow[1:])
+    # A protocol that HTTP is left for.
+    url = urllib.parse.urlsplit(os.environ["E2B_SANDBOX_URL"])
+    with socket.create_connection((url.hostname, url.port), timeout=60) as line:
+        head = f"GET / HTTP/1.1\r\nHost: {sandbox.get_host(8001)}\r\nX-Access-Token: {sandbox._envd_access_token}\r\n"
+        line.sendall(f"{head}Connection: Upgrade\r\nUpgrade: shout\r\n\r\n".encode())
+        stream = line.makefile("rb")
+        assert b"101" in stream.readline()
+        while stream.readline() != b"\r\n":
+            pass
+        for said in (b"hello\n", b"x" * 200_000 + b"\n"):
+            line.sendall(said)
+            assert stream.readline() == said.upper()
     # Who stops taking what it sends has nobody else wait; what was open when the sandbox goes elsewhere is not open there.
     stalled = ask(sandbox, 8000, "/large")
     assert sandbox.run_code("2 + 2").text == "4"

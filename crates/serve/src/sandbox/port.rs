@@ -9,8 +9,9 @@ use axum::body::Body;
 use axum::extract::FromRequestParts;
 use axum::response::{IntoResponse, Response};
 use http_body_util::Limited;
-use hyper::header::HOST;
+use hyper::header::{CONNECTION, HOST, HeaderValue, UPGRADE};
 use hyper::http::uri::{PathAndQuery, Uri};
+use hyper::upgrade::OnUpgrade;
 use hyper::{HeaderMap, Request, StatusCode};
 use hyper_util::rt::TokioIo;
 
@@ -45,7 +46,10 @@ async fn forward(
     port: u16,
     request: Request<Body>,
 ) -> Result<Response, Refusal> {
+    let mut request = request;
+    let from = hyper::upgrade::on(&mut request);
     let (mut parts, body) = request.into_parts();
+    let protocol = parts.headers.get(UPGRADE).cloned();
     let Inside(sandbox) = Inside::from_request_parts(&mut parts, all).await?;
     let client = dial(all, &sandbox, port).await?;
     let hung_up = |error: hyper::Error| {
@@ -55,19 +59,43 @@ async fn forward(
     };
     let handshake = hyper::client::conn::http1::handshake(TokioIo::new(client));
     let (mut sender, connection) = handshake.await.map_err(hung_up)?;
-    tokio::spawn(connection);
+    tokio::spawn(connection.with_upgrades());
     wire::strip(&mut parts.headers);
     for secret in TOKENS.iter().chain(&[SANDBOX, PORT]) {
         parts.headers.remove(*secret);
     }
+    speaks(&mut parts.headers, protocol);
     let path = parts.uri.path_and_query().cloned();
     parts.uri = Uri::from(path.unwrap_or_else(|| PathAndQuery::from_static("/")));
     let body = Limited::new(body, all.config.max_body);
     let asked = sender.send_request(Request::from_parts(parts, body)).await;
-    let (mut parts, body) = asked.map_err(hung_up)?.into_parts();
+    let mut response = asked.map_err(hung_up)?;
+    let to = hyper::upgrade::on(&mut response);
+    let (mut parts, body) = response.into_parts();
+    let protocol = parts.headers.get(UPGRADE).cloned();
     wire::strip(&mut parts.headers);
+    if parts.status == StatusCode::SWITCHING_PROTOCOLS {
+        tokio::spawn(carry(from, to));
+        speaks(&mut parts.headers, protocol);
+        return Ok(Response::from_parts(parts, Body::empty()));
+    }
     parts.extensions.insert(InPieces);
     Ok(Response::from_parts(parts, Body::new(body)))
+}
+
+/// Says again to which protocol the connection is to switch: of what is about a connection, this is about both.
+fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
+    if let Some(protocol) = protocol {
+        headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        headers.insert(UPGRADE, protocol);
+    }
+}
+
+/// Carries what two ends say to each other that speak another protocol now.
+async fn carry(from: OnUpgrade, to: OnUpgrade) {
+    let (Ok(from), Ok(to)) = (from.await, to.await) else { return };
+    // Either may just go away.
+    let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(from), &mut TokioIo::new(to)).await;
 }
 
 #[cfg(test)]
