@@ -18,7 +18,7 @@ use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::TcpListener;
-use tokio::sync::Semaphore;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::task::JoinSet;
 use tokio_io_timeout::TimeoutStream;
 
@@ -196,6 +196,13 @@ async fn sweep(shared: Arc<Shared>) {
     }
 }
 
+/// The place that a connection takes. It goes with a request, for a protocol that HTTP is left for outlasts that.
+#[derive(Clone)]
+pub(crate) struct Place(
+    #[allow(dead_code, reason = "it is held, and given back when dropped")]
+    Arc<OwnedSemaphorePermit>,
+);
+
 /// One listener, and the connections that came in by it.
 struct Accepting {
     shared: Arc<Shared>,
@@ -229,22 +236,24 @@ impl Accepting {
                     (self.shared.clone(), self.config.clone(), self.audience);
                 #[cfg(feature = "tls")]
                 let tls = self.tls.clone();
+                let place = Place(Arc::new(place));
                 self.connections.spawn(async move {
                     shared.metrics.connections.inc();
                     // Answers go out when they are written.
                     let _ = stream.set_nodelay(true);
                     #[cfg(feature = "tls")]
                     match tls {
-                        None => connection(stream, &shared, audience, &config).await,
+                        None => connection(stream, &shared, audience, &config, &place).await,
                         Some(tls) => match tls.accept(stream, config.head_timeout).await {
-                            Ok(stream) => connection(stream, &shared, audience, &config).await,
+                            Ok(stream) => {
+                                connection(stream, &shared, audience, &config, &place).await
+                            }
                             Err(error) => tracing::debug!(%error, "no handshake"),
                         },
                     }
                     #[cfg(not(feature = "tls"))]
-                    connection(stream, &shared, audience, &config).await;
+                    connection(stream, &shared, audience, &config, &place).await;
                     shared.metrics.connections.dec();
-                    drop(place);
                 });
             }
             Err(error) => {
@@ -303,12 +312,14 @@ async fn connection<S: AsyncRead + AsyncWrite + Send + 'static>(
     shared: &Arc<Shared>,
     audience: Audience,
     config: &Config,
+    place: &Place,
 ) {
     let mut stream = TimeoutStream::new(stream);
     stream.set_write_timeout(Some(config.body_timeout));
     let begun = AtomicBool::new(false);
-    let service = service_fn(|request| {
+    let service = service_fn(|mut request| {
         begun.store(true, Ordering::Relaxed);
+        request.extensions_mut().insert(place.clone());
         async move { Ok::<_, Infallible>(shared.answer(audience, request).await) }
     });
     let serving = http1::Builder::new()

@@ -1,21 +1,29 @@
 //! What sandboxes of a Linux program, the host's Python, take over HTTP, beside new processes of the same.
 
+use std::net::SocketAddr;
 use std::path::Path;
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use serde_json::json;
+use serde_json::{Value, json};
 
-use super::sandboxes::{KEY, Sandboxes};
-use super::server::{Connection, Server};
+use super::sandboxes::{KEY, Sandboxes, to_port};
+use super::server::{Connection, Server, request};
 use super::{Files, TABLE};
 use crate::row::{Options, Sink, summarise};
 
-/// What is measured: the second strategy is a process that is started for it.
-pub(super) const CASES: [&str; 4] =
-    ["sandbox/linux-run", "sandbox/linux-command", "sandbox/linux-fork", "sandbox/linux-resume"];
-const STRATEGIES: [&str; 2] = ["afresh", "new-process"];
+/// What is measured: `new-process` is a process that is started for it, and `host` the same server outside of any sandbox.
+pub(super) const CASES: [&str; 5] = [
+    "sandbox/linux-run",
+    "sandbox/linux-command",
+    "sandbox/linux-port",
+    "sandbox/linux-fork",
+    "sandbox/linux-resume",
+];
+const STRATEGIES: [&str; 3] = ["afresh", "new-process", "host"];
+/// The port of a sandbox that its own server listens on.
+const PORT: u16 = 8000;
 const PYTHON: &str = "/usr/bin/python3";
 /// What every sandbox starts from, and every process starts with.
 const SETUP: &str = "import json, re, urllib.parse";
@@ -50,8 +58,15 @@ pub(super) fn programs(
     let mut client = Sandboxes { connection: Connection::to(server.addr)? };
     let sandbox = client.create()?;
     client.run(&sandbox, CODE)?;
+    let served = served(&mut client, server.addr, &dir)?;
     let pairs = CASES.into_iter().flat_map(|case| STRATEGIES.map(|strategy| (case, strategy)));
-    let wanted = pairs.filter(|(case, strategy)| options.wants(case, strategy));
+    let is_played = |case: &str, strategy: &str| match strategy {
+        "host" => case == "sandbox/linux-port",
+        "new-process" => ["sandbox/linux-run", "sandbox/linux-command"].contains(&case),
+        _ => true,
+    };
+    let wanted = pairs.filter(|(case, strategy)| is_played(case, strategy));
+    let wanted = wanted.filter(|(case, strategy)| options.wants(case, strategy));
     let mut all: Vec<(&str, &str, Vec<f64>)> =
         wanted.map(|(case, strategy)| (case, strategy, Vec::new())).collect();
     for round in 0..options.rounds * 4 {
@@ -62,8 +77,10 @@ pub(super) fn programs(
                 ("sandbox/linux-run", _) => process(PYTHON, &format!("{SETUP}\n{CODE}"), &dir)?,
                 ("sandbox/linux-command", "afresh") => client.command(&sandbox, COMMAND)?,
                 ("sandbox/linux-command", _) => process("/bin/sh", COMMAND, &dir)?,
-                // Forks and resumptions have no such rival.
-                (_, "new-process") => continue,
+                ("sandbox/linux-port", "afresh") => {
+                    page(server.addr, &to_port(&served.sandbox, PORT, "/page"))?
+                }
+                ("sandbox/linux-port", _) => page(served.addr, &request("GET", "/page", "", b""))?,
                 ("sandbox/linux-fork", _) => {
                     let forks = client.on(&sandbox, "/fork", &json!({"count": 1}))?;
                     let fork = &forks[0]["sandbox"];
@@ -93,6 +110,60 @@ pub(super) fn programs(
     for (case, strategy, times) in all.into_iter().filter(|(.., times)| !times.is_empty()) {
         sink(&summarise(TABLE, case, strategy.to_owned(), 1, times));
     }
+    Ok(())
+}
+
+/// The same server of files in a sandbox and on the host, where it ends with this.
+struct Served {
+    sandbox: Value,
+    addr: SocketAddr,
+    host: Child,
+}
+
+impl Drop for Served {
+    fn drop(&mut self) {
+        // It may have ended by itself.
+        let _ = self.host.kill();
+        let _ = self.host.wait();
+    }
+}
+
+fn served(
+    client: &mut Sandboxes,
+    to: SocketAddr,
+    dir: &tempfile::TempDir,
+) -> anyhow::Result<Served> {
+    let sandbox = client.create()?;
+    let code = format!(
+        "import subprocess\nopen('page', 'w').write('served')\n\
+         server = subprocess.Popen(['python3', '-m', 'http.server', '{PORT}'])"
+    );
+    client.run(&sandbox, &code)?;
+    std::fs::write(dir.path().join("page"), "served")?;
+    let addr = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?;
+    let mut host = Command::new(PYTHON);
+    host.args(["-m", "http.server", "--bind", "127.0.0.1"]).arg(addr.port().to_string());
+    host.current_dir(dir.path()).stdin(Stdio::null()).stdout(Stdio::null());
+    let host = host.stderr(Stdio::null()).spawn()?;
+    let served = Served { sandbox, addr, host };
+    let listens = |ask: &dyn Fn() -> anyhow::Result<()>| {
+        let until = Instant::now() + Duration::from_secs(20);
+        while let Err(error) = ask() {
+            ensure!(Instant::now() < until, "no server comes up: {error:#}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    };
+    let inside = to_port(&served.sandbox, PORT, "/page");
+    listens(&|| page(to, &inside))?;
+    listens(&|| page(addr, &request("GET", "/page", "", b"")))?;
+    Ok(served)
+}
+
+/// Asks for a page over a connection of its own.
+fn page(addr: SocketAddr, request: &[u8]) -> anyhow::Result<()> {
+    let (status, body) = Connection::to(addr)?.exchange(request)?;
+    ensure!(status == 200 && body == b"served", "it answers {status}");
     Ok(())
 }
 

@@ -65,6 +65,12 @@ impl Sandboxes {
     }
 }
 
+/// A request to what listens on a port of a sandbox.
+pub(super) fn to_port(sandbox: &Value, port: u16, path: &str) -> Vec<u8> {
+    let headers = format!("{}e2b-sandbox-port: {port}\r\n", inside(sandbox));
+    request("GET", path, &headers, b"")
+}
+
 /// What shows that a request may be sent into a sandbox.
 fn inside(sandbox: &Value) -> String {
     let of = |name: &str| sandbox[name].as_str().unwrap_or_default();

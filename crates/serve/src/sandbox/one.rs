@@ -89,6 +89,8 @@ pub(super) struct Sandbox {
     waiting: Arc<Semaphore>,
     pub(super) mark: Mutex<Mark>,
     pub(super) commands: Arc<Commands>,
+    /// Whether something in it went on by itself when it was saved.
+    pub(super) goes_on: AtomicBool,
     #[cfg(feature = "fleet")]
     pub(super) standing: super::ledger::Standing,
 }
@@ -127,6 +129,7 @@ impl Sandbox {
             waiting: Arc::new(Semaphore::new(WAITING)),
             mark: Mutex::default(),
             commands: Arc::default(),
+            goes_on: AtomicBool::new(false),
             #[cfg(feature = "fleet")]
             standing: super::ledger::Standing::default(),
         }
@@ -145,6 +148,7 @@ impl Sandbox {
         this.started = time(record.started);
         this.runs = AtomicU64::new(record.runs);
         this.saved = AtomicBool::new(true);
+        this.goes_on = AtomicBool::new(record.goes_on);
         this
     }
 
@@ -162,6 +166,7 @@ impl Sandbox {
             paused: times.paused,
             pause_at_end: times.pause_at_end,
             runs: self.runs.load(Ordering::Relaxed),
+            goes_on: self.goes_on.load(Ordering::Relaxed),
         }
     }
 

@@ -20,6 +20,7 @@ use super::registry::Sandboxes;
 use super::routes::{Inside, SANDBOX, TOKENS};
 use crate::body::InPieces;
 use crate::refusal::Refusal;
+use crate::server::Place;
 use crate::wire;
 
 /// The header by which clients name a port where the host does not.
@@ -50,6 +51,7 @@ async fn forward(
     let from = hyper::upgrade::on(&mut request);
     let (mut parts, body) = request.into_parts();
     let protocol = parts.headers.get(UPGRADE).cloned();
+    let place = parts.extensions.remove::<Place>();
     let Inside(sandbox) = Inside::from_request_parts(&mut parts, all).await?;
     let client = dial(all, &sandbox, port).await?;
     let hung_up = |error: hyper::Error| {
@@ -75,7 +77,7 @@ async fn forward(
     let protocol = parts.headers.get(UPGRADE).cloned();
     wire::strip(&mut parts.headers);
     if parts.status == StatusCode::SWITCHING_PROTOCOLS {
-        tokio::spawn(carry(from, to));
+        tokio::spawn(carry(from, to, place));
         speaks(&mut parts.headers, protocol);
         return Ok(Response::from_parts(parts, Body::empty()));
     }
@@ -91,8 +93,8 @@ fn speaks(headers: &mut HeaderMap, protocol: Option<HeaderValue>) {
     }
 }
 
-/// Carries what two ends say to each other that speak another protocol now.
-async fn carry(from: OnUpgrade, to: OnUpgrade) {
+/// Carries what two ends say to each other that speak another protocol now, in the place of the client's connection.
+async fn carry(from: OnUpgrade, to: OnUpgrade, _place: Option<Place>) {
     let (Ok(from), Ok(to)) = (from.await, to.await) else { return };
     // Either may just go away.
     let _ = tokio::io::copy_bidirectional(&mut TokioIo::new(from), &mut TokioIo::new(to)).await;

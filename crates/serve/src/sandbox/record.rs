@@ -24,6 +24,9 @@ pub(crate) struct SandboxRecord {
     pub(crate) paused: bool,
     pub(crate) pause_at_end: bool,
     pub(crate) runs: u64,
+    /// Something in it goes on by itself.
+    #[serde(default)]
+    pub(crate) goes_on: bool,
 }
 
 /// A snapshot that sandboxes can be made from.

@@ -432,6 +432,7 @@ impl Sandboxes {
                 other => return Err(other.absent(&own.id)),
             };
             this.ledger.check(&own)?;
+            own.goes_on.store(due(session, &own.commands).is_some(), Ordering::Relaxed);
             let name = kept(&this.config.dir, &format!("sandbox-{}", own.id));
             let to: Reference = name.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
@@ -469,21 +470,33 @@ impl Sandboxes {
         Ok(())
     }
 
-    /// Lets a paused sandbox go on for `time` from now.
+    /// Lets a paused sandbox go on for `time` from now, and what went on by itself in it.
     pub(super) async fn resume(
         self: &Arc<Self>,
         sandbox: &Arc<Sandbox>,
         time: Option<Duration>,
     ) -> Result<(), Refusal> {
         let ends = time.map(|time| SystemTime::now() + time.min(self.config.timeout));
+        let was_paused;
         {
             let mut times = sandbox.times();
+            was_paused = times.paused;
             let later = ends.filter(|ends| times.paused || *ends > times.ends);
             times.ends = later.unwrap_or(times.ends);
             times.paused = false;
             times.used = Instant::now();
         }
-        self.note(sandbox).await
+        self.note(sandbox).await?;
+        if was_paused && sandbox.goes_on.load(Ordering::Relaxed) {
+            let (this, own) = (self.clone(), sandbox.clone());
+            tokio::spawn(async move {
+                if let Err(refusal) = this.with(&own, |_| Ok(())).await {
+                    let why = refusal.message;
+                    tracing::debug!(id = own.id, why, "goes on with the next call");
+                }
+            });
+        }
+        Ok(())
     }
 
     /// Has the record of a sandbox that is written down say when it ends, and whether it is paused, now.
