@@ -109,6 +109,8 @@ impl Adapt {
     #[cold]
     fn weigh(&mut self, set: usize, learned: usize) -> bool {
         let cost = CostModel::host();
+        // A crowd that was only touched may be shed in the reset that learned of it.
+        let learned = learned.min(set);
         let written = learned + (set - learned) * self.written_share as usize / 256;
         if cost.write_set(set, learned) <= cost.discard(written) {
             self.losses = 0;
@@ -227,6 +229,17 @@ mod tests {
             assert!(resets <= limit, "{set} pages: {resets} resets");
             adapt.sampled(set, 0, 0, 0);
             assert!(adapt.sample_every <= 2 * FIRST_SAMPLE, "and the next samples come soon");
+        }
+    }
+
+    #[test]
+    fn what_was_learned_and_shed_at_once_is_no_more_than_what_is_left() {
+        let mut adapt = Adapt::default();
+        adapt.sampled(64, 32, 0, 0);
+        for learned in [1, 5, 1000] {
+            for _ in 0..2 * PATIENCE {
+                adapt.learned(4, learned);
+            }
         }
     }
 
