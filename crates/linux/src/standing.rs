@@ -79,6 +79,27 @@ impl Wait {
     }
 }
 
+impl State {
+    /// Whether these are its memories, and hold the registers of processes that use them; those of all other processes and threads are
+    /// here.
+    pub(crate) fn is_played_by(&self, parts: &[&Part]) -> bool {
+        let of = |memory: u32| parts.iter().find(|part| part.memory == memory);
+        let known =
+            |part: &&Part| self.family.kin(part.holds).is_some_and(|kin| kin.memory == part.memory);
+        let placed = self.family.kins().all(|kin| {
+            let (Some(part), Some(threads)) = (of(kin.memory), self.threads_of(kin.id)) else {
+                return false;
+            };
+            let held = part.holds == kin.id;
+            let mut contexts = threads.iter().filter_map(|(_, thread)| thread.context.as_ref());
+            threads.current().context.is_none() == held
+                && contexts.all(|context| context.check(&part.registers).is_ok())
+        });
+        let ids = parts.iter().map(|part| part.memory);
+        ids.eq(self.memories().into_keys()) && parts.iter().all(known) && placed
+    }
+}
+
 impl Standing {
     pub(crate) fn new(grounds: Vec<Ground>, state: Arc<State>, wait: Wait) -> Self {
         let (images, parts): (Vec<_>, _) =

@@ -15,7 +15,6 @@ use super::process_calls::PID;
 use super::signals::{Info, Pending};
 use super::threads::{Moment, On, Thread, Threads, Wait};
 use super::{End, State};
-use crate::standing::Part;
 
 /// Processes a guest may have, those that ended and were not waited for included.
 pub(crate) const PROCESSES: usize = 32;
@@ -222,7 +221,7 @@ impl Family {
         behind.chain(before).chain([own]).collect()
     }
 
-    fn kins(&self) -> impl Iterator<Item = &Kin> + '_ {
+    pub(crate) fn kins(&self) -> impl Iterator<Item = &Kin> + '_ {
         self.others.values().map(|member| &member.kin).chain([&self.own])
     }
 
@@ -358,27 +357,8 @@ impl State {
         others.chain([(self.family.own.memory, &self.layout)]).collect()
     }
 
-    /// Whether these are its memories, and hold the registers of processes that use them; those of all other processes and threads are
-    /// here.
-    pub(crate) fn is_played_by(&self, parts: &[&Part]) -> bool {
-        let of = |memory: u32| parts.iter().find(|part| part.memory == memory);
-        let known =
-            |part: &&Part| self.family.kin(part.holds).is_some_and(|kin| kin.memory == part.memory);
-        let placed = self.family.kins().all(|kin| {
-            let (Some(part), Some(threads)) = (of(kin.memory), self.threads_of(kin.id)) else {
-                return false;
-            };
-            let held = part.holds == kin.id;
-            let mut contexts = threads.iter().filter_map(|(_, thread)| thread.context.as_ref());
-            threads.current().context.is_none() == held
-                && contexts.all(|context| context.check(&part.registers).is_ok())
-        });
-        let ids = parts.iter().map(|part| part.memory);
-        ids.eq(self.memories().into_keys()) && parts.iter().all(known) && placed
-    }
-
     /// The threads of a process that lives.
-    pub(super) fn threads_of(&self, id: u32) -> Option<&Threads> {
+    pub(crate) fn threads_of(&self, id: u32) -> Option<&Threads> {
         match self.family.own.id == id {
             true => Some(&self.threads),
             false => self.family.others.get(&id).map(|member| &member.threads),
