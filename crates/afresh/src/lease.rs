@@ -180,11 +180,7 @@ impl<'a> Lease<'a> {
         &mut self,
         hear: impl FnMut(Writer, &[u8]) -> bool + Send + 'static,
     ) -> Result<(), CallError> {
-        match &mut self.instance {
-            Instance::Program(program) => crate::program::proceed(program, hear),
-            #[allow(unreachable_patterns, reason = "other kinds are other features")]
-            _ => Ok(()),
-        }
+        self.program().map_or(Ok(()), |program| crate::program::proceed(program, hear))
     }
 
     /// How long until something happens in a Linux program by itself: not at all where something in it could go on, never where all

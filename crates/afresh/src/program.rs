@@ -125,7 +125,7 @@ fn heard(
 /// Connections of the host's own to what listens within a Linux program. What goes through them the program sees when it goes on, in a call
 /// or by [`Lease::proceed`]. They are part of its state: in a fork, and after a rollback, there may be such that are not the host's any more.
 impl Lease<'_> {
-    fn program(&mut self) -> Option<&mut Instance> {
+    pub(crate) fn program(&mut self) -> Option<&mut Instance> {
         match &mut self.instance {
             crate::lease::Instance::Program(program) => Some(program),
             #[allow(unreachable_patterns, reason = "other kinds are other features")]

@@ -47,6 +47,6 @@ impl Instance {
         if strangers.is_empty() {
             return Ok(());
         }
-        self.change(|state| strangers.iter().for_each(|one| state.hang_up_on(*one, true)))
+        self.change(|state| state.hang_up_strangers(&strangers))
     }
 }

@@ -26,6 +26,18 @@ pub(crate) enum End {
     Drains,
 }
 
+impl End {
+    /// Whether somebody outside writes there.
+    fn writes(self) -> bool {
+        matches!(self, Self::Asks | Self::Feeds)
+    }
+
+    /// Whether somebody outside reads there.
+    fn reads(self) -> bool {
+        matches!(self, Self::Listens | Self::Drains)
+    }
+}
+
 /// Bytes on their way.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Channel {
@@ -111,11 +123,19 @@ impl Channels {
         self.list.get_mut(&id)
     }
 
-    /// Those of which the caller has an end, and whether it writes them.
-    pub(crate) fn callers(&self) -> Vec<(u64, bool)> {
+    /// Those of which the caller has an end.
+    pub(crate) fn callers(&self) -> impl Iterator<Item = u64> + '_ {
         let calls = |channel: &Channel| matches!(channel.end, End::Asks | End::Listens);
-        let callers = self.list.iter().filter(|(_, channel)| calls(channel));
-        callers.map(|(&id, channel)| (id, channel.end == End::Asks)).collect()
+        self.iter().filter(move |(_, channel)| calls(channel)).map(|(id, _)| id)
+    }
+
+    /// Whoever has an end outside of the guest has it no more.
+    pub(crate) fn let_go(&mut self, id: u64) {
+        let Some(channel) = self.list.get_mut(&id) else { return };
+        let end = std::mem::replace(&mut channel.end, End::Own);
+        if end != End::Own {
+            self.leave(id, end.writes());
+        }
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, &Channel)> + '_ {
@@ -144,10 +164,8 @@ impl Channels {
         let sound = self.list.iter().all(|(id, channel)| {
             let (readers, writers) = counts.get(id).copied().unwrap_or_default();
             // One of its ends may be the caller's, or the host's.
-            let writes = matches!(channel.end, End::Asks | End::Feeds);
-            let reads = matches!(channel.end, End::Listens | End::Drains);
-            let fits = channel.writers == writers + u32::from(writes)
-                && channel.readers == readers + u32::from(reads);
+            let fits = channel.writers == writers + u32::from(channel.end.writes())
+                && channel.readers == readers + u32::from(channel.end.reads());
             *id < self.next && fits
         });
         if known && sound && self.list.len() <= CHANNELS {

@@ -2,7 +2,7 @@
 //! state; whoever goes on from one hangs up those that are not theirs.
 
 use super::State;
-use super::channels::End;
+use super::channels::{Channel, End};
 use super::socket_calls::EPHEMERAL;
 use super::sockets::Address;
 
@@ -73,23 +73,24 @@ impl State {
 
     /// The host writes no more; with `both` it reads no more either.
     pub(crate) fn hang_up_on(&mut self, dialed: Dialed, both: bool) {
-        let ends = [(dialed.to, End::Feeds, true), (dialed.from, End::Drains, false)];
-        for (id, end, writes) in ends.into_iter().take(if both { 2 } else { 1 }) {
-            if let Some(channel) = self.channels.get_mut(id).filter(|channel| channel.end == end) {
-                channel.end = End::Own;
-                self.channels.leave(id, writes);
-            }
+        self.channels.let_go(dialed.to);
+        if both {
+            self.channels.let_go(dialed.from);
         }
     }
 
-    /// The host's ends of connections that are none of `known`.
-    pub(crate) fn strangers(&self, known: &[Dialed]) -> Vec<Dialed> {
-        let ends = self.channels.iter().filter_map(|(id, channel)| match channel.end {
+    /// The channels of the host's connections that are none of `known`.
+    pub(crate) fn strangers(&self, known: &[Dialed]) -> Vec<u64> {
+        let own = |(id, channel): (u64, &Channel)| match channel.end {
             End::Feeds => known.iter().all(|one| one.to != id).then_some(id),
             End::Drains => known.iter().all(|one| one.from != id).then_some(id),
             _ => None,
-        });
-        // Which two belong together is no matter for hanging up.
-        ends.map(|id| Dialed { to: id, from: id }).collect()
+        };
+        self.channels.iter().filter_map(own).collect()
+    }
+
+    /// Lets go of such.
+    pub(crate) fn hang_up_strangers(&mut self, strangers: &[u64]) {
+        strangers.iter().for_each(|id| self.channels.let_go(*id));
     }
 }

@@ -141,17 +141,13 @@ impl State {
 
     /// Whether the caller has connections.
     pub(crate) fn has_callers(&self) -> bool {
-        !self.channels.callers().is_empty()
+        self.channels.callers().next().is_some()
     }
 
     /// The caller hangs up: its connections have no other side any more.
     pub(crate) fn hang_up(&mut self) {
-        for (id, writes) in self.channels.callers() {
-            if let Some(channel) = self.channels.get_mut(id) {
-                channel.end = ChannelEnd::Own;
-            }
-            self.channels.leave(id, writes);
-        }
+        let callers: Vec<_> = self.channels.callers().collect();
+        callers.into_iter().for_each(|id| self.channels.let_go(id));
     }
 }
 

@@ -8,10 +8,11 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use hyper::StatusCode;
+use serde_json::json;
 use tokio::time::Instant;
 
 use super::connect::Failed;
-use super::one::{Sandbox, go_on, kill_command};
+use super::one::{Sandbox, command, go_on};
 use super::registry::{Sandboxes, Turn, lock};
 use super::speaker::Speaker;
 use crate::refusal::Refusal;
@@ -43,7 +44,8 @@ impl Sandboxes {
             let _slice = own.commands.slice();
             let mut mark = lock(&own.mark);
             for number in own.commands.overdue() {
-                kill_command(session, language, number, &mut mark, &mut speaker)?;
+                let kill = json!({"op": "signal", "pid": number, "signal": 9});
+                command(session, language, &kill, &mut mark, &mut speaker)?;
             }
             go_on(session, &mut mark, &mut speaker)
         })

@@ -182,6 +182,14 @@ impl Commands {
         self.slicing.load(Ordering::Relaxed)
     }
 
+    /// Whether something has gone through connections since this was last asked, so that the sandbox may go on.
+    pub(super) fn moved(&self) -> bool {
+        #[cfg(feature = "linux")]
+        return self.lines.moved();
+        #[cfg(not(feature = "linux"))]
+        false
+    }
+
     /// Whether somebody sees to what happens by itself.
     pub(super) fn is_driven(&self) -> bool {
         lock(&self.known).driven

@@ -64,17 +64,13 @@ impl Line {
         self.room.notify_one();
     }
 
-    /// Passes on what it can: whether anything was, and whether it is over.
-    fn exchange(&self, lease: &mut Lease<'_>) -> Result<(bool, bool), CallError> {
+    /// Passes on what it can. It is over where the client is gone, or the program has hung up.
+    fn exchange(&self, lease: &mut Lease<'_>) -> Result<Passed, CallError> {
         let mut inbox = lock(&self.inbox);
         let permit = match self.outbox.try_reserve() {
             Ok(permit) => Some(permit),
             Err(mpsc::error::TrySendError::Full(())) => None,
-            // The client is gone.
-            Err(mpsc::error::TrySendError::Closed(())) => {
-                lease.hang_up(self.dialed, true)?;
-                return Ok((true, true));
-            }
+            Err(mpsc::error::TrySendError::Closed(())) => return Ok(Passed::Over),
         };
         let room = if permit.is_some() { PIECE } else { 0 };
         let through = lease.exchange(self.dialed, &inbox, room)?;
@@ -86,35 +82,43 @@ impl Line {
         if let Some(permit) = permit.filter(|_| !through.given.is_empty()) {
             permit.send(through.given.into());
         }
-        if through.ended {
-            lease.hang_up(self.dialed, true)?;
-        }
-        Ok((moved || through.ended, through.ended))
+        Ok(match (through.ended, moved) {
+            (true, _) => Passed::Over,
+            (_, true) => Passed::Something,
+            _ => Passed::Nothing,
+        })
     }
 }
 
+/// What an exchange has come to.
+#[derive(PartialEq, Eq)]
+enum Passed {
+    Nothing,
+    Something,
+    Over,
+}
+
 impl Lines {
-    /// Passes on what waits on either side, and hangs up what earlier states have left.
+    /// Passes on what waits on either side, and hangs up what is over or was left by earlier states.
     pub(super) fn exchange(&self, lease: &mut Lease<'_>) -> Result<(), CallError> {
         let mut all = lock(&self.all);
-        let known: Vec<_> = all.iter().map(|line| line.dialed).collect();
-        lease.hang_up_strangers(&known)?;
         let mut failed = None;
-        all.retain(|line| match line.exchange(lease) {
-            Ok((moved, over)) => {
-                self.moved.fetch_or(moved, Ordering::Relaxed);
-                if over {
-                    line.end();
-                }
-                !over
-            }
-            Err(error) => {
+        all.retain(|line| {
+            let passed = line.exchange(lease).unwrap_or_else(|error| {
                 failed.get_or_insert(error);
+                Passed::Over
+            });
+            self.moved.fetch_or(passed != Passed::Nothing, Ordering::Relaxed);
+            if passed == Passed::Over {
                 line.end();
-                false
             }
+            passed != Passed::Over
         });
-        failed.map_or(Ok(()), Err)
+        if let Some(error) = failed {
+            return Err(error);
+        }
+        let known: Vec<_> = all.iter().map(|line| line.dialed).collect();
+        lease.hang_up_strangers(&known)
     }
 
     /// Whether something has gone through since this was last asked, so that the sandbox may go on.

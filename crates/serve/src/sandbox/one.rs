@@ -252,15 +252,12 @@ pub(super) fn run(
     let form = language.form;
     let request = Request::new(form, what, &Tools::default(), source, "<code>", None);
     let answered = session.with(|lease| {
-        #[cfg(feature = "linux")]
         speaker.exchange(lease)?;
         let done = evaluate(lease, form.function(), request, std::mem::take(speaker));
         *speaker = done.listener;
-        #[cfg(feature = "linux")]
-        if done.answer.is_ok() {
-            speaker.exchange(lease)?;
-        }
-        done.answer
+        let answer = done.answer?;
+        speaker.exchange(lease)?;
+        Ok(answer)
     });
     match answered {
         Ok(answer) if answer.len() > ANSWER => {
@@ -279,17 +276,16 @@ pub(super) fn run(
     }
 }
 
-/// Ends a command of a session's, and all that it has started.
-pub(super) fn kill_command(
+/// Asks the guest's half of commands for something.
+pub(super) fn command(
     session: &mut Session,
     language: &Language,
-    number: u32,
+    wanted: &serde_json::Value,
     mark: &mut Mark,
     speaker: &mut Speaker,
-) -> Result<(), Refusal> {
-    let source = serde_json::json!({"op": "signal", "pid": number, "signal": 9}).to_string();
+) -> Result<Outcome, Refusal> {
     speaker.begin(Vec::new());
-    run(session, language, (COMMAND, &source), mark, speaker).map(drop)
+    run(session, language, (COMMAND, &wanted.to_string()), mark, speaker)
 }
 
 /// Lets what runs in the background go on for a slice of time. One that is cut short takes the session back to where its last call ended.
@@ -328,12 +324,12 @@ pub(super) fn go_on(_: &mut Session, _: &mut Mark, _: &mut Speaker) -> Result<()
 }
 
 /// How long until something happens in a session by itself, if anything will.
-pub(super) fn due(session: &Session, commands: &Commands) -> Option<Duration> {
+pub(super) fn due(session: &Session) -> Option<Duration> {
     #[cfg(feature = "linux")]
-    return if commands.lines.moved() { Some(Duration::ZERO) } else { session.due() };
+    return session.due();
     #[cfg(not(feature = "linux"))]
     {
-        let _ = (session, commands);
+        let _ = session;
         None
     }
 }

@@ -10,7 +10,7 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use afresh::Session;
-use afresh_interpreter::{Answer as Came, COMMAND};
+use afresh_interpreter::Answer as Came;
 use axum::body::Body;
 use axum::extract::{Path, State};
 use axum::response::{IntoResponse, Response};
@@ -23,7 +23,7 @@ use serde_json::{Value, json};
 
 use super::commands::{Ear, Heard};
 use super::connect::{self, Failed};
-use super::one::{Sandbox, run};
+use super::one::{Sandbox, command};
 use super::registry::{Sandboxes, lock};
 use super::routes::Inside;
 use super::speaker::Speaker;
@@ -158,7 +158,7 @@ impl Commanded {
         let language = self.all.template(&self.sandbox.template).language;
         let sandbox = self.sandbox.clone();
         let asked = self.all.with(&self.sandbox, move |session| {
-            let (session, speaker) = (session, &mut speaker);
+            let speaker = &mut speaker;
             Ok(wanted(&mut Asking { sandbox: &sandbox, session, language, speaker }))
         });
         asked.await?
@@ -282,9 +282,7 @@ impl Asking<'_> {
     /// What the guest's half of commands answers; what it threw is told as such.
     fn of(&mut self, wanted: &Value) -> Result<Value, Failed> {
         let mut mark = lock(&self.sandbox.mark);
-        self.speaker.begin(Vec::new());
-        let wanted = (COMMAND, &*wanted.to_string());
-        match run(self.session, self.language, wanted, &mut mark, self.speaker)? {
+        match command(self.session, self.language, wanted, &mut mark, self.speaker)? {
             Came::Value(shown) => Ok(shown.json.unwrap_or_default()),
             Came::Done => Ok(Value::Null),
             Came::Threw(thrown) => Err(Failed::of(&thrown)),

@@ -14,7 +14,6 @@ use hyper::StatusCode;
 use tokio::sync::{OwnedMutexGuard, Semaphore};
 use tracing::Instrument;
 
-use super::commands::Commands;
 use super::config::SandboxConfig;
 use super::connect::Failed;
 use super::ledger::{Kept, Ledger, internal};
@@ -292,7 +291,7 @@ impl Sandboxes {
             }
         };
         let times = self.times(wanted.time, wanted.pause_at_end);
-        let due = due(&session, &Commands::default());
+        let due = due(&session);
         let sandbox = self.made(tenant, name, wanted.metadata, session, times)?;
         self.admit(vec![sandbox.clone()]).await?;
         self.goes_on(&sandbox, due);
@@ -352,7 +351,11 @@ impl Sandboxes {
                 Life::Live(session) => {
                     let done = tracing::debug_span!("call").in_scope(|| work(session));
                     lock(&sandbox.mark).followed_by(kind);
-                    this.goes_on(&sandbox, due(session, &sandbox.commands));
+                    let due = match sandbox.commands.moved() {
+                        true => Some(Duration::ZERO),
+                        false => due(session),
+                    };
+                    this.goes_on(&sandbox, due);
                     done
                 }
                 other => Err(other.absent(&sandbox.id)),
@@ -432,7 +435,7 @@ impl Sandboxes {
                 other => return Err(other.absent(&own.id)),
             };
             this.ledger.check(&own)?;
-            own.goes_on.store(due(session, &own.commands).is_some(), Ordering::Relaxed);
+            own.goes_on.store(due(session).is_some(), Ordering::Relaxed);
             let name = kept(&this.config.dir, &format!("sandbox-{}", own.id));
             let to: Reference = name.parse().map_err(|error| internal(&error))?;
             let saved = session.save(&to, &SaveOptions::new()).map_err(|error| internal(&error))?;
@@ -477,15 +480,13 @@ impl Sandboxes {
         time: Option<Duration>,
     ) -> Result<(), Refusal> {
         let ends = time.map(|time| SystemTime::now() + time.min(self.config.timeout));
-        let was_paused;
-        {
+        let was_paused = {
             let mut times = sandbox.times();
-            was_paused = times.paused;
             let later = ends.filter(|ends| times.paused || *ends > times.ends);
             times.ends = later.unwrap_or(times.ends);
-            times.paused = false;
             times.used = Instant::now();
-        }
+            std::mem::replace(&mut times.paused, false)
+        };
         self.note(sandbox).await?;
         if was_paused && sandbox.goes_on.load(Ordering::Relaxed) {
             let (this, own) = (self.clone(), sandbox.clone());
@@ -533,7 +534,7 @@ impl Sandboxes {
             Ok(forks)
         });
         let forks = forking.await?;
-        let due = forks.first().and_then(|fork| due(fork, &Commands::default()));
+        let due = forks.first().and_then(due);
         let times = self.times(time, sandbox.times().pause_at_end);
         let mut made = Vec::with_capacity(forks.len());
         for session in forks {

@@ -56,6 +56,8 @@ struct Starting {
     limit: Option<Duration>,
     /// What came of commands that nobody hears, one of which it may be.
     early: Vec<(u32, Stream, Vec<u8>)>,
+    /// How many bytes that are.
+    kept: usize,
 }
 
 /// How long clients are waited for.
@@ -109,7 +111,7 @@ impl Speaker {
     /// The call starts a command, which is heard there, and ends after `limit`.
     pub(super) fn starts(&mut self, ear: Ear, limit: Option<Duration>) {
         if let Some(speaking) = &mut self.0 {
-            speaking.starting = Some(Starting { ear, limit, early: Vec::new() });
+            speaking.starting = Some(Starting { ear, limit, early: Vec::new(), kept: 0 });
         }
     }
 
@@ -123,9 +125,14 @@ impl Speaker {
     }
 
     /// Passes on what goes through connections into the sandbox.
-    #[cfg(feature = "linux")]
     pub(super) fn exchange(&self, lease: &mut afresh::Lease<'_>) -> Result<(), afresh::CallError> {
-        self.0.as_ref().map_or(Ok(()), |speaking| speaking.commands.lines.exchange(lease))
+        #[cfg(feature = "linux")]
+        if let Some(speaking) = &self.0 {
+            speaking.commands.lines.exchange(lease)?;
+        }
+        #[cfg(not(feature = "linux"))]
+        let _ = lease;
+        Ok(())
     }
 
     /// What was told of commands since the call before is not so any more.
@@ -158,7 +165,10 @@ impl Listener for Speaker {
     }
 
     fn answered(&mut self, answer: &[u8]) {
-        let Some(speaking) = &mut self.0 else { return };
+        // Code may answer with much, which nobody wants read here.
+        let Some(speaking) = self.0.as_mut().filter(|speaking| speaking.starting.is_some()) else {
+            return;
+        };
         let Ok(Answer::Value(shown)) = Answer::read(answer) else { return };
         let number = shown.json.as_ref().and_then(serde_json::Value::as_u64);
         if let Some(number) = number.and_then(|number| u32::try_from(number).ok()) {
@@ -209,9 +219,9 @@ impl Speaking {
         let mut ears = self.commands.ears(number);
         if let Some(starting) = self.starting.as_mut().filter(|_| ears.is_empty()) {
             starting.early.push((number, stream, bytes.to_vec()));
-            let kept: usize = starting.early.iter().map(|(_, _, bytes)| bytes.len()).sum();
+            starting.kept += bytes.len();
             // Who prints so much before it has a number is the one that is being started.
-            return if kept > EARLY { self.started(number) } else { Ok(()) };
+            return if starting.kept > EARLY { self.started(number) } else { Ok(()) };
         }
         for piece in pieces(bytes) {
             if ears.is_empty() {
@@ -233,7 +243,7 @@ impl Speaking {
 
     /// The command that is being started has this number.
     fn started(&mut self, number: u32) -> wasmtime::Result<()> {
-        let Some(Starting { ear, limit, early }) = self.starting.take() else { return Ok(()) };
+        let Some(Starting { ear, limit, early, .. }) = self.starting.take() else { return Ok(()) };
         self.may_tell()?;
         self.commands.listen(number, ear, limit);
         let own = early.into_iter().filter(|(of, ..)| *of == number);
