@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use afresh_files::{Budget, Time, Tree};
+use afresh_files::{Budget, Layer, Time, Tree};
 
 use crate::row::{Contestant, Options, Sink, contest};
 
@@ -42,6 +42,14 @@ impl Ours {
         for index in 0..FILES {
             tree.write_path(path(index), &[7; BYTES], Time::default())?;
         }
+        Ok(Self { tree, turns: 0 })
+    }
+
+    /// Over the same files in a directory of the host's, which was looked at for an earlier save.
+    fn over(host: &Path) -> anyhow::Result<Self> {
+        let tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
+        let tree = tree.over("/", &Layer::directory(host)?)?;
+        tree.gathered()?;
         Ok(Self { tree, turns: 0 })
     }
 
@@ -155,5 +163,27 @@ pub(crate) fn all(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> 
         ];
         contest(TABLE, &format!("files10k/{case}"), &few, field, sink)?;
     }
-    Ok(())
+    save(&few, sink)
+}
+
+/// What a session's files cost when it is saved, over a directory of the host's: everything that a turn changed is told, and
+/// all else is there from the first time. The whole directory was copied each time before.
+fn save(options: &Options, sink: &mut Sink<'_>) -> anyhow::Result<()> {
+    let host = directory()?;
+    let (from, to) = (host.path().join("tree"), host.path().join("copy"));
+    let mut ours = Ours::over(&from)?;
+    let field = vec![
+        Contestant::timed("afresh", move |n| {
+            timed(n, &mut ours, Ours::turn, |ours| {
+                let saved = ours.tree.gathered()?.saved()?;
+                anyhow::ensure!(saved.pages.len() >= CHANGED, "a changed file was not saved");
+                Ok(())
+            })
+        }),
+        Contestant::new("copy of a directory", move || {
+            copy(&from, &to)?;
+            Ok(std::fs::remove_dir_all(&to)?)
+        }),
+    ];
+    contest(TABLE, "files10k/save", options, field, sink)
 }

@@ -9,9 +9,10 @@ use std::time::UNIX_EPOCH;
 use sha2::{Digest, Sha256};
 
 use crate::error::{LayerError, Refused};
+use crate::host::HostDirectory;
 use crate::kept::LayerBytes;
 use crate::layer::{Item, LayerLimits, What};
-use crate::node::Time;
+use crate::node::{Node, Time};
 use crate::zip::Packed;
 
 /// Where an archive's file has its bytes.
@@ -39,6 +40,8 @@ impl Stored {
 enum Data {
     File(File),
     Kept(Arc<dyn LayerBytes>),
+    /// A host directory that was gathered, and its files by their numbers here.
+    Host(Arc<HostDirectory>, Vec<Node>),
 }
 
 /// An archive: a zip, a tar, one layer of an image.
@@ -73,6 +76,22 @@ impl Archive {
         let (name, items, data) = (identity.clone(), Vec::new(), Data::Kept(bytes));
         let identity = OnceLock::from(identity);
         Self { name, items, files, data, packed: None, known_as: None, identity }
+    }
+
+    /// A host directory with all that it has shown, whose names are in a tree already.
+    pub(crate) fn gathered(host: Arc<HostDirectory>, nodes: Vec<Node>, files: Vec<Stored>) -> Self {
+        let name = host.path.display().to_string();
+        let (items, identity) = (Vec::new(), OnceLock::from(host.identity().to_owned()));
+        let data = Data::Host(host, nodes);
+        Self { name, items, files, data, packed: None, known_as: None, identity }
+    }
+
+    /// The host directory that it is, and its files by their numbers here.
+    pub(crate) fn host(&self) -> Option<(&HostDirectory, &[Node])> {
+        match &self.data {
+            Data::Host(host, nodes) => Some((host, nodes)),
+            Data::File(_) | Data::Kept(_) => None,
+        }
     }
 
     /// A single file, as it is, under a name.
@@ -136,6 +155,16 @@ impl Archive {
             (Stored::Kept(from, _), Data::Kept(bytes)) => {
                 bytes.read_at(from + at, out).map_err(failed)
             }
+            (Stored::Kept(..), Data::Host(host, nodes)) => {
+                let node = *nodes.get(file as usize).ok_or(Refused::Missing)?;
+                host.read(node, at, out).map_err(|error| match error {
+                    Refused::Missing => {
+                        let path = host.path(node).unwrap_or_default();
+                        failed(format!("{} was removed after it had been seen", path.display()))
+                    }
+                    error => error,
+                })
+            }
             _ => Err(Refused::Missing),
         }
     }
@@ -152,8 +181,10 @@ impl Archive {
                 let hex: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
                 format!("sha256:{hex}")
             }
-            // One that was kept has it from the beginning.
-            (None, Data::Kept(_)) => return Err(std::io::ErrorKind::NotFound.into()),
+            // These have it from the beginning.
+            (None, Data::Kept(_) | Data::Host(..)) => {
+                return Err(std::io::ErrorKind::NotFound.into());
+            }
         };
         Ok(self.identity.get_or_init(|| identity))
     }

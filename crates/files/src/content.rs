@@ -254,23 +254,6 @@ impl Content {
             && self.pages.differing(&other.pages, |a, b| a == b).is_empty()
     }
 
-    /// Copies what the layer has.
-    pub(crate) fn detach(&mut self, layers: &Layers) -> Result<(), Refused> {
-        let below = self.under.as_ref().map_or(0, |under| under.len.div_ceil(PAGE as u64));
-        for number in 0..below {
-            if self.pages.get(&number).is_some() {
-                continue;
-            }
-            let page = self.page_of_layer(layers, number)?;
-            if page.iter().any(|byte| *byte != 0) {
-                self.paid += cost(page.len());
-                self.pages.insert(number, Arc::new(page));
-            }
-        }
-        self.under = None;
-        Ok(())
-    }
-
     /// The runs of pages that hold something, here or below.
     pub(crate) fn runs(&self) -> Vec<u64> {
         let below = self.under.as_ref().map_or(0, |under| under.len.div_ceil(PAGE as u64));

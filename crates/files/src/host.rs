@@ -10,14 +10,16 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
+use rustix::rand::GetRandomFlags;
 use sha2::{Digest, Sha256};
 
 use crate::content::Content;
 use crate::error::{LayerError, Refused};
+use crate::kept::LayerBytes;
 use crate::layer::Source;
 use crate::map::Map;
 use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Time, Times};
@@ -45,6 +47,16 @@ pub(crate) struct HostDirectory {
     known: Mutex<HashMap<Node, Known>>,
     /// The last used one last.
     open: Mutex<Vec<(Node, Arc<File>)>>,
+    /// What tells it from others once it was gathered.
+    identity: OnceLock<String>,
+    kept: OnceLock<Kept>,
+}
+
+/// The bytes of all files, as they were when they were kept, and where each begins among them.
+#[derive(Debug)]
+struct Kept {
+    bytes: Arc<dyn LayerBytes>,
+    begins: HashMap<Node, u64>,
 }
 
 fn failed(path: &Path, error: Errno) -> Refused {
@@ -65,7 +77,9 @@ impl HostDirectory {
     }
 
     fn new(path: PathBuf, root: Arc<OwnedFd>, number: u32) -> Self {
-        let this = Self { path, root, number, known: Mutex::default(), open: Mutex::default() };
+        let (known, open) = (Mutex::default(), Mutex::default());
+        let (identity, kept) = (OnceLock::new(), OnceLock::new());
+        let this = Self { path, root, number, known, open, identity, kept };
         let top = this.root();
         let known = Known { path: PathBuf::new(), parent: top, inode: None };
         this.known.lock().unwrap_or_else(PoisonError::into_inner).insert(top, known);
@@ -229,8 +243,41 @@ impl HostDirectory {
         Ok(file)
     }
 
+    /// A name that nothing else has: nobody can say what the directory held, but that it was this one, then.
+    pub(crate) fn identity(&self) -> &str {
+        self.identity.get_or_init(|| {
+            let mut bits = [0; 16];
+            // Without enough of them it would not be a name of its own.
+            while rustix::rand::getrandom(&mut bits, GetRandomFlags::empty()) != Ok(bits.len()) {}
+            format!("gathered:{:032x}", u128::from_le_bytes(bits))
+        })
+    }
+
+    /// Whether its files are read where they were kept.
+    pub(crate) fn is_kept(&self) -> bool {
+        self.kept.get().is_some()
+    }
+
+    /// From now on all files are read from where they were kept, and what becomes of them on the host is not seen any
+    /// more. Whoever is first decides for all: returns whether that was this call.
+    pub(crate) fn keep(&self, bytes: Arc<dyn LayerBytes>, begins: HashMap<Node, u64>) -> bool {
+        let mut first = false;
+        self.kept.get_or_init(|| {
+            first = true;
+            Kept { bytes, begins }
+        });
+        if first {
+            self.open.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
+        first
+    }
+
     /// Reads; what the file has lost since it was looked at is zeros.
     pub(crate) fn read(&self, node: Node, at: u64, out: &mut [u8]) -> Result<(), Refused> {
+        if let Some(kept) = self.kept.get() {
+            let from = kept.begins.get(&node).ok_or(Refused::Missing)?;
+            return kept.bytes.read_at(from + at, out).map_err(Refused::Layer);
+        }
         let file = self.file(node)?;
         let mut done = 0;
         while done < out.len() {

@@ -4,6 +4,7 @@
 //! [`Tree::saved`] gave of trees over those. What is read from elsewhere is checked as a tree's own bytes are; the
 //! bytes of files are read when somebody reads them. May break it: whoever serves other bytes than were kept.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -36,6 +37,8 @@ pub struct KeptLayers {
     description: Vec<u8>,
     pages: u64,
     layers: Layers,
+    /// Whether all that is read here stays as it is, whatever becomes of host directories.
+    fixed: bool,
 }
 
 #[derive(Serialize, Deserialize)]
@@ -98,6 +101,28 @@ impl KeptLayers {
         }
         Ok(())
     }
+
+    /// Has the host directories among the layers read from what was kept, for every tree over them: `bytes` has the pages
+    /// that [`KeptLayers::read`] gave. Returns whether all of them do. If not, somebody else has kept them at the same
+    /// time, perhaps with other bytes, and what was read here is not what counts: keep the layers anew.
+    #[must_use]
+    pub fn settle(&self, bytes: &Arc<dyn LayerBytes>) -> bool {
+        let (mut page, mut settled) = (0, true);
+        for archive in archives(&self.layers) {
+            let mut begins = HashMap::new();
+            let host = archive.host();
+            for (file, stored) in archive.files.iter().enumerate() {
+                if let Some((_, nodes)) = host {
+                    begins.insert(nodes[file], page * PAGE as u64);
+                }
+                page += stored.len().div_ceil(PAGE as u64);
+            }
+            if let Some((host, _)) = host {
+                settled &= host.keep(bytes.clone(), begins);
+            }
+        }
+        settled || self.fixed
+    }
 }
 
 fn archives(layers: &Layers) -> impl Iterator<Item = &Arc<Archive>> {
@@ -108,16 +133,15 @@ fn archives(layers: &Layers) -> impl Iterator<Item = &Arc<Archive>> {
 }
 
 impl Tree {
-    /// The layers that the tree lies over, to be kept; `None` where one is a host directory, of which nobody can say
-    /// what it holds.
+    /// The layers that the tree lies over, to be kept; host directories as they were when the tree or a relative was first
+    /// [gathered](Tree::gathered).
     ///
     /// # Errors
-    /// [`TreeError::Layer`] when a layer cannot be read to tell what it is.
-    pub fn kept_layers(&self) -> Result<Option<KeptLayers>, TreeError> {
-        let layers = &self.ground.layers;
-        if layers.parts.iter().any(|part| matches!(part, Part::Host(_))) {
-            return Ok(None);
-        }
+    /// [`TreeError::Layer`] when a layer cannot be read to tell what it is or holds.
+    pub fn kept_layers(&self) -> Result<KeptLayers, TreeError> {
+        let tree = self.gathered()?;
+        let layers = &tree.ground.layers;
+        let fixed = archives(layers).filter_map(|archive| archive.host()).all(|(h, _)| h.is_kept());
         let parts = layers.parts.iter().zip(archives(layers)).map(|(part, archive)| {
             Ok(KeptPart {
                 identity: part.identity()?,
@@ -128,13 +152,13 @@ impl Tree {
         let pages = parts.iter().flat_map(|part| &part.files).map(|len| len.div_ceil(PAGE as u64));
         let pages = pages.sum();
         // Over nothing, so that all is told that there is.
-        let bare = Self { ground: Arc::new(bare(layers.clone())), ..self.clone() };
-        let nodes = self.ground.nodes.iter().map(|(node, inode)| {
+        let bare = Self { ground: Arc::new(Ground::bare(layers.clone())), ..tree.clone() };
+        let nodes = tree.ground.nodes.iter().map(|(node, inode)| {
             (node.0, bare.saved_node(*node, inode, &mut Vec::new(), &mut Default::default()))
         });
-        let kept = Kept { form: FORM, next: self.ground.next, parts, nodes: nodes.collect() };
+        let kept = Kept { form: FORM, next: tree.ground.next, parts, nodes: nodes.collect() };
         let description = postcard::to_allocvec(&kept).map_err(|e| damaged(e.to_string()))?;
-        Ok(Some(KeptLayers { description, pages, layers: layers.clone() }))
+        Ok(KeptLayers { description, pages, layers: layers.clone(), fixed })
     }
 
     /// A tree over kept layers, with nothing of its own yet. `bytes` has their pages, so many.
@@ -166,7 +190,7 @@ impl Tree {
         if first != pages {
             return Err(damaged("its layers have another number of pages than they say"));
         }
-        let ground = Arc::new(bare(layers.clone()));
+        let ground = Arc::new(Ground::bare(layers.clone()));
         let (nodes, held) = (Map::default(), Map::default());
         let base = Self { nodes, held, next: 0, bytes: 0, files: 0, budget, ground };
         let loader = Loader { base: &base, tree: base.clone(), pages: [].iter() };
@@ -175,12 +199,7 @@ impl Tree {
             return Err(damaged("its layers have what was paid for"));
         }
         tree.budget = budget;
-        tree.ground = Arc::new(Ground { nodes: tree.nodes.clone(), next: tree.next, layers });
+        tree.ground = Arc::new(Ground::new(tree.nodes.clone(), tree.next, layers));
         Ok(tree)
     }
-}
-
-/// Layers that have shown nothing.
-fn bare(layers: Layers) -> Ground {
-    Ground { nodes: Map::default(), next: 0, layers }
 }

@@ -11,7 +11,6 @@ use std::sync::Arc;
 use crate::archive::Archive;
 use crate::error::{LayerError, Refused};
 use crate::host::{HOST, HostDirectory};
-use crate::map::Map;
 use crate::node::{Body, Directory, Entry, Inode, Kind, Node, Time};
 use crate::tree::{Ground, New, Tree, check_name};
 use crate::{image, tar, zip};
@@ -144,6 +143,11 @@ pub(crate) struct Layers {
 }
 
 impl Layers {
+    /// Such as no directory of the tree stands for one of.
+    pub(crate) fn of(parts: Vec<Part>) -> Self {
+        Self { parts, mounted: BTreeMap::new() }
+    }
+
     fn host(&self, node: Node) -> Option<&HostDirectory> {
         if node.0 & HOST == 0 {
             return None;
@@ -288,8 +292,7 @@ impl Tree {
     }
 
     fn share(&mut self, layers: Layers) {
-        let ground = Ground { nodes: Map::default(), next: 0, layers };
-        self.ground = Arc::new(ground);
+        self.ground = Arc::new(Ground::bare(layers));
     }
 
     /// Makes everything that is there the layers' own.
@@ -305,7 +308,7 @@ impl Tree {
             }
         }
         (self.bytes, self.files) = (0, 0);
-        self.ground = Arc::new(Ground { nodes: self.nodes.clone(), next: self.next, layers });
+        self.ground = Arc::new(Ground::new(self.nodes.clone(), self.next, layers));
     }
 
     /// The directory at a path of a layer, made where it is missing.

@@ -43,6 +43,7 @@ mod archive;
 mod content;
 mod diff;
 mod error;
+mod gathered;
 mod host;
 mod image;
 mod kept;

@@ -8,9 +8,10 @@
 //! May break it: holding a file and never releasing it keeps it; a held number means nothing in a tree that is no
 //! relative.
 
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use crate::error::Refused;
+use crate::gathered::Gathered;
 use crate::layer::Layers;
 use crate::map::Map;
 use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Stat, Time};
@@ -75,6 +76,19 @@ pub(crate) struct Ground {
     pub(crate) nodes: Map<Node, Arc<Inode>>,
     pub(crate) next: u64,
     pub(crate) layers: Layers,
+    /// The same with host directories as they were found, once somebody asked.
+    pub(crate) gathered: OnceLock<Arc<Gathered>>,
+}
+
+impl Ground {
+    pub(crate) fn new(nodes: Map<Node, Arc<Inode>>, next: u64, layers: Layers) -> Self {
+        Self { nodes, next, layers, gathered: OnceLock::new() }
+    }
+
+    /// Layers that have shown nothing.
+    pub(crate) fn bare(layers: Layers) -> Self {
+        Self::new(Map::default(), 0, layers)
+    }
 }
 
 /// A file tree. Cheap to clone; see the crate's documentation.
@@ -138,7 +152,7 @@ impl Tree {
         root.paid = false;
         let mut nodes = Map::default();
         nodes.insert(Self::ROOT, Arc::new(root));
-        let ground = Ground { nodes: nodes.clone(), next: FIRST, layers: Layers::default() };
+        let ground = Ground::new(nodes.clone(), FIRST, Layers::default());
         let held = Map::default();
         Self { nodes, held, next: FIRST, bytes: 0, files: 0, budget, ground: Arc::new(ground) }
     }

@@ -256,50 +256,6 @@ impl Tree {
         Loader { base: self, tree: self.blank(), pages: saved.pages.iter() }.load(description)
     }
 
-    /// The same tree without layers: what they hold is copied, so that it needs nothing but itself. It has as much
-    /// room as before.
-    ///
-    /// # Errors
-    /// [`TreeError::Layer`] when a layer cannot be read.
-    pub fn detached(&self) -> Result<Self, TreeError> {
-        let mut new = Self::new(self.budget);
-        new.next = self.next;
-        new.held = self.held.clone();
-        let mut ahead: Vec<Node> = self.held.iter().map(|(node, _)| *node).collect();
-        ahead.push(Self::ROOT);
-        let mut seen: BTreeSet<Node> = BTreeSet::new();
-        while let Some(node) = ahead.pop() {
-            if !seen.insert(node) {
-                continue;
-            }
-            let mut inode = Inode::clone(&*self.inode(node)?);
-            inode.paid = true;
-            match &mut inode.body {
-                Body::File(content) => content.detach(&self.ground.layers)?,
-                Body::Directory(directory) => {
-                    directory.parent = self.ground.layers.mounted(directory.parent);
-                    let names: Vec<_> = directory
-                        .entries
-                        .iter()
-                        .map(|(name, entry)| (name.clone(), *entry))
-                        .collect();
-                    for (name, entry) in names {
-                        ahead.push(entry.node);
-                        directory.entries.insert(name, Entry { paid: true, ..entry });
-                    }
-                }
-                Body::Link(_) | Body::Device(_) => {}
-            }
-            new.nodes.insert(node, Arc::new(inode));
-        }
-        new.check()?;
-        new.budget = Budget {
-            bytes: new.bytes.saturating_add(self.budget.bytes.saturating_sub(self.bytes)),
-            files: new.files.saturating_add(self.budget.files.saturating_sub(self.files)),
-        };
-        Ok(new)
-    }
-
     /// Whether it lies over layers.
     #[must_use]
     pub fn has_layers(&self) -> bool {
@@ -315,7 +271,7 @@ impl Tree {
     }
 
     /// The layers alone.
-    fn blank(&self) -> Self {
+    pub(crate) fn blank(&self) -> Self {
         Self {
             nodes: self.ground.nodes.clone(),
             held: Map::default(),
@@ -363,7 +319,7 @@ impl Loader<'_> {
                 return Err(damaged("its files are out of order"));
             }
             last = Some(number);
-            // A tree that was detached keeps the numbers that host directories gave.
+            // A tree over what was gathered keeps the numbers that host directories gave.
             if number >= saved.next && number & HOST == 0 {
                 return Err(damaged("a file has a number that was never given out"));
             }

@@ -121,14 +121,74 @@ fn a_host_directory_is_read_below_and_never_written_or_left() {
     assert!(tree.diff(&again).unwrap().is_empty());
     assert_eq!(again.used(), tree.used());
     assert!(matches!(empty().restored(&saved), Err(TreeError::Layers { .. })));
-    let alone = tree.detached().unwrap();
-    let saved = alone.saved().unwrap();
+    let alone = kept_whole(&tree);
     drop(directory);
-    let alone = empty().restored(&saved).unwrap();
     assert_eq!(read(&alone, "a").unwrap()[4999..5008], *b"\x07changed\x07");
     assert_eq!(read(&alone, "moved/b").unwrap(), b"bee");
-    let room = |tree: &Tree| tree.budget().bytes - tree.used().bytes;
-    assert_eq!(room(&alone), room(&tree));
+    assert_eq!((alone.budget(), alone.used()), (tree.budget(), tree.used()));
+    assert!(tree.diff(&tree).unwrap().is_empty());
+}
+
+#[test]
+fn a_host_directory_is_kept_once_and_shown_as_it_was_then_to_all_relatives() {
+    let directory = host();
+    let top = directory.path().join("top");
+    std::fs::write(top.join("seen-and-gone"), b"x").unwrap();
+    let mut tree = over(Layer::directory(&top).unwrap());
+    tree.list_path("/").unwrap();
+    // It was listed, but nobody has looked at it.
+    std::fs::remove_file(top.join("seen-and-gone")).unwrap();
+    tree.write_path("/own", b"1", NOW).unwrap();
+    let before = tree.clone();
+
+    let first = Keeper::new(&tree);
+    let names = |tree: &Tree| -> Vec<_> {
+        tree.list_path("/").unwrap().into_iter().map(|entry| entry.name.to_vec()).collect()
+    };
+    let alone = first.tree(&tree);
+    assert!(!names(&alone).contains(&b"seen-and-gone".to_vec()));
+    assert!(names(&alone).contains(&b"own".to_vec()));
+
+    // What the host does now is seen by nobody: not by a later state, not by an earlier one.
+    std::fs::write(top.join("a"), b"other").unwrap();
+    std::fs::remove_file(top.join("sub/b")).unwrap();
+    std::fs::write(top.join("sub/later"), b"x").unwrap();
+    tree.write_path("/own", b"2", NOW).unwrap();
+    for tree in [&tree, &before, &first.tree(&tree), &first.tree(&before)] {
+        assert_eq!(read(tree, "a").unwrap(), [7; 10_000]);
+        assert_eq!(read(tree, "sub/b").unwrap(), b"bee");
+        assert_eq!(read(tree, "sub/later"), Err(Refused::Missing));
+    }
+    assert_eq!(read(&first.tree(&tree), "own").unwrap(), b"2");
+    // And whoever keeps them again keeps the same.
+    let again = Keeper::new(&before);
+    assert_eq!((again.description, again.bytes), (first.description, first.bytes));
+}
+
+#[test]
+fn one_of_two_that_keep_a_host_directory_at_once_decides_for_both() {
+    let directory = host();
+    let tree = over(Layer::directory(directory.path().join("top")).unwrap());
+    let (one, two) = (tree.kept_layers().unwrap(), tree.kept_layers().unwrap());
+    let zeros: Arc<dyn LayerBytes> = Arc::new(Pages(vec![0; one.pages() as usize * 4096]));
+    let ones: Arc<dyn LayerBytes> = Arc::new(Pages(vec![1; one.pages() as usize * 4096]));
+    assert!(one.settle(&ones));
+    assert!(!two.settle(&zeros), "what it has read may be otherwise");
+    let two = tree.kept_layers().unwrap();
+    assert!(two.settle(&zeros), "it has read what the first has kept");
+    assert_eq!(read(&tree, "a").unwrap(), [1; 10_000]);
+}
+
+#[test]
+fn what_was_lost_before_it_was_kept_is_named() {
+    let directory = host();
+    let top = directory.path().join("top");
+    let tree = over(Layer::directory(&top).unwrap());
+    assert_eq!(tree.stat(tree.find("/sub/b").unwrap()).unwrap().size, 3);
+    std::fs::remove_file(top.join("sub/b")).unwrap();
+    let kept = tree.kept_layers().unwrap();
+    let error = kept.read(|_, _| Ok::<_, Refused>(())).unwrap_err();
+    assert!(error.to_string().contains("sub/b"), "{error}");
 }
 
 #[test]
@@ -474,6 +534,44 @@ impl LayerBytes for Pages {
     }
 }
 
+/// Layers as whoever saves a tree keeps them.
+struct Keeper {
+    description: Vec<u8>,
+    pages: u64,
+    bytes: Vec<u8>,
+}
+
+impl Keeper {
+    fn new(tree: &Tree) -> Self {
+        let kept = tree.kept_layers().unwrap();
+        let mut bytes = vec![0; kept.pages() as usize * 4096];
+        kept.read(|page, part| {
+            bytes[page as usize * 4096..][..part.len()].copy_from_slice(part);
+            Ok::<_, Refused>(())
+        })
+        .unwrap();
+        let shared: Arc<dyn LayerBytes> = Arc::new(Pages(bytes.clone()));
+        assert!(kept.settle(&shared));
+        Self { description: kept.description().to_vec(), pages: kept.pages(), bytes }
+    }
+
+    fn over(&self, description: &[u8]) -> Result<Tree, TreeError> {
+        let bytes: Arc<dyn LayerBytes> = Arc::new(Pages(self.bytes.clone()));
+        Tree::over_kept(Budget::default(), description, self.pages, &bytes)
+    }
+
+    /// A tree as it comes back over them.
+    fn tree(&self, tree: &Tree) -> Tree {
+        let saved = tree.gathered().unwrap().saved().unwrap();
+        self.over(&self.description).unwrap().restored(&saved).unwrap()
+    }
+}
+
+/// A tree as it comes back in another process, where its layers are not.
+fn kept_whole(tree: &Tree) -> Tree {
+    Keeper::new(tree).tree(tree)
+}
+
 #[test]
 fn layers_that_were_kept_are_those_that_they_were_kept_of() {
     let zip = zipped(&[("a", &[7; 10_000]), ("sub/b", b"bee"), ("empty", b""), ("c", b"sea")]);
@@ -493,17 +591,9 @@ fn layers_that_were_kept_are_those_that_they_were_kept_of() {
     let saved = tree.saved().unwrap();
     assert_eq!(saved.pages.len(), 2, "what the layers hold is not among its own");
 
-    let kept = tree.kept_layers().unwrap().unwrap();
-    let mut pages = vec![0; kept.pages() as usize * 4096];
-    kept.read(|page, bytes| {
-        pages[page as usize * 4096..][..bytes.len()].copy_from_slice(bytes);
-        Ok::<_, Refused>(())
-    })
-    .unwrap();
-    let bytes: Arc<dyn LayerBytes> = Arc::new(Pages(pages));
-    let over =
-        |description: &[u8]| Tree::over_kept(Budget::default(), description, kept.pages(), &bytes);
-    let ground = over(kept.description()).unwrap();
+    let kept = Keeper::new(&tree);
+    let over = |description: &[u8]| kept.over(description);
+    let ground = over(&kept.description).unwrap();
     assert_eq!(ground.used(), Budget { bytes: 0, files: 0 });
     let again = ground.restored(&saved).unwrap();
     assert_eq!(again.used(), tree.used());
@@ -515,17 +605,20 @@ fn layers_that_were_kept_are_those_that_they_were_kept_of() {
         }
     }
     // And again, from what was kept, without the archives.
-    let twice = again.kept_layers().unwrap().unwrap();
-    assert_eq!(twice.description(), kept.description());
-    // Of a host directory nobody can say what it holds.
+    let twice = again.kept_layers().unwrap();
+    assert_eq!(twice.description(), kept.description);
+    // With a host directory among them.
     let host = host();
     let mixed = clean.over("/host", &Layer::directory(host.path()).unwrap()).unwrap();
-    assert!(mixed.kept_layers().unwrap().is_none());
+    let alone = kept_whole(&mixed);
+    for path in ["/a", "/sub/d", "/host/top/a", "/host/top/sub/b"] {
+        assert_eq!(read(&mixed, path), read(&alone, path), "{path}");
+    }
 
     let mut accepted = 0;
-    for at in 0..kept.description().len() {
+    for at in 0..kept.description.len() {
         for flip in [1, 0x80, 0xff] {
-            let mut description = kept.description().to_vec();
+            let mut description = kept.description.clone();
             description[at] ^= flip;
             let Ok(mut tree) = over(&description) else { continue };
             accepted += 1;
@@ -538,7 +631,7 @@ fn layers_that_were_kept_are_those_that_they_were_kept_of() {
         }
     }
     assert!(accepted > 0, "a changed time makes no difference");
-    for cut in 0..kept.description().len() {
-        assert!(over(&kept.description()[..cut]).is_err(), "{cut}");
+    for cut in 0..kept.description.len() {
+        assert!(over(&kept.description[..cut]).is_err(), "{cut}");
     }
 }

@@ -5,8 +5,9 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use afresh_files::{Budget, Kind, New, Refused, Rename, Time, Tree, Walk};
+use afresh_files::{Budget, Kind, Layer, LayerBytes, New, Refused, Rename, Time, Tree, Walk};
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, RenameFlags, linkat, renameat_with, unlinkat};
 
@@ -70,6 +71,18 @@ struct Both {
     kept: Option<(Tree, BTreeMap<String, Seen>)>,
 }
 
+/// Kept layers' bytes.
+#[derive(Debug)]
+struct Pages(Vec<u8>);
+
+impl LayerBytes for Pages {
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
+        let part = self.0.get(at as usize..at as usize + out.len());
+        out.copy_from_slice(part.ok_or("it lies outside")?);
+        Ok(())
+    }
+}
+
 /// A file as it is seen: kind, mode, names, and content or target.
 type Seen = (Kind, u32, u64, Vec<u8>);
 
@@ -79,6 +92,23 @@ impl Both {
         fs::create_dir_all(&top).unwrap();
         let mut tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
         tree.make_directories(TOP, Time::default()).unwrap();
+        Self { root: root.to_owned(), tree, kept: None }
+    }
+
+    /// With files that the tree has out of a directory of the host's.
+    fn over_some(root: &Path, below: &Path) -> Self {
+        for at in [root, below] {
+            let top = at.join(TOP);
+            fs::create_dir_all(top.join("p/q/r")).unwrap();
+            fs::create_dir_all(top.join("q/empty")).unwrap();
+            fs::write(top.join("p/p"), [1; 5000]).unwrap();
+            fs::write(top.join("p/q/s"), [2; 9000]).unwrap();
+            fs::write(top.join("p/q/r/p"), b"3").unwrap();
+            std::os::unix::fs::symlink("p/q", top.join("r")).unwrap();
+            fs::write(top.join("s"), b"").unwrap();
+        }
+        let tree = Tree::new(Budget { bytes: 1 << 30, files: 1 << 20 });
+        let tree = tree.over("/", &Layer::directory(below).unwrap()).unwrap();
         Self { root: root.to_owned(), tree, kept: None }
     }
 
@@ -304,6 +334,44 @@ proptest! {
                     .collect();
                 prop_assert_eq!(&found, &differing(then, &now));
             }
+        }
+    }
+
+    #[test]
+    fn over_a_host_directory_it_does_so_too_and_comes_back_without_it(
+        steps in prop::collection::vec(step(), 1..80),
+    ) {
+        let (directory, below) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let mut both = Both::over_some(directory.path(), below.path());
+        let half = steps.len() / 2;
+        for step in &steps[..half] {
+            both.run(step)?;
+        }
+        let (then, before) = (seen(&both.tree), both.tree.clone());
+        let kept = both.tree.kept_layers().unwrap();
+        let mut pages = vec![0; kept.pages() as usize * 4096];
+        kept.read(|page, bytes| {
+            pages[page as usize * 4096..][..bytes.len()].copy_from_slice(bytes);
+            Ok::<_, Refused>(())
+        })
+        .unwrap();
+        let bytes: Arc<dyn LayerBytes> = Arc::new(Pages(pages));
+        prop_assert!(kept.settle(&bytes));
+        below.close().unwrap();
+        // Whatever was there goes on without the directory.
+        for step in &steps[half..] {
+            both.run(step)?;
+        }
+        let now = seen(&both.tree);
+        prop_assert_eq!(&now, &seen_on_host(directory.path()));
+        let budget = both.tree.budget();
+        let ground = Tree::over_kept(budget, kept.description(), kept.pages(), &bytes).unwrap();
+        for (tree, seen_before) in [(&both.tree, &now), (&before, &then)] {
+            let saved = tree.gathered().unwrap().saved().unwrap();
+            let again = ground.restored(&saved).unwrap();
+            prop_assert_eq!(&seen(&again), seen_before);
+            prop_assert_eq!(again.used(), tree.used());
+            prop_assert_eq!(again.saved().unwrap(), saved);
         }
     }
 

@@ -92,25 +92,22 @@ impl Files {
     pub(crate) fn save(&self) -> Result<SavedFiles, String> {
         // A snapshot needs nothing but itself, and layers that whoever made the tree says are to be had.
         let (tree, layers) = if self.tree.has_unknown_layers() {
-            match self.kept_layers()? {
-                Some(layers) => (self.tree.saved(), Some(layers)),
-                None => (self.tree.detached().and_then(|tree| tree.saved()), None),
-            }
+            (self.tree.gathered().map_err(|e| e.to_string())?, Some(self.kept_layers()?))
         } else {
-            (self.tree.saved(), None)
+            (self.tree.clone(), None)
         };
-        let tree = tree.map_err(|e| e.to_string())?;
+        let tree = tree.saved().map_err(|e| e.to_string())?;
         let descriptors = postcard::to_allocvec(&*self.descriptors).map_err(|e| e.to_string())?;
         Ok(SavedFiles { descriptors, pages: tree.pages.len() as u64, tree: tree.into(), layers })
     }
 
-    /// What the tree lies over as pages, made once; `None` where that cannot be kept.
-    fn kept_layers(&self) -> Result<Option<Layers>, String> {
+    /// What the tree lies over as pages, made once.
+    fn kept_layers(&self) -> Result<Layers, String> {
         if let Some(layers) = self.layers.get() {
-            return Ok(Some(layers.clone()));
+            return Ok(layers.clone());
         }
         let layers = Layers::of(&self.tree)?;
-        Ok(layers.map(|layers| self.layers.get_or_init(|| layers).clone()))
+        Ok(self.layers.get_or_init(|| layers).clone())
     }
 }
 

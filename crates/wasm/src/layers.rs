@@ -27,20 +27,28 @@ pub(crate) struct SavedLayers {
 }
 
 impl Layers {
-    /// Those of a tree; `None` where they cannot be kept.
-    pub(crate) fn of(tree: &Tree) -> Result<Option<Self>, String> {
-        let Some(kept) = tree.kept_layers().map_err(|e| e.to_string())? else { return Ok(None) };
-        let described = kept.description().len();
-        let first = page_align_up(described) / PAGE_SIZE;
-        let mut image = ImageBuilder::new(first + kept.pages() as usize);
-        let failed = |e: afresh_memory::ImageError| e.to_string();
-        image.segment(0, kept.description()).map_err(failed)?;
-        kept.read(|page, bytes| match image.segment((first + page as usize) * PAGE_SIZE, bytes) {
-            Ok(_) => Ok(()),
-            Err(error) => Err(Refused::Layer(error.to_string())),
-        })
-        .map_err(|e| e.to_string())?;
-        Ok(Some(Self { described, pages: image.build().map_err(failed)? }))
+    /// Those of a tree. What host directories hold is from then on what was kept here, for every tree over them.
+    pub(crate) fn of(tree: &Tree) -> Result<Self, String> {
+        loop {
+            let kept = tree.kept_layers().map_err(|e| e.to_string())?;
+            let described = kept.description().len();
+            let first = page_align_up(described) / PAGE_SIZE;
+            let mut image = ImageBuilder::new(first + kept.pages() as usize);
+            let failed = |e: afresh_memory::ImageError| e.to_string();
+            image.segment(0, kept.description()).map_err(failed)?;
+            kept.read(|page, bytes| {
+                match image.segment((first + page as usize) * PAGE_SIZE, bytes) {
+                    Ok(_) => Ok(()),
+                    Err(error) => Err(Refused::Layer(error.to_string())),
+                }
+            })
+            .map_err(|e| e.to_string())?;
+            let layers = Self { described, pages: image.build().map_err(failed)? };
+            // Where another has kept them meanwhile, its bytes count, and are there the next time.
+            if kept.settle(&layers.bytes()) {
+                return Ok(layers);
+            }
+        }
     }
 
     /// The pages.
@@ -61,9 +69,16 @@ impl Layers {
         self.pages.resolve(described).map_err(|e| e.to_string())?;
         let mut description = vec![0; self.described];
         self.pages.read(0, &mut description);
-        let rest = PageRange::new(first, self.pages.pages() - first);
-        let bytes: Arc<dyn LayerBytes> = Arc::new(Bytes(self.pages.slice(rest)));
-        Tree::over_kept(budget, &description, rest.len as u64, &bytes).map_err(|e| e.to_string())
+        let pages = self.pages.pages() - first;
+        Tree::over_kept(budget, &description, pages as u64, &self.bytes())
+            .map_err(|e| e.to_string())
+    }
+
+    /// The files' bytes.
+    fn bytes(&self) -> Arc<dyn LayerBytes> {
+        let first = page_align_up(self.described) / PAGE_SIZE;
+        let files = PageRange::new(first, self.pages.pages() - first);
+        Arc::new(Bytes(self.pages.slice(files)))
     }
 }
 

@@ -133,12 +133,24 @@ fn what_has_no_files_says_so() {
 }
 
 #[test]
-fn what_lies_below_is_saved_once() {
+fn a_file_below_is_saved_once() {
+    drop(lies_below_and_is_saved_once(|below| Layer::file(below.join("below"), "below").unwrap()));
+}
+
+#[test]
+fn a_directory_below_is_saved_once() {
+    let mut session = lies_below_and_is_saved_once(|below| Layer::directory(below).unwrap());
+    // The directory is gone, and the session goes on with what it saved.
+    assert_eq!(session.files().unwrap().read("/lib/below").unwrap().len(), 300_000);
+}
+
+fn lies_below_and_is_saved_once(layer: impl FnOnce(&std::path::Path) -> Layer) -> Session {
     let dir = tempfile::tempdir().unwrap();
-    let below = dir.path().join("below");
+    let below = dir.path().join("layer/below");
     let content: Vec<u8> = (0..300_000_u32).map(|n| (n / 11) as u8).collect();
+    std::fs::create_dir(dir.path().join("layer")).unwrap();
     std::fs::write(&below, &content).unwrap();
-    let layer = Layer::file(&below, "below").unwrap();
+    let layer = layer(&dir.path().join("layer"));
     let tree = Tree::new(Budget::default()).over("/lib", &layer).unwrap();
     let mut session = guest(tree).session().unwrap();
     let to = format!("{}@a", dir.path().join("store").display()).parse().unwrap();
@@ -158,4 +170,5 @@ fn what_lies_below_is_saved_once() {
     again.save(&whole, &SaveOptions::new()).unwrap();
     let mut third = afresh::open(whole.to_string(), &Options::new()).unwrap().session().unwrap();
     assert_eq!(third.files().unwrap().read("/lib/below").unwrap(), content);
+    session
 }
