@@ -2,7 +2,9 @@
 //! segment instruction and record it.
 //!
 //! The promise: each function traps exactly when and as the instruction it stands for does, and
-//! otherwise has the same effect. Notes are taken after the instruction, so a trap leaves none.
+//! otherwise has the same effect. Notes are taken before the instruction, so that nothing which ends it in its middle leaves
+//! a change without one: growth is the runtime's work, and a call hook can end the call when that is done. A note may say
+//! more than was done, or more than the table has.
 //!
 //! A dropped segment is a flag, 0 or -1, kept in a global. A read of a dropped segment must trap
 //! unless both its offset and its length are 0; setting every bit of the offset makes the original
@@ -109,7 +111,8 @@ impl Guards {
         }
     }
 
-    /// Notes that elements from local `start` up to the value of local `end` have changed.
+    /// Notes that elements from local `start` up to the value of local `end` are about to change. An end beyond what the
+    /// index can say comes round; then the instruction traps, and changes nothing.
     fn mark(&self, table: u32, start: u32, end: u32, sink: &mut InstructionSink<'_>) {
         if let Some(watch) = self.watched.get(&table) {
             let index = self.table(table).index_type();
@@ -137,10 +140,9 @@ impl Guards {
                 let index = ty.index_type();
                 let mut f = Function::new([(1, index)]);
                 let mut sink = f.instructions();
-                sink.local_get(0).local_get(1).table_set(table);
                 set_end(&mut sink, index, 0, None, 2);
                 self.mark(table, 0, 2, &mut sink);
-                sink.end();
+                sink.local_get(0).local_get(1).table_set(table).end();
                 add.function(&[index, ValType::Ref(ty.element_type)], &[], f)
             }
             Guarded::TableFill { table } => {
@@ -148,17 +150,19 @@ impl Guards {
                 let index = ty.index_type();
                 let mut f = Function::new([(1, index)]);
                 let mut sink = f.instructions();
-                sink.local_get(0).local_get(1).local_get(2).table_fill(table);
                 set_end(&mut sink, index, 0, Some((2, index)), 3);
                 self.mark(table, 0, 3, &mut sink);
-                sink.end();
+                sink.local_get(0).local_get(1).local_get(2).table_fill(table).end();
                 add.function(&[index, ValType::Ref(ty.element_type), index], &[], f)
             }
             Guarded::TableGrow { table } => {
                 let ty = self.table(table);
                 let index = ty.index_type();
-                let mut f = Function::new([(1, index)]);
+                let mut f = Function::new([(1, index), (1, ValType::I32)]);
                 let mut sink = f.instructions();
+                if let Some(grown) = self.grown {
+                    sink.global_get(grown).local_set(3).i32_const(1).global_set(grown);
+                }
                 sink.local_get(0).local_get(1).table_grow(table).local_tee(2);
                 if let Some(grown) = self.grown {
                     // Grown unless it failed (-1) or added nothing.
@@ -167,7 +171,7 @@ impl Guards {
                     } else {
                         sink.i32_const(-1).i32_ne().local_get(1).i32_const(0).i32_ne();
                     }
-                    sink.i32_and().global_get(grown).i32_or().global_set(grown);
+                    sink.i32_and().local_get(3).i32_or().global_set(grown);
                 } else {
                     sink.drop();
                 }
@@ -179,22 +183,20 @@ impl Guards {
                 let length = if index == source { index } else { ValType::I32 };
                 let mut f = Function::new([(1, index)]);
                 let mut sink = f.instructions();
-                sink.local_get(0).local_get(1).local_get(2).table_copy(to, from);
                 set_end(&mut sink, index, 0, Some((2, length)), 3);
                 self.mark(to, 0, 3, &mut sink);
-                sink.end();
+                sink.local_get(0).local_get(1).local_get(2).table_copy(to, from).end();
                 add.function(&[index, source, length], &[], f)
             }
             Guarded::TableInit { table, segment } => {
                 let index = self.table(table).index_type();
                 let mut f = Function::new([(1, index)]);
                 let mut sink = f.instructions();
-                sink.local_get(0);
-                Self::offset(self.elem_flags.get(&segment), 1, 2, &mut sink);
-                sink.local_get(2).table_init(table, segment);
                 set_end(&mut sink, index, 0, Some((2, ValType::I32)), 3);
                 self.mark(table, 0, 3, &mut sink);
-                sink.end();
+                sink.local_get(0);
+                Self::offset(self.elem_flags.get(&segment), 1, 2, &mut sink);
+                sink.local_get(2).table_init(table, segment).end();
                 add.function(&[index, ValType::I32, ValType::I32], &[], f)
             }
             Guarded::MemoryInit { memory, segment } => {
@@ -306,6 +308,15 @@ impl Guards {
                 sink.i32_const(0)
             };
             sink.global_set(low).table_size(table).global_set(high);
+        } else {
+            // What was noted may have ended in a trap beyond the table's end.
+            sink.table_size(table).global_get(high).table_size(table).global_get(high);
+            if wide {
+                sink.i64_lt_u()
+            } else {
+                sink.i32_lt_u()
+            };
+            sink.select().global_set(high);
         }
         sink.global_get(low).global_get(high);
         if wide {

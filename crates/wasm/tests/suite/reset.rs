@@ -529,3 +529,43 @@ fn planted_bugs_are_caught() {
     );
     planted::must_be_caught(&[Bug::HostState], &["reset::host_state_is_new_for_every_call"]);
 }
+
+#[test]
+fn writes_beyond_a_tables_end_trap_and_what_came_before_is_undone_in_place() {
+    let wasm = wat::parse_str(
+        r#"(module
+            (table $t 4 8 funcref)
+            (table $source 4 funcref)
+            (elem $segment func $f $f $f $f)
+            (func $f)
+            (func (export "set") (param i32) (table.set $t (local.get 0) (ref.func $f)))
+            (func (export "fill") (param i32)
+                (table.fill $t (local.get 0) (ref.func $f) (i32.const 3)))
+            (func (export "copy") (param i32)
+                (table.copy $t $source (local.get 0) (i32.const 0) (i32.const 3)))
+            (func (export "init") (param i32)
+                (table.init $t $segment (local.get 0) (i32.const 0) (i32.const 3)))
+            (func (export "grow") (param i32)
+                (drop (table.grow $t (ref.null func) (local.get 0)))))"#,
+    )
+    .unwrap();
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    let options = GuestOptions { mode: Mode::Reset, ..GuestOptions::default() };
+    let warm = Guest::with_options(&engine, &wasm, options).unwrap().warm(WarmUp::new()).unwrap();
+    for name in ["set", "fill", "copy", "init"] {
+        for beyond in [5, 1000, -1, -3] {
+            let mut lease = warm.lease().unwrap();
+            lease.call("set", &[Val::I32(2)]).unwrap();
+            let error = lease.call(name, &[Val::I32(beyond)]).unwrap_err();
+            assert!(matches!(error, CallError::Trap { .. }), "{name} {beyond}: {error}");
+            lease.call("set", &[Val::I32(1)]).unwrap();
+            // Fails, and grows by nothing.
+            lease.call("grow", &[Val::I32(100)]).unwrap();
+            lease.call("grow", &[Val::I32(0)]).unwrap();
+            assert!(!lease.compare().unwrap().is_clean());
+            drop(lease);
+            assert!(warm.compare().unwrap().is_clean(), "{name} {beyond}");
+        }
+    }
+    assert_eq!(warm.growth_stats(), (0, 0), "no instance had to be replaced");
+}
