@@ -419,6 +419,8 @@ impl Inner {
             store.data_mut().set_wasi(wasi.clone());
         }
         store.data_mut().set_generation(next_generation());
+        // What starts anew each time is the guest's.
+        store.data_mut().set_guests(self.why_cold.is_some());
         let instantiate = self.stores.way.instantiate_component(&self.pre, &mut store);
         let instance = with_memories(&memories.memories, Whose::Component, instantiate)
             .await

@@ -40,6 +40,8 @@ impl FreshState {
         if let Some(wasi) = wasi {
             store.data_mut().set_wasi(wasi.clone());
         }
+        // What is not kept happens again, and is the guest's.
+        store.data_mut().set_guests(self.state.is_none());
         let instance = self
             .blueprint
             .instantiate(&mut store, &memories.memories)

@@ -9,6 +9,8 @@ use afresh_rewrite::{Analysis, Roots, analyze};
 use serde::{Deserialize, Serialize};
 use wasmtime::{Linker, Val, component};
 
+#[cfg(feature = "call-hook")]
+use crate::hook::Hook;
 use crate::host::{Host, Limiter, State, Wasi};
 use crate::linear::MemoryPolicy;
 use crate::watch::Watch;
@@ -118,6 +120,9 @@ pub struct GuestOptions {
     pub state: State,
     /// A limiter of the embedder's own, beside `memory_limit`.
     pub limiter: Limiter,
+    /// A call hook of the embedder's own, told of the guest's calls; with this crate's feature `call-hook`.
+    #[cfg(feature = "call-hook")]
+    pub hook: Hook,
     /// Asked while a call, or the warm-up of a module, runs, whether it may go on.
     pub watch: Watch,
     /// Whether WASI and host functions may wait without blocking the thread: for guests that are called in
@@ -161,6 +166,8 @@ impl Default for GuestOptions {
             imports: Imports::default(),
             state: State::default(),
             limiter: Limiter::default(),
+            #[cfg(feature = "call-hook")]
+            hook: Hook::default(),
             watch: Watch::default(),
             asynchronous: false,
             gives_way: false,

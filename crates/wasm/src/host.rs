@@ -192,6 +192,9 @@ pub struct Host {
     turns: u64,
     data: Option<Box<dyn Any + Send>>,
     state: Option<Box<dyn Any + Send>>,
+    /// Whether what is entered in its store is the guest's own, and not the engine's.
+    #[cfg(feature = "call-hook")]
+    guests: bool,
     /// When the call that is under way has to be over, where a watch looks after that.
     until: Option<Instant>,
 }
@@ -220,6 +223,8 @@ impl Host {
             turns: 0,
             data: None,
             state: None,
+            #[cfg(feature = "call-hook")]
+            guests: false,
             until: None,
         }
     }
@@ -270,6 +275,21 @@ impl Host {
     pub(crate) fn take_turn(&mut self) -> bool {
         self.turns = self.turns.saturating_sub(1);
         self.turns > 0
+    }
+
+    /// Says whose the code is that runs next in its store, which is for call hooks to know.
+    #[inline]
+    #[cfg_attr(not(feature = "call-hook"), expect(unused_variables, clippy::unused_self))]
+    pub(crate) fn set_guests(&mut self, guests: bool) {
+        #[cfg(feature = "call-hook")]
+        {
+            self.guests = guests;
+        }
+    }
+
+    #[cfg(feature = "call-hook")]
+    pub(crate) fn is_guests(&self) -> bool {
+        self.guests
     }
 
     pub(crate) fn set_until(&mut self, until: Option<Instant>) {

@@ -51,6 +51,8 @@ mod files;
 mod fresh;
 mod frozen;
 mod guest;
+#[cfg(feature = "call-hook")]
+mod hook;
 mod host;
 mod layers;
 mod lease;
@@ -93,6 +95,8 @@ pub use error::{CallError, FreezeError, LoadError, ThawError, WarmError};
 pub use files::Files;
 pub use frozen::Frozen;
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};
+#[cfg(feature = "call-hook")]
+pub use hook::Hook;
 pub use host::{Host, Limiter, Output, State, Wasi};
 pub use lease::{Entry, Lease, OwnedLease, entropy_bytes};
 pub use leasing::LeaseOptions;

@@ -51,6 +51,8 @@ pub(crate) async fn warm(
         .map(|m| GuestMemory::new(m.shape, &m.image, m.bytes, &policy))
         .collect::<Result<Vec<_>, _>>()?;
     let mut store = stores.make()?;
+    // Its start functions are the guest's.
+    store.data_mut().set_guests(true);
     let instantiate = way.instantiate_component(&pre, &mut store);
     let instance = with_memories(&memories, Whose::Component, instantiate)
         .await
@@ -92,6 +94,7 @@ pub(crate) async fn warm(
         }
     }
     stores.keep_files(store.data_mut());
+    stores.unlimit(&mut store);
     let modules = read(way, &opened, &mut store, instance)?;
     no_handles(stores, &mut store)?;
     let mut warm = Vec::with_capacity(memories.len());

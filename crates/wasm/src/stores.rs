@@ -9,6 +9,8 @@ use wasmtime::{AsContextMut, Store};
 use crate::clock::Clock;
 use crate::files::Files;
 use crate::guest::GuestOptions;
+#[cfg(feature = "call-hook")]
+use crate::hook::Hook;
 use crate::host::{Host, HostParts, Limiter, State, Wasi};
 use crate::watch::{Watch, look};
 use crate::way::Way;
@@ -33,9 +35,11 @@ pub(crate) struct Stores {
     /// What the engine was set up for; here because every restore asks.
     timeouts: bool,
     fuel: bool,
-    /// The embedder's own state and limiter.
+    /// The embedder's own state, limiter and hook.
     state: State,
     limiter: Limiter,
+    #[cfg(feature = "call-hook")]
+    hook: Hook,
     watch: Watch,
     /// Of the guest's calls.
     pub(crate) limits: CallLimits,
@@ -63,6 +67,8 @@ impl Stores {
             fuel: engine.inner.config.fuel,
             state: options.state.clone(),
             limiter: options.limiter.clone(),
+            #[cfg(feature = "call-hook")]
+            hook: options.hook.clone(),
             watch: options.watch.clone(),
             limits: CallLimits::new(options.timeout, options.fuel, engine.tick())
                 .watch(options.watch.is_some())
@@ -98,6 +104,8 @@ impl Stores {
         self.watch.is_some() || self.limits.gives_way
     }
 
+    /// A store for code of ours first of all.
+    ///
     /// # Errors
     /// As [`Engine::keep_ticking`].
     pub(crate) fn make(&self) -> Result<Store<Host>, LoadError> {
@@ -120,6 +128,8 @@ impl Stores {
         if self.memory_limit != usize::MAX || self.instances.is_some() || self.limiter.is_some() {
             store.limiter(|host| host);
         }
+        #[cfg(feature = "call-hook")]
+        self.hook.set(&mut store);
         if self.asks() {
             let gives_way = self.limits.gives_way;
             store.epoch_deadline_callback(move |store| look(store, gives_way));
@@ -154,10 +164,11 @@ impl Stores {
         }
     }
 
-    /// Lifts time and fuel limits, for code of ours.
+    /// Lifts time and fuel limits, for code of ours, of which no hook is told.
     #[inline]
     pub(crate) fn unlimit(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
+        store.data_mut().set_guests(false);
         if self.timeouts {
             // Calls that are looked at at each tick stay so.
             if !self.asks() {
@@ -210,10 +221,11 @@ impl CallLimits {
         Self { watched: self.watched, ticks: UNLIMITED, ..Self::default() }
     }
 
-    /// Sets the limits for the next call.
+    /// Sets the limits for the next call, which is the guest's.
     #[inline]
     pub(crate) fn apply(&self, mut store: impl AsContextMut<Data = Host>) {
         let mut store = store.as_context_mut();
+        store.data_mut().set_guests(true);
         if self.gives_way {
             // What passes while others run does not count.
             store.data_mut().set_turns(self.ticks);

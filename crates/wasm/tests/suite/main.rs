@@ -8,6 +8,8 @@ mod fork;
 mod fresh;
 mod frozen;
 mod handles;
+#[cfg(feature = "call-hook")]
+mod hook;
 mod kept;
 mod matched;
 mod nested;
