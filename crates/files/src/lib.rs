@@ -66,5 +66,5 @@ pub use layer::{Layer, LayerLimits};
 pub use node::{Kind, Node, Stat, Time, Times};
 pub use open::{Access, OpenFile, Whence};
 pub use path::{Place, Walk};
-pub use tree::{Budget, Listed, New, Rename, Tree};
+pub use tree::{Budget, FileVersion, Listed, New, Rename, Tree};
 pub use wire::{SavedTree, TreeError};

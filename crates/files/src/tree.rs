@@ -8,7 +8,7 @@
 //! May break it: holding a file and never releasing it keeps it; a held number means nothing in a tree that is no
 //! relative.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, OnceLock, Weak};
 
 use crate::error::Refused;
 use crate::gathered::Gathered;
@@ -42,6 +42,10 @@ impl Default for Budget {
         Self { bytes: 64 << 20, files: 1 << 16 }
     }
 }
+
+/// A file as it is at a time, its attributes included. Keeps nothing of it.
+#[derive(Clone, Debug)]
+pub struct FileVersion(Weak<Inode>);
 
 /// How [`Tree::rename`] treats what has the new name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -258,6 +262,21 @@ impl Tree {
     /// [`Refused::Missing`] for a number that means nothing.
     pub fn stat(&self, node: Node) -> Result<Stat, Refused> {
         Ok(self.inode(node)?.stat(node))
+    }
+
+    /// What a file is now, to be recognised later.
+    ///
+    /// # Errors
+    /// As [`Tree::stat`].
+    pub fn version(&self, node: Node) -> Result<FileVersion, Refused> {
+        Ok(FileVersion(Arc::downgrade(&self.inode(node)?)))
+    }
+
+    /// Whether a file is still as it was when it had that version, which may be a relative's. Says no where it is not sure.
+    #[must_use]
+    pub fn is_version(&self, node: Node, version: &FileVersion) -> bool {
+        let then = version.0.upgrade();
+        then.is_some_and(|then| self.inode(node).is_ok_and(|now| Arc::ptr_eq(&now, &then)))
     }
 
     /// What `name` means in a directory. `.` and `..` mean what they do in paths.

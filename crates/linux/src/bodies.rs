@@ -15,6 +15,7 @@ use std::time::Instant;
 use afresh_sys::planted::{self, Bug};
 
 use crate::body::Body;
+use crate::contents::Showing;
 use crate::guest::{Guest, Halt};
 use crate::load::{self, Command};
 use crate::personality::{Change, End, FIRST, Fork, On, PAGE, Wait, map_order, protect_order};
@@ -305,8 +306,9 @@ impl Guest {
         if let Some(context) = context {
             process.set_context(&context);
         }
-        let (base, replaced) = (self.body.base.clone(), self.body.replaced.clone());
-        self.others.bodies.insert(fork.id, Body::new(process, fork.id, base, replaced));
+        let Body { base, replaced, showing, .. } = &self.body;
+        let (base, replaced, showing) = (base.clone(), replaced.clone(), showing.clone());
+        self.others.bodies.insert(fork.id, Body::new(process, fork.id, base, replaced, showing));
         Ok(())
     }
 
@@ -329,9 +331,24 @@ impl Guest {
             }
             shown.iter().for_each(|part| zeros.remove(part.range()));
         }
+        let mut contents = Vec::new();
+        for (start, len, protection) in layout.mappings() {
+            for (part, shown) in self.body.contents(start..start + len) {
+                zeros.remove(part.clone());
+                contents.push((part, shown, protection));
+            }
+        }
         let order =
             |range: std::ops::Range<u64>| map_order(range.start, range.end - range.start, 0);
-        let calls = zeros.iter().map(order).collect();
+        let mut calls: Vec<_> = zeros.iter().map(order).collect();
+        if let Some((_, shown, _)) = contents.first() {
+            // All of a guest's lie in one file.
+            let descriptor = process.lend(shown.file())?;
+            calls.extend(contents.iter().map(|(part, shown, protection)| {
+                shown.order(part.start, part.end - part.start, *protection, descriptor)
+            }));
+            calls.push([libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]);
+        }
         process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
         if let Some(base) = &self.body.base {
             process.show(&Shown::new(&base.image)?, &shown)?;
@@ -393,7 +410,7 @@ impl Guest {
                 }
                 Err(error) => return Err(error),
             };
-            let body = Body::new(process, own, None, Ranges::default());
+            let body = Body::new(process, own, None, Ranges::default(), Showing::default());
             self.others.bodies.insert(own, body);
             self.person.change().shed(known);
             self.swap_body(own)?;

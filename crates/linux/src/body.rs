@@ -12,8 +12,9 @@ use std::sync::Arc;
 use afresh_memory::{Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot, Strategy};
 use afresh_sys::planted::{self, Bug};
 
+use crate::contents::{self, Showing};
 use crate::hands::Hands;
-use crate::personality::{Change, Layout, protect_order, unmap_order};
+use crate::personality::{Change, Content, Layout, protect_order, unmap_order};
 use crate::platform::{IMAGE, Orders, PlatformError, Process, Segment, Segments, Shown, Then};
 use crate::ranges::Ranges;
 use crate::standing::{Ground, Part};
@@ -34,6 +35,8 @@ pub(crate) struct Body {
     pub(crate) replaced: Ranges,
     /// What it shows, but where that was replaced, if it was made from something frozen.
     pub(crate) base: Option<Ground>,
+    /// Contents of files that it shows where its memory was replaced, and may show elsewhere.
+    pub(crate) showing: Showing,
     /// Whose registers are in it.
     pub(crate) holds: u32,
     /// Whether anything may have run in it since it was last frozen or brought back.
@@ -77,9 +80,10 @@ impl Body {
         holds: u32,
         base: Option<Ground>,
         replaced: Ranges,
+        showing: Showing,
     ) -> Self {
         let (disturbed, last, held) = (Ranges::default(), None, None);
-        Self { process, disturbed, replaced, base, holds, ran: true, last, held }
+        Self { process, disturbed, replaced, base, showing, holds, ran: true, last, held }
     }
 
     /// A new process that is as `ground` was.
@@ -92,7 +96,8 @@ impl Body {
             RemoteSlot::new(&ground.image, limits.strategy, limits.write_set).map_err(failed)?;
         let held = Some(Held { slot, shown: vec![ground.image.clone()], plain: true });
         let base = Some(ground.clone());
-        let new = Self::new(process, part.holds, base.clone(), Ranges::default());
+        let (replaced, showing) = (Ranges::default(), Showing::default());
+        let new = Self::new(process, part.holds, base.clone(), replaced, showing);
         Ok(Self { ran: false, last: base, held, ..new })
     }
 
@@ -108,21 +113,46 @@ impl Body {
 
     /// Puts a change of the layout into effect, while the stub waits for orders.
     pub(crate) fn enact(&mut self, change: Change, then: Then) -> Result<(), PlatformError> {
+        let (mut gone, mut new) = (Vec::new(), None);
         for order in change.before.iter().chain(&change.after) {
             let range = order[1]..order[1] + order[2];
             let kind = order[0] as i64;
             if kind == libc::SYS_mmap || kind == libc::SYS_munmap {
                 self.process.forget(range.clone());
                 self.replaced.insert(range.clone());
+                // What is shown there must outlast the mapping.
+                gone.push(range.clone());
             }
             self.disturbed.insert(range);
         }
-        let first = Orders { calls: change.before, copies: change.copies, ..Orders::default() };
-        if change.content.is_none() && change.after.is_empty() {
-            return self.process.carry_out(&first, then);
+        if let Some((start, Content::Shown(_, len, _))) = &change.content {
+            let range = *start..start + len;
+            self.process.forget(range.clone());
+            self.replaced.insert(range.clone());
+            self.disturbed.insert(range);
         }
-        self.process.carry_out(&first, Then::Ask)?;
-        if let Some((address, bytes)) = change.content
+        let mut first = Orders { calls: change.before, copies: change.copies, ..Orders::default() };
+        let mut bytes = None;
+        match change.content {
+            Some((start, Content::Shown(shown, len, protection))) => {
+                let descriptor = self.process.lend(shown.file())?;
+                first.calls.push(shown.order(start, len, protection, descriptor));
+                first.calls.push([libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]);
+                new = Some((start..start + len, shown));
+            }
+            Some((start, Content::Bytes(content))) => bytes = Some((start, content)),
+            None => {}
+        }
+        let whole = bytes.is_none() && change.after.is_empty();
+        self.process.carry_out(&first, if whole { then } else { Then::Ask })?;
+        gone.into_iter().for_each(|range| self.showing.remove(range));
+        if let Some((range, shown)) = new {
+            self.showing.insert(range, shown);
+        }
+        if whole {
+            return Ok(());
+        }
+        if let Some((address, bytes)) = bytes
             && !self.process.write(address, &bytes)?
         {
             return Err(PlatformError::kernel(
@@ -180,6 +210,7 @@ impl Body {
         let parts: Vec<Segment> = ranges.iter().flat_map(|range| segments.within(range)).collect();
         let shown = self.process.shown(&ground.image)?;
         self.process.show(&shown, &parts)?;
+        ranges.iter().for_each(|range| self.showing.remove(range));
         if let Some(held) = &mut self.held
             && !held.shown.last().is_some_and(|last| last.same(&ground.image))
         {
@@ -277,7 +308,8 @@ impl Body {
         let (mut placed, mut gone) = (Vec::new(), segments.without(&old));
         for part in segments.iter() {
             let mut at = part.start;
-            for held in self.process.private(part.range())? {
+            let private = self.process.private(part.range())?;
+            for held in self.with_contents(part.range(), private) {
                 gone.extend(segments.pages_of(self.blank(at..held.start).into_iter()));
                 placed.extend(segments.pages_of(std::iter::once(held.clone())));
                 at = held.end;
@@ -301,6 +333,27 @@ impl Body {
         self.last = Some(ground.clone());
         self.ran = false;
         Ok(ground)
+    }
+
+    /// The parts of `range` that show contents of files.
+    pub(crate) fn contents(&self, range: Range<u64>) -> Vec<(Range<u64>, contents::Shown)> {
+        let parts = match &self.base {
+            Some(_) => self.replaced.within(range),
+            // All that it shows was mapped since it began.
+            None => vec![range],
+        };
+        parts.into_iter().flat_map(|part| self.showing.within(part)).collect()
+    }
+
+    /// `held`, which are parts of `range`, and those that show contents of files: whether or not a page is there it has them.
+    fn with_contents(&self, range: Range<u64>, held: Vec<Range<u64>>) -> Vec<Range<u64>> {
+        let shown = self.contents(range);
+        if shown.is_empty() {
+            return held;
+        }
+        let mut all = Ranges::default();
+        held.into_iter().chain(shown.into_iter().map(|(part, _)| part)).for_each(|r| all.insert(r));
+        all.iter().collect()
     }
 
     /// The parts of `range` that show no image.
@@ -328,7 +381,8 @@ impl Body {
         let (mut placed, mut gone) = (Vec::new(), segments.without(old));
         for part in disturbed.iter().flat_map(|range| segments.within(range)) {
             let mut at = part.start;
-            for held in self.process.populated(part.range())? {
+            let populated = self.process.populated(part.range())?;
+            for held in self.with_contents(part.range(), populated) {
                 let zero = replaced.within(at..held.start);
                 gone.extend(segments.pages_of(zero.into_iter()));
                 placed.extend(segments.pages_of(std::iter::once(held.clone())));

@@ -28,6 +28,7 @@
 
 mod bodies;
 mod body;
+mod contents;
 mod error;
 mod frozen;
 mod guest;

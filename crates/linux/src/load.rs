@@ -1,15 +1,17 @@
 //! Loads an ELF program and its dynamic loader into an empty guest, as Linux's `execve` does.
 
 use std::ffi::OsStr;
+use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use afresh_files::{Kind, Node, Tree, Walk};
 use rustix::io::Errno;
 
+use crate::contents::Contents;
 use crate::error::WarmError;
 use crate::guest::Guest;
-use crate::personality::{PAGE, path_of};
+use crate::personality::{Content, PAGE, path_of};
 use crate::platform::Then;
 
 /// Where programs go that may lie anywhere.
@@ -18,6 +20,8 @@ const BASE: u64 = 0x5555_5555_4000;
 const LOADER_BASE: u64 = 0x6fff_f000_0000;
 /// Longest file that is loaded as a program.
 const LONGEST: u64 = 1 << 30;
+/// Bytes at the beginning of a file that say how it is loaded.
+const HEAD: u64 = 64 << 10;
 /// Program headers one file may have.
 const HEADERS: usize = 256;
 /// Bytes of arguments and environment.
@@ -70,8 +74,9 @@ impl Fields<'_> {
 }
 
 impl Elf {
-    fn parse(bytes: &[u8]) -> Result<Self, &'static str> {
-        let file = Fields(bytes);
+    /// Of a file of `size` bytes, which begins with `head`.
+    fn parse(head: &[u8], size: u64) -> Result<Self, &'static str> {
+        let file = Fields(head);
         if file.get::<7>(0)? != [0x7f, b'E', b'L', b'F', 2, 1, 1] || file.half(18)? != 62 {
             return Err("it is not an ELF program for x86-64");
         }
@@ -81,8 +86,8 @@ impl Elf {
             _ => return Err("it is not an executable"),
         };
         let (entry, headers_at) = (file.word(24)?, file.word(32)?);
-        let (size, headers) = (u64::from(file.half(54)?), file.half(56)?);
-        if size != 56 || usize::from(headers) > HEADERS {
+        let (step, headers) = (u64::from(file.half(54)?), file.half(56)?);
+        if step != 56 || usize::from(headers) > HEADERS {
             return Err("its program headers are not of this format");
         }
         let mut elf = Self {
@@ -94,7 +99,7 @@ impl Elf {
             loader: None,
         };
         for index in 0..u64::from(headers) {
-            let at = headers_at.checked_add(index * size).ok_or("it is cut short")?;
+            let at = headers_at.checked_add(index * step).ok_or("it is cut short")?;
             let (kind, flags, offset) = (file.int(at)?, file.int(at + 4)?, file.word(at + 8)?);
             let part = Part {
                 flags,
@@ -103,7 +108,7 @@ impl Elf {
                 file_len: file.word(at + 32)?,
                 memory_len: file.word(at + 40)?,
             };
-            let end = offset.checked_add(part.file_len).filter(|&end| end <= bytes.len() as u64);
+            let end = offset.checked_add(part.file_len).filter(|&end| end <= size);
             match kind {
                 1 => {
                     let end = end.ok_or("a segment is longer than the file")?;
@@ -122,7 +127,10 @@ impl Elf {
                 }
                 3 => {
                     let end = end.ok_or("a segment is longer than the file")?;
-                    let name = bytes[offset as usize..end as usize].split(|&b| b == 0).next();
+                    let name = head.get(offset as usize..end as usize);
+                    let name =
+                        name.ok_or("the name of its loader lies too far behind its start")?;
+                    let name = name.split(|&b| b == 0).next();
                     elf.loader = name.map(|name| PathBuf::from(OsStr::from_bytes(name)));
                 }
                 _ => {}
@@ -160,8 +168,8 @@ fn way_past(path: &Path) -> String {
     "name the interpreter, and the script as its argument".to_owned()
 }
 
-/// The bytes of a file of the guest's.
-fn read_file(tree: &Tree, node: Node, path: &[u8]) -> Result<Vec<u8>, WarmError> {
+/// The beginning of a file of the guest's, and how long that is.
+fn read_head(tree: &Tree, node: Node, path: &[u8]) -> Result<(Vec<u8>, u64), WarmError> {
     let path = || PathBuf::from(OsStr::from_bytes(path));
     let stat = tree.stat(node).map_err(|_| WarmError::NotFound(path()))?;
     let why = "it is not a file of at most 1 GiB";
@@ -169,31 +177,40 @@ fn read_file(tree: &Tree, node: Node, path: &[u8]) -> Result<Vec<u8>, WarmError>
     if stat.kind != Kind::File || stat.size > LONGEST {
         return Err(unloadable());
     }
-    let mut bytes = vec![0; stat.size as usize];
-    let read = tree.read(node, 0, &mut bytes).map_err(|_| unloadable())?;
-    bytes.truncate(read);
-    Ok(bytes)
+    let head = read_part(tree, node, 0..stat.size.min(HEAD)).ok_or_else(unloadable)?;
+    Ok((head, stat.size))
+}
+
+/// Bytes of a file, which it has.
+fn read_part(tree: &Tree, node: Node, range: Range<u64>) -> Option<Vec<u8>> {
+    let mut bytes = vec![0; (range.end - range.start) as usize];
+    let read = tree.read(node, range.start, &mut bytes).ok()?;
+    (read == bytes.len()).then_some(bytes)
 }
 
 /// A file and its parts.
 #[derive(Debug)]
 struct Object {
+    path: PathBuf,
     elf: Elf,
-    bytes: Vec<u8>,
+    node: Node,
 }
 
 impl Object {
-    fn new(path: &[u8], bytes: Vec<u8>) -> Result<Self, WarmError> {
-        let path = || PathBuf::from(OsStr::from_bytes(path));
-        let elf = Elf::parse(&bytes).map_err(|why| WarmError::Unloadable { path: path(), why })?;
-        Ok(Self { elf, bytes })
+    fn new(path: &[u8], node: Node, head: &[u8], size: u64) -> Result<Self, WarmError> {
+        let path = PathBuf::from(OsStr::from_bytes(path));
+        match Elf::parse(head, size) {
+            Ok(elf) => Ok(Self { path, elf, node }),
+            Err(why) => Err(WarmError::Unloadable { path, why }),
+        }
     }
 
     /// What is at a path of the guest's.
     fn find(tree: &Tree, path: &[u8]) -> Result<Self, WarmError> {
         let missing = |_| WarmError::NotFound(PathBuf::from(OsStr::from_bytes(path)));
         let node = tree.find(path).map_err(missing)?;
-        Self::new(path, read_file(tree, node, path)?)
+        let (head, size) = read_head(tree, node, path)?;
+        Self::new(path, node, &head, size)
     }
 }
 
@@ -222,11 +239,10 @@ impl Loadable {
     fn new(
         tree: &Tree,
         path: &[u8],
-        bytes: Vec<u8>,
+        program: Object,
         args: Vec<Vec<u8>>,
         env: Vec<Vec<u8>>,
     ) -> Result<Self, WarmError> {
-        let program = Object::new(path, bytes)?;
         let name = program.elf.loader.as_deref().map(|name| name.as_os_str().as_bytes());
         let loader = name.map(|name| Object::find(tree, name)).transpose()?;
         Ok(Self { path: path.to_vec(), program, loader, args, env })
@@ -246,13 +262,15 @@ impl Command {
             if stat.kind != Kind::File || stat.mode & 0o111 == 0 {
                 return Err(Errno::ACCESS);
             }
-            let bytes = read_file(tree, node, &path).map_err(|_| Errno::NOEXEC)?;
-            let Some(line) = bytes.strip_prefix(b"#!") else {
+            let (head, size) = read_head(tree, node, &path).map_err(|_| Errno::NOEXEC)?;
+            let Some(line) = head.strip_prefix(b"#!") else {
                 let known = match path.starts_with(b"/") {
                     true => path.clone(),
                     false => [path_of(tree, from)?, path.clone()].join(&b'/'),
                 };
-                let loadable = Loadable::new(tree, &path, bytes, args, env);
+                let program = Object::new(&path, node, &head, size);
+                let loadable =
+                    program.and_then(|program| Loadable::new(tree, &path, program, args, env));
                 return Ok((
                     loadable.map_err(|error| match error {
                         WarmError::NotFound(_) => Errno::NOENT,
@@ -277,21 +295,33 @@ impl Command {
 }
 
 /// Maps one file; what is added to its addresses.
-fn map(guest: &mut Guest, elf: &Elf, bytes: &[u8], base: u64) -> Result<u64, WarmError> {
+fn map(guest: &mut Guest, object: &Object, base: u64) -> Result<u64, WarmError> {
+    let Object { path, elf, node } = object;
     let slide = if elf.anywhere { base } else { 0 };
     for part in &elf.parts {
         let address = part.address.checked_add(slide).ok_or(WarmError::TooLarge)?;
         let before = address % PAGE;
-        let start = (part.offset - before) as usize;
-        let content = bytes[start..(part.offset + part.file_len) as usize].to_vec();
+        let bytes = part.offset - before..part.offset + part.file_len;
+        let len = part.memory_len + before;
         let protection = [(4, libc::PROT_READ), (2, libc::PROT_WRITE), (1, libc::PROT_EXEC)]
             .into_iter()
             .filter(|(flag, _)| part.flags & flag != 0)
             .fold(0, |all, (_, bit)| all | bit as u64);
-        let state = std::sync::Arc::make_mut(&mut guest.person.state);
-        let (_, change) = state
+        let (contents, state) = (&mut guest.person.contents, &mut guest.person.state);
+        let most = state.layout.limit() / Contents::SHARE;
+        // What is written soon, or longer than the file, is copied.
+        let shows = part.flags & 2 == 0 && part.memory_len == part.file_len;
+        let shown = shows.then(|| contents.show(&state.tree, *node, bytes.start, len, most));
+        let content = match shown {
+            Some(Ok(Some((shown, len)))) => Content::Shown(shown, len, protection),
+            _ => {
+                let bytes = read_part(&state.tree, *node, bytes);
+                Content::Bytes(bytes.ok_or_else(|| WarmError::NotFound(path.clone()))?)
+            }
+        };
+        let (_, change) = std::sync::Arc::make_mut(state)
             .layout
-            .map(Some(address - before), false, part.memory_len + before, protection, Some(content))
+            .map(Some(address - before), false, len, protection, Some(content))
             .map_err(|_| WarmError::TooLarge)?;
         guest.enact(change, Then::Ask)?;
     }
@@ -308,26 +338,27 @@ pub(crate) fn load(
     let tree = &guest.person.state.tree;
     let name = path.as_os_str().as_bytes();
     let node = tree.find(name).map_err(|_| WarmError::NotFound(path.to_path_buf()))?;
-    let bytes = read_file(tree, node, name)?;
-    if let Some(line) = bytes.strip_prefix(b"#!") {
+    let (head, size) = read_head(tree, node, name)?;
+    if let Some(line) = head.strip_prefix(b"#!") {
         return Err(WarmError::Script {
             path: path.to_path_buf(),
             interpreter: interpreter(line),
             help: way_past(path),
         });
     }
-    let loadable = Loadable::new(tree, name, bytes, args, env)?;
+    let loadable = Loadable::new(tree, name, Object::new(name, node, &head, size)?, args, env)?;
     place(guest, &loadable)
 }
 
 /// Loads a program into an empty process, which then runs.
 pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmError> {
-    let Loadable { path, program: Object { elf, bytes }, loader, args, env } = loadable;
-    let slide = map(guest, elf, bytes, BASE)?;
+    let Loadable { path, program, loader, args, env } = loadable;
+    let slide = map(guest, program, BASE)?;
+    let elf = &program.elf;
     let (loader, entry) = match loader {
-        Some(Object { elf: loader, bytes }) => {
-            let slide = map(guest, loader, bytes, LOADER_BASE)?;
-            (slide, loader.entry.wrapping_add(slide))
+        Some(loader) => {
+            let slide = map(guest, loader, LOADER_BASE)?;
+            (slide, loader.elf.entry.wrapping_add(slide))
         }
         None => (0, elf.entry.wrapping_add(slide)),
     };

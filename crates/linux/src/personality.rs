@@ -42,6 +42,7 @@ use std::sync::Arc;
 use afresh_files::{Node, Refused, Tree};
 use rustix::io::Errno;
 
+use crate::contents::Contents;
 use crate::load::Command;
 use crate::platform::{Call, PlatformError, Process};
 use attribute_calls::Times;
@@ -52,7 +53,9 @@ use family::Family;
 pub(crate) use family::{FIRST, PROCESSES};
 pub(crate) use family_calls::Fork;
 pub(crate) use ground::{bytes, plant, prepare, tell};
-pub(crate) use layout::{Change, Layout, PAGE, STACK_LEN, map_order, protect_order, unmap_order};
+pub(crate) use layout::{
+    Change, Content, Layout, PAGE, STACK_LEN, map_order, protect_order, unmap_order,
+};
 use locks::Locks;
 pub(crate) use name_calls::path_of;
 pub(crate) use packed::{Packed, damaged};
@@ -183,12 +186,15 @@ pub(crate) struct Person {
     pub(crate) unserved: BTreeMap<i64, u64>,
     /// The wait that the call which is served has behind it.
     pub(crate) resumed: Option<Wait>,
+    /// What files hold that its processes have mapped.
+    pub(crate) contents: Contents,
 }
 
 impl Person {
     pub(crate) fn new(state: Arc<State>, output_limit: usize) -> Self {
         let streams = Streams::default();
-        Self { state, streams, output_limit, unserved: BTreeMap::new(), resumed: None }
+        let (unserved, contents) = (BTreeMap::new(), Contents::default());
+        Self { state, streams, output_limit, unserved, resumed: None, contents }
     }
 
     /// The state, to be changed.

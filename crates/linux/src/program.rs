@@ -10,6 +10,7 @@ use afresh_files::{New, Refused, Time};
 
 use crate::bodies::Others;
 use crate::body::Body;
+use crate::contents::Showing;
 use crate::error::WarmError;
 use crate::guest::{Guest, Halt, after};
 use crate::http;
@@ -225,7 +226,8 @@ impl Program {
         let at = tree.find(personality::bytes(directory)).map_err(unfit(directory))?;
         let mut state = State::new(Layout::new(memory), tree, layers);
         state.enter(at).map_err(unfit(directory))?;
-        let body = Body::new(Process::new(None)?, FIRST, None, Ranges::default());
+        let body =
+            Body::new(Process::new(None)?, FIRST, None, Ranges::default(), Showing::default());
         let person = Person::new(Arc::new(state), self.output);
         let mut guest = Guest::new(body, person, Others::new(None));
         let mut args = vec![self.path.as_os_str().as_bytes().to_vec()];

@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::shared::{Share, Shared};
+use crate::contents::Shown;
 use crate::platform::{GUEST, IMAGE_LEN};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
@@ -37,13 +38,22 @@ pub(crate) struct Mapping {
     pub(crate) share: Option<Share>,
 }
 
+/// What a mapping begins with; zeros where it has no more.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Content {
+    /// Bytes, which are copied into it.
+    Bytes(Vec<u8>),
+    /// Bytes of a file, so many in whole pages, which it shows with this protection.
+    Shown(Shown, u64, u64),
+}
+
 /// Orders that put a change of the layout into effect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Change {
     /// Calls to make first.
     pub(crate) before: Vec<Order>,
-    /// Bytes to write then.
-    pub(crate) content: Option<(u64, Vec<u8>)>,
+    /// What a mapping begins with, from an address on.
+    pub(crate) content: Option<(u64, Content)>,
     /// Copies to make then: to, from, length.
     pub(crate) copies: Vec<[u64; 3]>,
     /// Calls to make last.
@@ -247,7 +257,7 @@ impl Layout {
         low: bool,
         len: u64,
         protection: u64,
-        content: Option<Vec<u8>>,
+        content: Option<Content>,
     ) -> Result<(u64, Change), Errno> {
         let len = len.checked_next_multiple_of(PAGE).filter(|&len| len > 0).ok_or(Errno::INVAL)?;
         if protection & !7 != 0 {
@@ -263,12 +273,16 @@ impl Layout {
         self.afford(len - replaced)?;
         self.insert(range, protection, content.is_some());
         let mut change = Change::default();
-        let first = if content.is_some() { READ_WRITE } else { protection };
-        change.before.push(map_order(start, len, first));
+        let copied = matches!(content, Some(Content::Bytes(_)));
+        let first = if copied { READ_WRITE } else { protection };
+        // What is shown comes in its place.
+        if !matches!(content, Some(Content::Shown(_, shown, _)) if shown == len) {
+            change.before.push(map_order(start, len, first));
+        }
         if first != protection {
             change.after.push(protect_order(start, len, protection));
         }
-        change.content = content.map(|bytes| (start, bytes));
+        change.content = content.map(|content| (start, content));
         Ok((start, change))
     }
 

@@ -4,9 +4,11 @@ use afresh_files::{Access, Kind, Node};
 use rustix::io::Errno;
 
 use super::devices::Device;
+use super::layout::Content;
 use super::shared::Share;
 use super::table::Open;
 use super::{Outcome, Person, Served};
+use crate::contents::Contents;
 use crate::platform::Process;
 
 impl Person {
@@ -27,7 +29,7 @@ impl Person {
         // The budget comes before the bytes of a file.
         let content = if named {
             self.state.layout.clone().map(at, false, len, protection, None)?;
-            self.file_content(descriptor, offset, len)?
+            self.file_content(descriptor, offset, len, protection)?
         } else {
             None
         };
@@ -134,7 +136,13 @@ impl Person {
     }
 
     /// The bytes that a mapping of a file begins with.
-    fn file_content(&self, descriptor: u64, offset: u64, len: u64) -> Served<Option<Vec<u8>>> {
+    fn file_content(
+        &mut self,
+        descriptor: u64,
+        offset: u64,
+        len: u64,
+        protection: u64,
+    ) -> Served<Option<Content>> {
         if !offset.is_multiple_of(super::PAGE) {
             return Err(Errno::INVAL.into());
         }
@@ -148,10 +156,16 @@ impl Person {
                 if stat.kind != Kind::File {
                     return Err(Errno::NODEV.into());
                 }
+                let most = self.state.layout.limit() / Contents::SHARE;
+                let tree = &self.state.tree;
+                let shown = self.contents.show(tree, open.node, offset, len, most)?;
+                if let Some((shown, len)) = shown {
+                    return Ok(Some(Content::Shown(shown, len, protection)));
+                }
                 let mut bytes = vec![0; len.min(stat.size.saturating_sub(offset)) as usize];
-                let read = self.state.tree.read(open.node, offset, &mut bytes)?;
+                let read = tree.read(open.node, offset, &mut bytes)?;
                 bytes.truncate(read);
-                Ok(Some(bytes))
+                Ok(Some(Content::Bytes(bytes)))
             }
             Open::Device(Device::Zero, _) => Ok(None),
             _ => Err(Errno::NODEV.into()),

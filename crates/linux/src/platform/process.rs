@@ -374,7 +374,7 @@ impl Process {
     }
 
     /// Lends the process a file, while the stub waits for orders: its descriptor there.
-    pub(super) fn lend(&mut self, file: BorrowedFd<'_>) -> Result<u64, PlatformError> {
+    pub(crate) fn lend(&mut self, file: BorrowedFd<'_>) -> Result<u64, PlatformError> {
         let id = self.asked.ok_or_else(|| self.forged("it takes no orders now"))?;
         self.listener.lend(id, file)
     }

@@ -14,6 +14,8 @@
 #define SLOTS 6
 #define CHILDREN 4
 static struct { char *at; long pages, shared, readonly; } slots[SLOTS];
+/* Of which mappings show parts. */
+static int file;
 static char *heap;
 static long heap_pages;
 /* The first is the program itself. */
@@ -73,6 +75,16 @@ static uint64_t act(char what, long a, long b, long c) {
         slots[a].shared = what == 'M', slots[a].pages = b, slots[a].readonly = 0;
         slots[a].at = mmap(0, b * PAGE, rw, MAP_ANONYMOUS | (what == 'M' ? MAP_SHARED : MAP_PRIVATE), -1, 0);
         return slots[a].at != MAP_FAILED;
+    case 'F':
+        if (slots[a].at) munmap(slots[a].at, slots[a].pages * PAGE);
+        slots[a].shared = slots[a].readonly = 0, slots[a].pages = b;
+        slots[a].at = mmap(0, b * PAGE, rw, MAP_PRIVATE, file, c * PAGE);
+        return slots[a].at != MAP_FAILED;
+    case 'X': {
+        static char page[PAGE];
+        fill(page, c);
+        return pwrite(file, page, PAGE, b * PAGE) == PAGE;
+    }
     case 't': { /* A shorter one. */
         int failed = munmap(slots[a].at + b * PAGE, (slots[a].pages - b) * PAGE);
         slots[a].pages = b;
@@ -122,5 +134,7 @@ static void serve(int from, int to) {
 int main(void) {
     heap = (char *)(((uintptr_t)sbrk(0) + PAGE - 1) & -PAGE);
     brk(heap);
+    file = memfd_create("shown", 0);
+    ftruncate(file, 2 * 24 * PAGE);
     serve(0, 1);
 }

@@ -17,16 +17,55 @@ const PAGES: usize = 24;
 
 #[derive(Clone, Debug)]
 enum Act {
-    Map { slot: usize, pages: usize, shared: bool },
-    Cut { slot: usize, pages: usize },
-    Remap { slot: usize, pages: usize },
-    Write { slot: usize, page: usize, word: u64 },
-    Protect { slot: usize, readonly: bool },
-    Empty { slot: usize, page: usize },
-    Break { pages: usize },
-    WriteHeap { page: usize, word: u64 },
-    Fork { child: usize },
-    Kill { child: usize },
+    Map {
+        slot: usize,
+        pages: usize,
+        shared: bool,
+    },
+    /// A part of the file, copy-on-write.
+    File {
+        slot: usize,
+        pages: usize,
+        from: usize,
+    },
+    WriteFile {
+        page: usize,
+        word: u64,
+    },
+    Cut {
+        slot: usize,
+        pages: usize,
+    },
+    Remap {
+        slot: usize,
+        pages: usize,
+    },
+    Write {
+        slot: usize,
+        page: usize,
+        word: u64,
+    },
+    Protect {
+        slot: usize,
+        readonly: bool,
+    },
+    Empty {
+        slot: usize,
+        page: usize,
+    },
+    Break {
+        pages: usize,
+    },
+    WriteHeap {
+        page: usize,
+        word: u64,
+    },
+    Fork {
+        child: usize,
+    },
+    Kill {
+        child: usize,
+    },
 }
 
 #[derive(Clone, Debug)]
@@ -70,6 +109,9 @@ fn act() -> impl Strategy<Value = Act> {
     prop_oneof![
         3 => (slot(), pages(), prop::bool::weighted(0.3))
             .prop_map(|(slot, pages, shared)| Act::Map { slot, pages, shared }),
+        2 => (slot(), pages(), page())
+            .prop_map(|(slot, pages, from)| Act::File { slot, pages, from }),
+        2 => (0..2 * PAGES, 1..4_u64).prop_map(|(page, word)| Act::WriteFile { page, word }),
         1 => (slot(), page()).prop_map(|(slot, pages)| Act::Cut { slot, pages }),
         2 => (slot(), pages()).prop_map(|(slot, pages)| Act::Remap { slot, pages }),
         8 => (slot(), page(), 0..4_u64).prop_map(|(slot, page, word)| Act::Write { slot, page, word }),
@@ -111,6 +153,8 @@ enum Content {
 struct Slot {
     content: Content,
     readonly: bool,
+    /// Whether it began as a part of the file.
+    filed: bool,
 }
 
 impl Slot {
@@ -134,13 +178,14 @@ struct Kin {
 struct World {
     kin: [Option<Kin>; PROCESSES],
     shared: Vec<Vec<u64>>,
+    file: Vec<u64>,
 }
 
 impl World {
     fn new() -> Self {
         let mut kin: [Option<Kin>; PROCESSES] = Default::default();
         kin[0] = Some(Kin::default());
-        Self { kin, shared: Vec::new() }
+        Self { kin, shared: Vec::new(), file: vec![0; 2 * PAGES] }
     }
 
     /// Does it; the line that tells the program, or none where it cannot be done.
@@ -166,8 +211,19 @@ impl World {
                         Content::Shared(self.shared.len() - 1, pages)
                     }
                 };
-                own.slots[slot] = Some(Slot { content, readonly: false });
+                own.slots[slot] = Some(Slot { content, readonly: false, filed: false });
                 (if shared { 'M' } else { 'm' }, slot, pages, 0)
+            }
+            Act::File { slot, pages, from } => {
+                let content = Content::Own(self.file[from..from + pages].to_vec());
+                let own = self.kin[who].as_mut()?;
+                own.slots[slot] = Some(Slot { content, readonly: false, filed: true });
+                ('F', slot, pages, from as u64)
+            }
+            Act::WriteFile { page, word } => {
+                self.kin[who].as_ref()?;
+                self.file[page] = word;
+                ('X', 0, page, word)
             }
             Act::Break { pages } => {
                 self.kin[who].as_mut()?.heap.resize(pages, 0);
@@ -200,6 +256,9 @@ impl World {
                     }
                     Act::Remap { pages, .. } => {
                         let Content::Own(own) = &mut mapped.content else { return None };
+                        if mapped.filed && pages > own.len() {
+                            return None;
+                        }
                         own.resize(pages, 0);
                         ('r', slot, pages, 0)
                     }
@@ -218,7 +277,7 @@ impl World {
                         ('p', slot, usize::from(readonly), 0)
                     }
                     Act::Empty { page, .. } => {
-                        if page >= mapped.len() {
+                        if page >= mapped.len() || mapped.filed {
                             return None;
                         }
                         if let Content::Own(own) = &mut mapped.content {
