@@ -399,6 +399,7 @@ impl Guest {
         };
         self.end_borrowers();
         self.publish()?;
+        let strings = loadable.strings();
         let own = self.person.state.family.own.id;
         let borrows = self.person.state.family.own.memory != own;
         if borrows {
@@ -412,11 +413,11 @@ impl Guest {
             };
             let body = Body::new(process, own, None, Ranges::default(), Showing::default());
             self.others.bodies.insert(own, body);
-            self.person.change().shed(known);
+            self.person.change().shed(known, strings);
             self.swap_body(own)?;
         } else {
             let state = self.person.change();
-            state.shed(known);
+            state.shed(known, strings);
             let change = state.layout.clear();
             state.drop_unshared();
             self.enact(change, Then::Ask)?;

@@ -11,7 +11,7 @@ use rustix::io::Errno;
 use crate::contents::Contents;
 use crate::error::WarmError;
 use crate::guest::Guest;
-use crate::personality::{Content, PAGE, path_of};
+use crate::personality::{Content, PAGE, Strings, path_of};
 use crate::platform::Then;
 
 /// Where programs go that may lie anywhere.
@@ -247,6 +247,11 @@ impl Loadable {
         let loader = name.map(|name| Object::find(tree, name)).transpose()?;
         Ok(Self { path: path.to_vec(), program, loader, args, env })
     }
+
+    /// What it is started with.
+    pub(crate) fn strings(&self) -> Strings {
+        Strings::new(&self.args, &self.env)
+    }
 }
 
 impl Command {
@@ -347,6 +352,7 @@ pub(crate) fn load(
         });
     }
     let loadable = Loadable::new(tree, name, Object::new(name, node, &head, size)?, args, env)?;
+    guest.person.change().family.own.strings = loadable.strings();
     place(guest, &loadable)
 }
 

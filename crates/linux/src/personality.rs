@@ -14,6 +14,7 @@ mod family;
 mod family_calls;
 mod file_calls;
 mod ground;
+mod kin;
 mod layout;
 mod locks;
 mod memory_calls;
@@ -21,6 +22,8 @@ mod name_calls;
 mod packed;
 mod pipe_calls;
 mod poll_calls;
+mod proc_calls;
+mod proc_paths;
 mod process_calls;
 mod readiness;
 mod shared;
@@ -52,7 +55,8 @@ pub use dialed::{Dialed, Exchanged};
 use family::Family;
 pub(crate) use family::{FIRST, PROCESSES};
 pub(crate) use family_calls::Fork;
-pub(crate) use ground::{bytes, plant, prepare, tell};
+pub(crate) use ground::{bytes, prepare, tell};
+pub(crate) use kin::Strings;
 pub(crate) use layout::{
     Change, Content, Layout, PAGE, STACK_LEN, map_order, protect_order, unmap_order,
 };

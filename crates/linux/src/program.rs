@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_files::{New, Refused, Time};
+use afresh_files::{Refused, Time};
 
 use crate::bodies::Others;
 use crate::body::Body;
@@ -213,9 +213,6 @@ impl Program {
         let storage = self.storage.saturating_add(given);
         let (mut tree, layers) =
             personality::prepare(&self.all_granted(), storage).map_err(unfit(&self.path))?;
-        let link = New::Link(personality::bytes(&real));
-        let exe = Path::new("/proc/self/exe");
-        personality::plant(&mut tree, exe, link, 0o777).map_err(unfit(exe))?;
         let memory = self.memory.min(IMAGE_LEN);
         personality::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
         for (path, bytes) in &self.files {
@@ -226,6 +223,7 @@ impl Program {
         let at = tree.find(personality::bytes(directory)).map_err(unfit(directory))?;
         let mut state = State::new(Layout::new(memory), tree, layers);
         state.enter(at).map_err(unfit(directory))?;
+        state.family.own.program = personality::bytes(&real).to_vec();
         let body =
             Body::new(Process::new(None)?, FIRST, None, Ranges::default(), Showing::default());
         let person = Person::new(Arc::new(state), self.output);

@@ -142,6 +142,14 @@ impl Channels {
         self.list.iter().map(|(&id, channel)| (id, channel))
     }
 
+    /// A further reader or writer.
+    pub(crate) fn join(&mut self, id: u64, writes: bool) {
+        let Some(channel) = self.list.get_mut(&id) else { return };
+        let count = if writes { &mut channel.writers } else { &mut channel.readers };
+        *count += 1;
+        channel.edges += 1;
+    }
+
     /// A reader or a writer less; what nobody reads and nobody writes goes.
     pub(crate) fn leave(&mut self, id: u64, writes: bool) {
         let Some(channel) = self.list.get_mut(&id) else { return };

@@ -9,6 +9,7 @@ use afresh_files::Node;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::kin::{Kin, NOBODY, News, Strings};
 use super::layout::Layout;
 use super::locks::Lock;
 use super::process_calls::PID;
@@ -20,43 +21,6 @@ use super::{End, State};
 pub(crate) const PROCESSES: usize = 32;
 /// The guest's first process.
 pub(crate) const FIRST: u32 = PID as u32;
-/// Who takes children over whose parent has ended (`init`), and never asks for them.
-const NOBODY: u32 = 1;
-
-/// Who a process is.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Kin {
-    pub(crate) id: u32,
-    pub(crate) parent: u32,
-    pub(crate) group: u32,
-    pub(crate) session: u32,
-    /// Whose memory it uses: its own, or that of a parent who waits until it runs another program (`vfork`).
-    pub(crate) memory: u32,
-    /// Whether it was stopped, and by which signal.
-    pub(crate) stopped: Option<u8>,
-    /// What its parent was not told yet: that it was stopped, or goes on.
-    pub(crate) news: Option<News>,
-    /// The path of its program, once it runs another than the guest's first.
-    pub(crate) program: Option<Vec<u8>>,
-}
-
-/// What becomes of a process that does not end.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) enum News {
-    Stopped(u8),
-    Continued,
-}
-
-impl News {
-    /// As `wait4` tells it.
-    pub(super) fn status(self) -> i32 {
-        match self {
-            Self::Stopped(signal) => i32::from(signal) << 8 | 0x7f,
-            Self::Continued => 0xffff,
-        }
-    }
-}
-
 /// A process that is not the current one: all of it but memory and registers.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Member {
@@ -115,14 +79,6 @@ impl Which {
     }
 }
 
-impl Kin {
-    fn first() -> Self {
-        let (id, parent) = (FIRST, NOBODY);
-        let (stopped, news, program) = (None, None, None);
-        Self { id, parent, group: id, session: id, memory: id, stopped, news, program }
-    }
-}
-
 impl Family {
     /// The first process alone.
     pub(crate) fn new() -> Self {
@@ -138,16 +94,9 @@ impl Family {
     pub(super) fn check(&self, threads: &Threads, layout: &Layout) -> Result<(), &'static str> {
         let next = threads.next();
         let later = |id: u32| (FIRST + 1..next).contains(&id);
-        let signal = |signal: u8| (1..=64).contains(&signal);
-        let told = |kin: &Kin| {
-            let by = match kin.news {
-                Some(News::Stopped(by)) => Some(by),
-                _ => None,
-            };
-            kin.stopped.into_iter().chain(by).all(signal)
-        };
         let own = &self.own;
-        let first = own.id == FIRST && own.memory == FIRST && own.parent == NOBODY && told(own);
+        let first =
+            own.id == FIRST && own.memory == FIRST && own.parent == NOBODY && own.is_sound();
         let room = self.others.len() + self.ended.len() < PROCESSES;
         let sound = self.others.iter().all(|(&id, member)| {
             let kin = &member.kin;
@@ -165,7 +114,7 @@ impl Family {
                 && later(id)
                 && parent
                 && memory
-                && told(kin)
+                && kin.is_sound()
                 && handlers
                 && member.pending.is_sound()
                 && member.umask & !0o777 == 0
@@ -206,6 +155,11 @@ impl Family {
     /// Directories that processes are in which are not the current one.
     pub(super) fn directories(&self) -> impl Iterator<Item = Node> + '_ {
         self.others.values().map(|member| member.directory)
+    }
+
+    /// Everybody's number, whether it lives or has ended.
+    pub(super) fn numbers(&self) -> Vec<u32> {
+        self.kins().map(|kin| kin.id).chain(self.ended.keys().copied()).collect()
     }
 
     /// Whether the current process is the only one that lives, and it is the first.
@@ -357,6 +311,22 @@ impl State {
         others.chain([(self.family.own.memory, &self.layout)]).collect()
     }
 
+    /// The memory of `memory`, whether it is the current process's or another's.
+    pub(super) fn layout_of(&self, memory: u32) -> Option<&Layout> {
+        match self.family.own.memory == memory {
+            true => Some(&self.layout),
+            false => self.family.layouts.get(&memory),
+        }
+    }
+
+    /// The directory that a process which lives is in.
+    pub(super) fn directory_of(&self, id: u32) -> Option<Node> {
+        match self.family.own.id == id {
+            true => Some(self.directory),
+            false => self.family.others.get(&id).map(|member| member.directory),
+        }
+    }
+
     /// The threads of a process that lives.
     pub(crate) fn threads_of(&self, id: u32) -> Option<&Threads> {
         match self.family.own.id == id {
@@ -456,7 +426,7 @@ impl State {
     }
 
     /// The current process runs another program from here on: what of it does not outlast that goes.
-    pub(crate) fn shed(&mut self, program: Vec<u8>) {
+    pub(crate) fn shed(&mut self, program: Vec<u8>, strings: Strings) {
         let state = &mut *self;
         for number in state.table.closing() {
             let gone = state.table.close(number).unwrap_or_default();
@@ -469,7 +439,8 @@ impl State {
         let id = state.family.own.id;
         let name = program.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
         state.threads.become_single(id, name);
-        state.family.own.program = Some(program);
+        state.family.own.program = program;
+        state.family.own.strings = strings;
         let lender = std::mem::replace(&mut state.family.own.memory, id);
         if lender != id {
             let new = Layout::new(state.layout.limit());

@@ -3,9 +3,10 @@
 use rustix::io::Errno;
 
 use super::encode::Bytes;
-use super::family::{Asked, FIRST, News, Which};
+use super::family::{Asked, FIRST, Which};
+use super::kin::News;
 use super::threads::{On, Thread, Wait};
-use super::{Channel, DONE, Outcome, Person, Served, State, Writer, copy_out, path_in, word_in};
+use super::{Channel, DONE, Outcome, Person, Served, Writer, copy_out, path_in, word_in};
 use crate::load::Command;
 use crate::platform::{GUEST, Process};
 
@@ -82,8 +83,7 @@ impl Person {
         if flags != 0 {
             return self.unknown(libc::SYS_execveat);
         }
-        let path = path_in(process, path)?;
-        let from = self.base(at, &path)?;
+        let (path, from) = self.program_at(at, path_in(process, path)?)?;
         let mut left = BYTES;
         let args = strings_in(process, strings.0, &mut left)?;
         let env = strings_in(process, strings.1, &mut left)?;
@@ -259,13 +259,6 @@ impl Person {
         let own = &mut self.change().family.own;
         (own.group, own.session) = (id, id);
         Ok(Outcome::Value(id.into()))
-    }
-}
-
-impl State {
-    /// The path of the program that the current process runs, where it is another than the guest's first.
-    pub(super) fn program(&self) -> Option<&[u8]> {
-        self.family.own.program.as_deref()
     }
 }
 

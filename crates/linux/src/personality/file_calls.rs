@@ -1,10 +1,14 @@
 //! Calls about open files: opening, closing, duplicating, telling what they are.
 
+use std::sync::Arc;
+
 use afresh_files::{Access, Kind, New, Node, Tree, Walk, Whence};
 use rustix::io::Errno;
 
 use super::devices::Device;
 use super::encode::{self, Attributes};
+use super::proc_calls::Reach;
+use super::proc_paths::Meant;
 use super::table::{Description, Open};
 use super::{DONE, Outcome, Person, Served, State, clock_calls, copy_in, copy_out, path_in};
 use crate::platform::Process;
@@ -44,8 +48,10 @@ impl Person {
         links: bool,
     ) -> Served<Node> {
         let path = path_in(process, path)?;
-        let how = Walk::new(self.base(at, &path)?).follow(links);
-        Ok(self.state.tree.walk(&path, how)?.node()?)
+        match self.reach(at, &path, |walk| walk.follow(links))? {
+            Reach::Place(place) => Ok(place.node()?),
+            Reach::Own(meant) => self.node_of(&meant),
+        }
     }
 
     /// Copies a path in whose last name is to be made, removed or given away.
@@ -56,8 +62,10 @@ impl Person {
         path: u64,
     ) -> Served<afresh_files::Place> {
         let path = path_in(process, path)?;
-        let how = Walk::new(self.base(at, &path)?).name();
-        Ok(self.state.tree.walk(&path, how)?)
+        match self.reach(at, &path, Walk::name)? {
+            Reach::Place(place) => Ok(place),
+            Reach::Own(_) => Err(Errno::PERM.into()),
+        }
     }
 
     pub(super) fn open(
@@ -74,11 +82,12 @@ impl Person {
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
         let exclusive = has(libc::O_CREAT | libc::O_EXCL);
         let name = path_in(process, path)?;
-        if let Some(told) = self.state.told(&name) {
-            return self.open_told(&told, flags);
-        }
-        let from = Walk::new(self.base(at, &name)?);
-        let how = if exclusive { from.name() } else { from.follow(!has(libc::O_NOFOLLOW)) };
+        let follows = !has(libc::O_NOFOLLOW);
+        let how = |walk: Walk| if exclusive { walk.name() } else { walk.follow(follows) };
+        let place = match self.reach(at, &name, how)? {
+            Reach::Place(place) => place,
+            Reach::Own(meant) => return self.open_meant(&meant, flags),
+        };
         let mode = mode as u32 & 0o7777 & !self.state.umask;
         let now = clock_calls::now();
         let access = Access {
@@ -87,7 +96,7 @@ impl Person {
             append: !only_named && has(libc::O_APPEND),
         };
         if has(libc::O_TMPFILE) {
-            let directory = self.state.tree.walk(&name, how)?.node()?;
+            let directory = place.node()?;
             if self.state.tree.stat(directory)?.kind != Kind::Directory {
                 return Err(Errno::NOTDIR.into());
             }
@@ -100,7 +109,6 @@ impl Person {
             tree.release(node);
             return self.add(Open::File(open?), flags);
         }
-        let place = self.state.tree.walk(&name, how)?;
         if exclusive && place.found.is_some() {
             return Err(Errno::EXIST.into());
         }
@@ -126,21 +134,22 @@ impl Person {
             _ => {}
         }
         let open = self.change().tree.open(node, access)?;
+        let found = Some((place.directory, place.name));
         match Device::of(stat.device).filter(|_| stat.kind == Kind::Device && !only_named) {
-            Some(device) => self.add(Open::Device(device, open), flags),
-            None => self.add(Open::File(open), flags),
+            Some(device) => self.add_found(Open::Device(device, open), flags, found),
+            None => self.add_found(Open::File(open), flags, found),
         }
     }
 
     /// A file that is made as it is opened, and cannot be written.
-    fn open_told(&mut self, told: &[u8], flags: i32) -> Served {
+    pub(super) fn open_text(&mut self, text: &[u8], flags: i32) -> Served {
         if flags & libc::O_ACCMODE != libc::O_RDONLY {
             return Err(Errno::ACCESS.into());
         }
         self.state.table.check_room()?;
         let (tree, now) = (&mut self.change().tree, clock_calls::now());
         let node = tree.create_unnamed(0o444, now)?;
-        let written = tree.write(node, 0, told, now);
+        let written = tree.write(node, 0, text, now);
         let access = Access { read: true, write: false, append: false };
         let open = tree.open(node, access);
         tree.release(node);
@@ -150,8 +159,18 @@ impl Person {
 
     /// A descriptor for what was opened; what finds no room is closed again.
     pub(super) fn add(&mut self, open: Open, flags: i32) -> Served {
+        self.add_found(open, flags, None)
+    }
+
+    /// As [`Person::add`], of what was found by this name in this directory.
+    pub(super) fn add_found(
+        &mut self,
+        open: Open,
+        flags: i32,
+        found: Option<(Node, Arc<[u8]>)>,
+    ) -> Served {
         let kept = libc::O_ACCMODE | libc::O_APPEND | libc::O_NONBLOCK | libc::O_PATH;
-        let description = Description { open, flags: (flags & kept) as u32 };
+        let description = Description { found, ..Description::new(open, flags & kept) };
         let close_on_exec = flags & libc::O_CLOEXEC != 0;
         let state = self.change();
         match state.table.add(description, close_on_exec) {
@@ -200,6 +219,17 @@ impl Person {
         let open = match &self.state.table.get(descriptor)?.open {
             Open::File(open) => open,
             Open::Device(..) => return Ok(DONE),
+            Open::Folder(folder, at) => {
+                let at = match whence {
+                    Whence::Start => offset,
+                    Whence::Current => (*at as i64).saturating_add(offset),
+                    _ => return Err(Errno::INVAL.into()),
+                };
+                let at = u64::try_from(at).map_err(|_| Errno::INVAL)?;
+                let open = Open::Folder(*folder, at);
+                self.change().table.get_mut(descriptor)?.open = open;
+                return Ok(Outcome::Value(at));
+            }
             _ => return Err(Errno::SPIPE.into()),
         };
         let mut moved = open.clone();
@@ -342,18 +372,19 @@ impl Person {
         }
     }
 
-    pub(super) fn attributes_of(&self, description: &Description) -> Served<Attributes> {
-        let none = Attributes::default();
+    /// What is told of the description `id`.
+    pub(super) fn attributes_of(&self, id: u64, description: &Description) -> Served<Attributes> {
+        let inode = self.state.inode_of(id, &description.open);
+        let none = Attributes { inode, links: 1, ..Attributes::default() };
         match &description.open {
             Open::Input | Open::Output | Open::Messages | Open::Pipe { .. } => {
-                Ok(Attributes { inode: 1, mode: libc::S_IFIFO | 0o600, links: 1, ..none })
+                Ok(Attributes { mode: libc::S_IFIFO | 0o600, ..none })
             }
-            Open::Socket(_) => {
-                Ok(Attributes { inode: 1, mode: libc::S_IFSOCK | 0o777, links: 1, ..none })
-            }
+            Open::Socket(_) => Ok(Attributes { mode: libc::S_IFSOCK | 0o777, ..none }),
             Open::Event { .. } | Open::Timer(_) | Open::Epoll(_) => {
-                Ok(Attributes { inode: 1, mode: 0o600, links: 1, ..none })
+                Ok(Attributes { mode: 0o600, ..none })
             }
+            Open::Folder(folder, _) => self.attributes_meant(&Meant::Folder(*folder), true),
             // Its name may be gone, or be another's.
             Open::File(open) | Open::Device(_, open) => {
                 Ok(Attributes::from(self.state.tree.stat(open.node)?))
@@ -362,7 +393,8 @@ impl Person {
     }
 
     pub(super) fn fstat(&mut self, process: &mut Process, descriptor: u64, to: u64) -> Served {
-        let attributes = self.attributes_of(self.state.table.get(descriptor)?)?;
+        let id = self.state.table.id(descriptor)?;
+        let attributes = self.attributes_of(id, self.state.table.get(descriptor)?)?;
         copy_out(process, to, &encode::stat(&attributes))?;
         Ok(DONE)
     }
@@ -380,11 +412,14 @@ impl Person {
             && (path == 0 || copy_in(process, path, 1)? == [0])
         {
             if at as i32 != libc::AT_FDCWD {
-                return self.attributes_of(self.state.table.get(at)?);
+                return self.attributes_of(self.state.table.id(at)?, self.state.table.get(at)?);
             }
             self.state.directory
         } else {
-            self.follow(process, at, path, follow)?
+            match self.reach(at, &path_in(process, path)?, |walk| walk.follow(follow))? {
+                Reach::Place(place) => place.node()?,
+                Reach::Own(meant) => return self.attributes_meant(&meant, follow),
+            }
         };
         Ok(Attributes::from(self.state.tree.stat(node)?))
     }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use afresh_files::{Budget, Layer, New, Refused, Time, Tree, Walk};
 
 use super::devices::DEVICES;
+use super::proc_paths::OWN_DESCRIPTORS;
 
 /// There the host tells of itself and of this process, which no grant can mean.
 const OWN: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -76,8 +77,11 @@ pub(crate) fn prepare(granted: &[PathBuf], storage: u64) -> Result<(Tree, Vec<Pa
     let mut plan = Plan::default();
     granted.iter().for_each(|path| plan.add(path));
     let (mut tree, mounted) = over(&plan.directories);
-    for path in ["/dev/shm", "/proc/self", "/tmp"] {
+    for path in ["/dev/shm", "/proc", "/tmp"] {
         tree.make_directories(path, Time::default())?;
+    }
+    for (path, target) in OWN_DESCRIPTORS {
+        plant(&mut tree, Path::new(path), New::Link(target.as_bytes()), 0o777)?;
     }
     for (path, _, number) in DEVICES {
         plant(&mut tree, Path::new(path), New::Device(number), 0o666)?;
@@ -105,8 +109,13 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
         format!("MemTotal: {kib:>14} kB\nMemFree: {kib:>15} kB\nMemAvailable: {kib:>10} kB\n");
     let none = ["Buffers", "Cached", "SwapCached", "SwapTotal", "SwapFree"];
     let none: String = none.iter().map(|name| format!("{name}: {:>14} kB\n", 0)).collect();
+    // What every processor of this kind has; what this one has besides programs ask it itself.
+    let processor = "processor\t: 0\nvendor_id\t: afresh\ncpu family\t: 0\nmodel\t\t: 0\nmodel name\t: afresh\n\
+                     physical id\t: 0\nsiblings\t: 1\ncore id\t\t: 0\ncpu cores\t: 1\n\
+                     flags\t\t: fpu tsc cx8 cmov mmx fxsr sse sse2 syscall nx lm\n\n";
     let files = [
         ("/proc/meminfo", total + &none),
+        ("/proc/cpuinfo", processor.to_owned()),
         ("/proc/sys/kernel/tainted", "0\n".to_owned()),
         ("/proc/sys/kernel/hostname", "afresh\n".to_owned()),
         ("/proc/sys/kernel/core_pattern", "core\n".to_owned()),
@@ -122,7 +131,7 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
 }
 
 /// Makes something at a path, with the directories above it, unless there is something already.
-pub(crate) fn plant(tree: &mut Tree, path: &Path, new: New<'_>, mode: u32) -> Result<(), Refused> {
+fn plant(tree: &mut Tree, path: &Path, new: New<'_>, mode: u32) -> Result<(), Refused> {
     if let Some(above) = path.parent() {
         tree.make_directories(bytes(above), Time::default())?;
     }

@@ -1,9 +1,10 @@
 //! Calls about names: links, directories, where the program is.
 
-use afresh_files::{Kind, New, Node, Rename, Tree, Walk};
+use afresh_files::{Kind, New, Node, Rename, Tree};
 use rustix::io::Errno;
 
 use super::encode::Bytes;
+use super::proc_calls::Reach;
 use super::table::Open;
 use super::{DONE, Outcome, Person, Served, State, clock_calls, copy_out, path_in};
 use crate::platform::Process;
@@ -24,24 +25,19 @@ impl Person {
         if len as i32 <= 0 {
             return Err(Errno::INVAL.into());
         }
-        let target = match self.state.program() {
-            // Each process has its own.
-            Some(program) if path == b"/proc/self/exe" => program.to_vec(),
-            _ => {
-                let named = match &self.state.table.get(at).map(|description| &description.open) {
-                    Ok(Open::File(open)) if path.is_empty() => Some(open.node),
-                    _ => None,
-                };
-                let node = match named {
-                    Some(node) if self.state.tree.stat(node)?.kind == Kind::Link => node,
-                    Some(_) => return Err(Errno::NOENT.into()),
-                    None => {
-                        let how = Walk::new(self.base(at, &path)?).follow(false);
-                        self.state.tree.walk(&path, how)?.node()?
-                    }
-                };
+        let named = match &self.state.table.get(at).map(|description| &description.open) {
+            Ok(Open::File(open)) if path.is_empty() => Some(open.node),
+            _ => None,
+        };
+        let target = match named {
+            Some(node) if self.state.tree.stat(node)?.kind == Kind::Link => {
                 self.state.tree.read_link(node)?.to_vec()
             }
+            Some(_) => return Err(Errno::NOENT.into()),
+            None => match self.reach(at, &path, |walk| walk.follow(false))? {
+                Reach::Place(place) => self.state.tree.read_link(place.node()?)?.to_vec(),
+                Reach::Own(meant) => self.state.target(&meant).ok_or(Errno::INVAL)?,
+            },
         };
         let bytes = &target[..target.len().min(len as usize)];
         copy_out(process, to, bytes)?;
@@ -55,8 +51,10 @@ impl Person {
         to: u64,
         len: u64,
     ) -> Served {
-        if !matches!(self.state.table.get(descriptor)?.open, Open::File(_)) {
-            return Err(Errno::NOTDIR.into());
+        match self.state.table.get(descriptor)?.open {
+            Open::File(_) => {}
+            Open::Folder(..) => return self.list_folder(process, descriptor, to, len),
+            _ => return Err(Errno::NOTDIR.into()),
         }
         let State { table, tree, .. } = self.change();
         let Open::File(open) = &mut table.get_mut(descriptor)?.open else {

@@ -22,11 +22,15 @@ use super::layout::Layout;
 use super::locks::Locks;
 use super::pipe_calls::Timer;
 use super::poll_calls::Set;
+use super::proc_paths::Folder;
 use super::signals::Pending;
 use super::sockets::Socket;
 use super::table::{Description, Open, Parts, Table};
 use super::threads::{Moment, Threads};
 use crate::error::{FreezeError, Misfit, ThawError};
+
+/// Longest name of a file.
+const NAME: usize = 255;
 
 /// [`State`] but for its files, in a form that is written down.
 #[derive(Serialize, Deserialize)]
@@ -35,7 +39,7 @@ pub(crate) struct Packed {
     layers: Vec<Vec<u8>>,
     /// Whose, number, description, whether it is closed on `exec`.
     descriptors: Vec<(u32, u32, u64, bool)>,
-    descriptions: Vec<(u64, PackedOpen, u32)>,
+    descriptions: Vec<(u64, PackedDescription)>,
     next: u64,
     directory: Node,
     umask: u32,
@@ -48,6 +52,9 @@ pub(crate) struct Packed {
     locks: Locks,
     family: Family,
 }
+
+/// What is open, its flags, and where it was found.
+type PackedDescription = (PackedOpen, u32, Option<(Node, Vec<u8>)>);
 
 #[derive(Serialize, Deserialize)]
 enum PackedOpen {
@@ -63,6 +70,7 @@ enum PackedOpen {
     Timer(Timer),
     Epoll(Set),
     Socket(Socket),
+    Folder(Folder, u64),
 }
 
 /// Has all moments of threads, alarms and timers at another place of the clock.
@@ -111,12 +119,14 @@ impl State {
                 Open::Timer(timer) => PackedOpen::Timer(timer.clone()),
                 Open::Epoll(set) => PackedOpen::Epoll(set.clone()),
                 Open::Socket(socket) => PackedOpen::Socket(socket.clone()),
+                Open::Folder(folder, at) => PackedOpen::Folder(*folder, *at),
             };
-            descriptions.push((id, open, description.flags));
+            let found = description.found.as_ref().map(|(above, name)| (*above, name.to_vec()));
+            descriptions.push((id, (open, description.flags, found)));
         }
         let (mut threads, mut alarm) = (self.threads.clone(), self.alarm);
         let mut family = self.family.clone();
-        let mut timers = descriptions.iter_mut().filter_map(|(_, open, _)| match open {
+        let mut timers = descriptions.iter_mut().filter_map(|(_, (open, ..))| match open {
             PackedOpen::Timer(timer) => Some(timer),
             _ => None,
         });
@@ -168,7 +178,7 @@ impl State {
         let saved = SavedTree::from_bytes(files).map_err(Misfit::Files)?;
         let tree = below.restored(&saved).map_err(Misfit::Files)?;
         let mut descriptions = BTreeMap::new();
-        for (id, open, flags) in packed.descriptions {
+        for (id, (open, flags, found)) in packed.descriptions {
             let open = match open {
                 PackedOpen::Input => Open::Input,
                 PackedOpen::Output => Open::Output,
@@ -197,8 +207,14 @@ impl State {
                 PackedOpen::Epoll(_) => return Err(damaged("a set of descriptors is none")),
                 PackedOpen::Socket(socket) if socket.is_sound() => Open::Socket(socket),
                 PackedOpen::Socket(_) => return Err(damaged("a socket is none")),
+                // It may tell of a process that is gone: it is empty then.
+                PackedOpen::Folder(folder, at) => Open::Folder(folder, at),
             };
-            descriptions.insert(id, Description { open, flags });
+            if found.as_ref().is_some_and(|(_, name)| name.len() > NAME) {
+                return Err(damaged("the name of an open file is longer than names are"));
+            }
+            let found = found.map(|(above, name)| (above, name.into()));
+            descriptions.insert(id, Description { open, flags, found });
         }
         let mut family = packed.family;
         let (descriptors, next) = (packed.descriptors, packed.next);

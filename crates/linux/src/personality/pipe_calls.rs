@@ -54,12 +54,11 @@ impl Person {
             return Err(Errno::INVAL.into());
         }
         let close = flags & libc::O_CLOEXEC != 0;
-        let kept = (flags & libc::O_NONBLOCK) as u32;
+        let kept = flags & libc::O_NONBLOCK;
         let state = self.change();
         let channel = state.channels.add().ok_or(Errno::MFILE)?;
-        let end = |writes: bool| Description {
-            open: Open::Pipe { channel, writes },
-            flags: kept | u32::from(writes),
+        let end = |writes: bool| {
+            Description::new(Open::Pipe { channel, writes }, kept | i32::from(writes))
         };
         let numbers = state.add_pair(end(false), end(true), close)?;
         copy_out(process, to, &numbers)?;

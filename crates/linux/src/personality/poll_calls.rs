@@ -246,7 +246,8 @@ impl Person {
         if description == self.state.table.id(set)? {
             return Err(Errno::INVAL.into());
         }
-        if matches!(self.state.table.get(number)?.open, Open::File(_) | Open::Device(..)) {
+        let open = &self.state.table.get(number)?.open;
+        if matches!(open, Open::File(_) | Open::Device(..) | Open::Folder(..)) {
             return Err(Errno::PERM.into());
         }
         let number = number as u32;

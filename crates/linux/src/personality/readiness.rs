@@ -38,7 +38,7 @@ impl State {
                 (when(streams.has_input(), IN), edges)
             }
             Open::Output | Open::Messages => (OUT, 0),
-            Open::File(_) | Open::Device(..) => (IN | OUT, 0),
+            Open::File(_) | Open::Device(..) | Open::Folder(..) => (IN | OUT, 0),
             Open::Pipe { channel, writes } => {
                 let Some(channel) = self.channels.get(*channel) else { return (ERR, 0) };
                 let events = match writes {

@@ -187,14 +187,14 @@ impl Person {
         if family as i32 != libc::AF_UNIX || kind as i32 & !FLAGS != libc::SOCK_STREAM {
             return Err(Errno::OPNOTSUPP.into());
         }
-        let flags = (kind as i32 & libc::O_NONBLOCK | libc::O_RDWR) as u32;
+        let flags = kind as i32 & libc::O_NONBLOCK | libc::O_RDWR;
         let state = self.change();
         let one = state.channels.add().ok_or(Errno::NFILE)?;
         let other = state.channels.add().ok_or(Errno::NFILE)?;
         let side = |incoming, outgoing| {
             let address = Address::loopback(libc::AF_UNIX as u16, 0);
             let socket = Socket::connected(address.clone(), address, incoming, outgoing);
-            Description { open: Open::Socket(socket), flags }
+            Description::new(Open::Socket(socket), flags)
         };
         let close = kind as i32 & libc::SOCK_CLOEXEC != 0;
         let numbers: Pair = state.add_pair(side(one, other), side(other, one), close)?;

@@ -1,13 +1,15 @@
 //! Descriptors: small numbers for open files, which several of them may share.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
-use afresh_files::OpenFile;
+use afresh_files::{Node, OpenFile};
 use rustix::io::Errno;
 
 use super::devices::Device;
 use super::pipe_calls::Timer;
 use super::poll_calls::Set;
+use super::proc_paths::Folder;
 use super::sockets::Socket;
 
 /// Descriptors a guest may have.
@@ -40,6 +42,8 @@ pub(crate) enum Open {
     /// A set of descriptors to wait for (`epoll`).
     Epoll(Set),
     Socket(Socket),
+    /// A directory of `/proc` that is in no tree, and how far it was listed.
+    Folder(Folder, u64),
 }
 
 impl Open {
@@ -65,9 +69,16 @@ pub(crate) struct Description {
     pub(crate) open: Open,
     /// As `fcntl(F_GETFL)` tells them.
     pub(crate) flags: u32,
+    /// Where a file was found that was opened by a name: a directory, and the name there.
+    pub(crate) found: Option<(Node, Arc<[u8]>)>,
 }
 
 impl Description {
+    /// One that has no name.
+    pub(crate) fn new(open: Open, flags: i32) -> Self {
+        Self { open, flags: flags as u32, found: None }
+    }
+
     /// Where the next read or write of a file begins.
     pub(crate) fn offset(&self) -> u64 {
         match &self.open {
@@ -123,7 +134,7 @@ impl Table {
         .into_iter()
         .enumerate()
         {
-            let description = Description { open, flags: flags as u32 };
+            let description = Description::new(open, flags);
             table.descriptions.insert(number as u64, description);
             let descriptor = Descriptor { description: number as u64, close_on_exec: false };
             table.descriptors.insert(number as u32, descriptor);
@@ -180,6 +191,21 @@ impl Table {
     /// The number of what `descriptor` is open on.
     pub(crate) fn id(&self, descriptor: u64) -> Result<u64, Errno> {
         Ok(self.descriptors.get(&(descriptor as u32)).ok_or(Errno::BADF)?.description)
+    }
+
+    /// What the descriptors of a process are open on, by number: of `other`, or else the current one.
+    pub(super) fn listed(
+        &self,
+        other: Option<u32>,
+    ) -> impl Iterator<Item = (u32, u64, &Description)> + '_ {
+        let list = match other {
+            Some(id) => self.others.get(&id),
+            None => Some(&self.descriptors),
+        };
+        list.into_iter().flatten().filter_map(|(&number, descriptor)| {
+            let id = descriptor.description;
+            Some((number, id, self.descriptions.get(&id)?))
+        })
     }
 
     pub(crate) fn description(&self, id: u64) -> Option<&Description> {

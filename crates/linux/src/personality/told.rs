@@ -1,35 +1,118 @@
 //! What `/proc` tells of the guest's processes: made when a file there is opened, and as it was then.
 //!
-//! Only opening and reading: these files are in no list of a directory.
+//! Promises: all of it is the guest's own. What a program was started with is told as it was then; it cannot be changed by writing
+//! to its own memory.
 
 use std::fmt::Write;
 
+use afresh_files::Node;
+
 use super::clock_calls::now_moment;
+use super::table::Open;
 use super::{State, USER};
 
+/// Files of a process, and whether there is one of a process that has ended.
+pub(super) const FILES: [(&str, bool); 9] = [
+    ("cmdline", true),
+    ("comm", true),
+    ("environ", false),
+    ("limits", false),
+    ("maps", false),
+    ("mounts", false),
+    ("stat", true),
+    ("statm", false),
+    ("status", true),
+];
+/// The limits of a process, as they are told: name, number and unit.
+const LIMITS: [(&str, u32, &str); 16] = [
+    ("cpu time", libc::RLIMIT_CPU, "seconds"),
+    ("file size", libc::RLIMIT_FSIZE, "bytes"),
+    ("data size", libc::RLIMIT_DATA, "bytes"),
+    ("stack size", libc::RLIMIT_STACK, "bytes"),
+    ("core file size", libc::RLIMIT_CORE, "bytes"),
+    ("resident set", libc::RLIMIT_RSS, "bytes"),
+    ("processes", libc::RLIMIT_NPROC, "processes"),
+    ("open files", libc::RLIMIT_NOFILE, "files"),
+    ("locked memory", libc::RLIMIT_MEMLOCK, "bytes"),
+    ("address space", libc::RLIMIT_AS, "bytes"),
+    ("file locks", libc::RLIMIT_LOCKS, "locks"),
+    ("pending signals", libc::RLIMIT_SIGPENDING, "signals"),
+    ("msgqueue size", libc::RLIMIT_MSGQUEUE, "bytes"),
+    ("nice priority", libc::RLIMIT_NICE, ""),
+    ("realtime priority", libc::RLIMIT_RTPRIO, ""),
+    ("realtime timeout", libc::RLIMIT_RTTIME, "us"),
+];
+/// The one file system that there is.
+const MOUNTS: &str = "afresh / tmpfs rw 0 0\n";
+
 impl State {
-    /// The content of `path`, if it is one of these files.
-    pub(super) fn told(&self, path: &[u8]) -> Option<Vec<u8>> {
-        let path = std::str::from_utf8(path.strip_prefix(b"/proc/")?).ok()?;
-        if path == "uptime" {
-            let seconds = now_moment() as f64 / 1e9;
-            return Some(format!("{seconds:.2} {seconds:.2}\n").into_bytes());
-        }
-        let (id, mut file) = path.split_once('/')?;
-        let id = if id == "self" { self.family.own.id } else { id.parse().ok()? };
-        let mut thread = id;
-        if let Some(rest) = file.strip_prefix("task/") {
-            let (of, rest) = rest.split_once('/')?;
-            (thread, file) = (of.parse().ok()?, rest);
-        }
-        match file {
-            "stat" => self.stat_line(id, thread),
-            "status" => self.status(id, thread),
-            "comm" => Some(self.thread_name(id, thread)? + "\n"),
-            "maps" if id == self.family.own.id => Some(self.maps()),
+    /// The content of a file of `/proc` itself.
+    pub(super) fn told(&self, name: &[u8]) -> Option<Vec<u8>> {
+        let text = match name {
+            b"uptime" => {
+                let seconds = now_moment() as f64 / 1e9;
+                format!("{seconds:.2} {seconds:.2}\n")
+            }
+            b"mounts" => MOUNTS.to_owned(),
+            _ => return None,
+        };
+        Some(text.into_bytes())
+    }
+
+    /// The content of a file of a process, or of one of its threads.
+    pub(super) fn told_of(&self, id: u32, thread: u32, name: &[u8]) -> Option<Vec<u8>> {
+        let kin = self.family.kin(id);
+        match name {
+            b"stat" => self.stat_line(id, thread),
+            b"status" => self.status(id, thread),
+            b"comm" => Some(self.thread_name(id, thread)? + "\n"),
+            b"maps" => self.maps(kin?.memory),
+            b"limits" => kin.map(|_| self.limits()),
+            b"statm" => {
+                let pages = self.memory_of(id)? / super::PAGE;
+                Some(format!("{pages} {pages} 0 0 0 {pages} 0\n"))
+            }
+            b"mounts" => kin.map(|_| MOUNTS.to_owned()),
+            b"cmdline" => {
+                return Some(kin.map_or_else(Vec::new, |kin| kin.strings.args().to_vec()));
+            }
+            b"environ" => return Some(kin?.strings.env().to_vec()),
             _ => None,
         }
         .map(String::into_bytes)
+    }
+
+    /// What is told of a descriptor beside what it is open on.
+    pub(super) fn info(&self, id: u32, number: u32) -> Option<Vec<u8>> {
+        let description = self.open_of(id, number)?;
+        let (at, flags) = (description.offset(), description.flags);
+        let inode = match &description.open {
+            Open::File(open) | Open::Device(_, open) => open.node,
+            _ => Node(1),
+        };
+        Some(
+            format!("pos:\t{at}\nflags:\t0{flags:o}\nmnt_id:\t1\nino:\t{}\n", inode.0).into_bytes(),
+        )
+    }
+
+    fn limits(&self) -> String {
+        let mut text =
+            format!("{:<26}{:<21}{:<21}{:<10}\n", "Limit", "Soft Limit", "Hard Limit", "Units");
+        let word = |limit: u64| match limit {
+            u64::MAX => "unlimited".to_owned(),
+            limit => limit.to_string(),
+        };
+        for (name, number, unit) in LIMITS {
+            let limit = word(self.limit_of(number).unwrap_or(u64::MAX));
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "Max {name:<22}{limit:<21}{limit:<21}{unit:<10}");
+        }
+        text
+    }
+
+    /// Bytes that a process has mapped.
+    fn memory_of(&self, id: u32) -> Option<u64> {
+        Some(self.layout_of(self.family.kin(id)?.memory)?.bytes())
     }
 
     fn thread_name(&self, id: u32, thread: u32) -> Option<String> {
@@ -58,7 +141,7 @@ impl State {
         let name = self.thread_name(id, thread).unwrap_or_default();
         let (parent, group, session) = self.relations(id);
         let threads = self.threads_of(id).map_or(1, super::Threads::len);
-        let memory = self.layout.bytes();
+        let memory = self.memory_of(id).unwrap_or_default();
         let zeros = " 0".repeat(29);
         Some(format!(
             "{thread} ({name}) {letter} {parent} {group} {session} 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 0 {memory}{zeros}\n"
@@ -76,7 +159,7 @@ impl State {
         };
         let (parent, ..) = self.relations(id);
         let threads = self.threads_of(id).map_or(1, super::Threads::len);
-        let (umask, kib) = (self.umask, self.layout.bytes() >> 10);
+        let (umask, kib) = (self.umask, self.memory_of(id).unwrap_or_default() >> 10);
         Some(format!(
             "Name:\t{name}\nUmask:\t{umask:04o}\nState:\t{letter} ({word})\nTgid:\t{id}\nPid:\t{thread}\nPPid:\t{parent}\n\
              TracerPid:\t0\nUid:\t{USER}\t{USER}\t{USER}\t{USER}\nGid:\t{USER}\t{USER}\t{USER}\t{USER}\n\
@@ -84,9 +167,9 @@ impl State {
         ))
     }
 
-    fn maps(&self) -> String {
+    fn maps(&self, memory: u32) -> Option<String> {
         let mut text = String::new();
-        for (start, len, protection) in self.layout.mappings() {
+        for (start, len, protection) in self.layout_of(memory)?.mappings() {
             let letter = |bit: i32, letter| if protection & bit as u64 == 0 { '-' } else { letter };
             let (r, w) = (letter(libc::PROT_READ, 'r'), letter(libc::PROT_WRITE, 'w'));
             let x = letter(libc::PROT_EXEC, 'x');
@@ -94,6 +177,6 @@ impl State {
             // Writing to a string does not fail.
             let _ = writeln!(text, "{start:08x}-{end:08x} {r}{w}{x}p 00000000 00:00 0");
         }
-        text
+        Some(text)
     }
 }

@@ -230,6 +230,7 @@ impl Person {
             Open::Device(Device::Null | Device::Host, _) => Ok(Vec::new()),
             Open::Device(Device::Zero, _) => Ok(vec![0; len as usize]),
             Open::Device(Device::Random, _) => fresh(len),
+            Open::Folder(..) => Err(Errno::ISDIR.into()),
             _ => Err(Errno::SPIPE.into()),
         }
     }

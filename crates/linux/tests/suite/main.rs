@@ -10,6 +10,7 @@ mod http;
 mod model;
 mod odd;
 mod pristine;
+mod proc;
 mod processes;
 mod python;
 mod session;

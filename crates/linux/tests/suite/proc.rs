@@ -1,0 +1,203 @@
+//! What `/proc` and `/dev/fd` tell of a guest's own processes, and that it is nobody else's.
+
+#![cfg(all(target_os = "linux", target_arch = "x86_64"))]
+
+use crate::common;
+
+use std::time::Duration;
+
+use afresh_linux::{Frozen, Instance, Program, Warm};
+use afresh_pager::{Options, SnapshotOptions};
+use afresh_snapshot::{Branch, Tree};
+use afresh_store::Store;
+
+const LIMIT: Duration = Duration::from_secs(100);
+
+fn python(script: &str) -> Option<Program> {
+    let program = common::python()?.arg("/app.py").arg("one two").file("/app.py", script);
+    let program = program.env("COLOUR", "blue").env("PATH", "/usr/bin:/bin");
+    Some(program.time_limit(LIMIT).start_limit(LIMIT))
+}
+
+fn shell(script: &str) -> Program {
+    let program = Program::new("/bin/sh").arg("-c").arg(script);
+    program.env("PATH", "/usr/bin:/bin").time_limit(LIMIT).start_limit(LIMIT)
+}
+
+const DESCRIPTORS: &str = r#"
+import errno, os, stat, sys
+
+def fails(number, work, *args):
+    try: work(*args)
+    except OSError as e: assert e.errno == number, e
+    else: assert False, "it works"
+
+def look():
+    base = "/proc/self/fd"
+    before = set(os.listdir(base))
+    with open("/tmp/told", "w+") as file:
+        file.write("hello"); file.flush()
+        name = str(file.fileno())
+        # Its own descriptor is in the list, and the one that lists.
+        assert name in before and set(os.listdir(base)) == before | {str(file.fileno() + 1)}
+        assert os.listdir("/dev/fd") == os.listdir(base)
+        assert os.readlink(f"{base}/{name}") == "/tmp/told"
+        assert os.readlink(f"/proc/{os.getpid()}/fd/{name}") == "/tmp/told"
+        assert stat.S_ISLNK(os.lstat(f"{base}/{name}").st_mode)
+        assert os.stat(f"{base}/{name}").st_ino == os.fstat(file.fileno()).st_ino
+        # Opened once more it starts at its beginning; also when its name is gone.
+        os.unlink("/tmp/told")
+        assert os.readlink(f"/dev/fd/{name}") == "/tmp/told (deleted)"
+        with open(f"/dev/fd/{name}") as again: assert again.read() == "hello"
+    fails(errno.ENOENT, os.readlink, f"{base}/{name}")
+    fails(errno.ENOENT, open, f"{base}/999")
+    r, w = os.pipe()
+    assert os.readlink(f"{base}/{r}") == os.readlink(f"{base}/{w}") == f"pipe:[{os.fstat(r).st_ino}]"
+    more = os.open(f"/dev/fd/{w}", os.O_WRONLY)
+    os.close(w); os.write(more, b"through"); os.close(more)
+    assert os.read(r, 99) == b"through" and os.read(r, 99) == b""
+    os.close(r)
+    # Relative to a directory that is in no tree, and through a link of the program's own.
+    here = os.open(base, os.O_RDONLY | os.O_DIRECTORY)
+    assert os.readlink("1", dir_fd=here) == os.readlink(f"{base}/1")
+    assert os.stat("../status", dir_fd=here).st_size == 0
+    fails(errno.EISDIR, os.read, here, 1)
+    os.close(here)
+    if not os.path.lexists("/tmp/out"): os.symlink("/dev/stdout", "/tmp/out")
+    with open("/tmp/out", "w") as out: out.write("linked ")
+    with open("/dev/stderr", "w") as err: err.write("message")
+    tmp = os.open("/tmp", os.O_RDONLY | os.O_DIRECTORY)
+    assert os.listdir(f"{base}/{tmp}") == os.listdir("/tmp")
+    with open(f"{base}/{tmp}/below", "w"): pass
+    assert os.path.exists("/tmp/below")
+    os.close(tmp)
+    assert os.readlink(f"{base}/0").startswith("pipe:[")
+    fails(errno.EACCES, open, "/dev/stdin", "w")
+    fails(errno.EPERM, os.unlink, f"{base}/0")
+    fails(errno.ENOENT, os.listdir, "/proc/9999")
+    # Closed while they are listed, none is left out.
+    many = {str(os.open("/dev/null", os.O_RDONLY)) for _ in range(50)}
+    with os.scandir(base) as entries:
+        for entry in entries:
+            if entry.name in many: os.close(int(entry.name)); many.remove(entry.name)
+    assert not many, many
+
+def own():
+    own = "/proc/self"
+    assert os.readlink(own) == str(os.getpid()) and str(os.getpid()) in os.listdir("/proc")
+    assert "meminfo" in os.listdir("/proc") and {"fd", "status", "exe"} <= set(os.listdir(own))
+    assert os.path.realpath(f"{own}/exe") == os.path.realpath(sys.executable), os.readlink(f"{own}/exe")
+    os.chdir("/tmp")
+    assert os.readlink(f"{own}/cwd") == "/tmp" and os.path.samefile(f"{own}/cwd", "/tmp")
+    assert os.path.exists(f"{own}/root/tmp") and os.listdir(f"{own}/root/tmp") == os.listdir("/tmp")
+    with open(f"{own}/cmdline", "rb") as f: args = f.read().split(b"\0")
+    assert args[1:] == [b"/app.py", b"one two", b""], args
+    with open(f"{own}/environ", "rb") as f: env = f.read().split(b"\0")
+    assert set(env) == {b"COLOUR=blue", b"PATH=/usr/bin:/bin", b"PYTHONDONTWRITEBYTECODE=1", b""}, env
+    with open("/proc/cpuinfo") as f: assert f.read().count("processor") == 1
+    with open(f"{own}/limits") as f: assert "Max open files            1024" in f.read()
+    with open(f"{own}/fdinfo/0") as f: assert f.read().startswith("pos:\t0\n")
+    with open("/proc/thread-self/comm") as f: assert f.read().strip()
+    assert os.listdir(f"{own}/task") == [str(os.getpid())]
+    # A child is told of by its number, with its own program.
+    if (pid := os.fork()) == 0:
+        os.execv("/bin/sh", ["a shell", "-c", "read line"])
+    while os.readlink(f"/proc/{pid}/exe") != "/bin/sh": os.sched_yield()
+    with open(f"/proc/{pid}/cmdline", "rb") as f: assert f.read() == b"a shell\0-c\0read line\0"
+    assert {"0", "1", "2"} <= set(os.listdir(f"/proc/{pid}/fd"))
+    os.kill(pid, 9)
+    while open(f"/proc/{pid}/stat").read().split(")")[1].split()[0] != "Z": os.sched_yield()
+    os.waitpid(pid, 0)
+    fails(errno.ENOENT, os.stat, f"/proc/{pid}")
+
+held = None
+for line in sys.stdin:
+    if line == "hold\n":
+        # A directory that is half listed, and a descriptor of one that is gone.
+        held = os.open("/proc/self/fd", os.O_RDONLY | os.O_DIRECTORY)
+        with open("/tmp/held", "w"): kept = os.open("/tmp/held", os.O_RDONLY)
+        os.unlink("/tmp/held")
+    elif line == "held\n":
+        print(held and (os.readlink(f"/dev/fd/{kept}"), sorted(os.listdir(held), key=int)), flush=True)
+        continue
+    else:
+        look(); own()
+    print("done", flush=True)
+"#;
+
+fn ask(instance: &mut Instance, request: &str) -> String {
+    let answer = instance.call(request.as_bytes()).unwrap_or_else(|e| panic!("{request:?}: {e}"));
+    String::from_utf8(answer).unwrap()
+}
+
+#[test]
+fn descriptors_are_listed_told_and_opened_by_name_and_nothing_is_left() {
+    let Some(program) = python(DESCRIPTORS) else { return };
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    for _ in 0..3 {
+        instance.reset();
+        assert_eq!(ask(&mut instance, "look\n"), "linked done\n");
+        instance.verify().unwrap();
+        assert_eq!(ask(&mut instance, "held\n"), "None\n");
+    }
+    assert_eq!(instance.stats().processes, 1);
+}
+
+#[test]
+fn a_directory_of_proc_that_is_open_is_part_of_every_state() {
+    let Some(program) = python(DESCRIPTORS) else { return };
+    let Some(warm) = common::here(program.warm()) else { return };
+    const HELD: &str = "('/tmp/held (deleted)', ['0', '1', '2', '3', '4', '5'])\n";
+    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let root = line.at();
+    assert_eq!(ask(line.guest_mut().unwrap(), "hold\n"), "done\n");
+    let held = line.snapshot().unwrap();
+    let mut fork = line.fork(held).unwrap();
+    line.restore(root).unwrap();
+    assert_eq!(ask(line.guest_mut().unwrap(), "held\n"), "None\n");
+    line.restore(held).unwrap();
+    line.guest_mut().unwrap().verify().unwrap();
+    for line in [&mut line, &mut fork] {
+        assert_eq!(ask(line.guest_mut().unwrap(), "held\n"), HELD);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path().join("store")).unwrap();
+    let frozen = fork.guest_mut().unwrap().freeze().unwrap();
+    frozen.save(&store, "held", &SnapshotOptions::default()).unwrap();
+    let frozen = Frozen::load(store.load("held").unwrap(), &Options::default()).unwrap();
+    let mut thawed = Warm::thaw(&frozen, &program).unwrap().instance();
+    assert_eq!(ask(&mut thawed, "held\n"), HELD);
+    thawed.verify().unwrap();
+}
+
+#[test]
+fn a_shell_names_its_descriptors() {
+    let script = "echo out > /dev/stdout; echo in | cat /dev/stdin; echo three 3>&1 >/dev/fd/3; ls /dev/fd/ >/dev/null; \
+                  readlink /proc/self/exe; cat /proc/mounts; exec /proc/self/fd/4 'by name' 4</bin/echo";
+    let Some(run) = common::here(shell(script).run(b"")) else { return };
+    let output = String::from_utf8_lossy(&run.output);
+    let (first, rest) = output.split_at(output.find("/usr").unwrap_or(output.len()));
+    assert_eq!(first, "out\nin\nthree\n", "{run:?}");
+    assert!(rest.ends_with("afresh / tmpfs rw 0 0\nby name\n"), "{run:?}");
+}
+
+#[test]
+fn proc_tells_nothing_of_the_host() {
+    let own = std::process::id();
+    let script = format!(
+        "cat /proc/{own}/environ /proc/1/environ 2>/dev/null; ls /proc; cat /proc/self/environ /proc/cpuinfo | tr '\\0' '\\n'"
+    );
+    let Some(run) = common::here(shell(&script).grant("/proc").grant("/").run(b"")) else { return };
+    let output = String::from_utf8_lossy(&run.output);
+    let names: Vec<&str> = output.lines().take_while(|line| !line.contains('=')).collect();
+    let numbers: Vec<&str> = names.iter().filter(|n| n.parse::<u32>().is_ok()).copied().collect();
+    assert!(numbers.len() == 2 && numbers[0] == "2", "the shell and its child: {names:?}");
+    let rest: Vec<&str> = output.lines().skip(names.len()).collect();
+    assert_eq!(rest[..3], ["PATH=/usr/bin:/bin", "PWD=/", "processor\t: 0"], "{rest:?}");
+    if let Ok(host) = std::fs::read_to_string("/proc/cpuinfo")
+        && let Some(model) = host.lines().find(|line| line.starts_with("model name"))
+    {
+        assert!(!output.contains(model), "{model}");
+    }
+}
