@@ -59,6 +59,35 @@ struct Kept {
     begins: HashMap<Node, u64>,
 }
 
+/// A file of the host's: which, and as of when. Two that are equal have the same bytes, if they [are settled](HostFile::is_settled).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct HostFile {
+    /// Device and number.
+    file: (u64, u64),
+    size: u64,
+    /// Seconds and nanoseconds.
+    modified: (i64, u64),
+    changed: (i64, u64),
+}
+
+/// Seconds within which a file may change twice and have the same times.
+const RACY: i64 = 2;
+
+impl HostFile {
+    /// Its length.
+    #[must_use]
+    pub fn size(&self) -> u64 {
+        self.size
+    }
+
+    /// Whether a further change would show in its times: those of a file that has just been changed may stay as they are.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        let now = Time::now().seconds;
+        self.changed.0.max(self.modified.0).saturating_add(RACY) < now
+    }
+}
+
 fn failed(path: &Path, error: Errno) -> Refused {
     match error {
         Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::XDEV => Refused::Missing,
@@ -241,6 +270,20 @@ impl HostDirectory {
         }
         open.push((node, file.clone()));
         Ok(file)
+    }
+
+    /// Which file it is on the host, and as of when; `None` for one that is read where it was kept.
+    pub(crate) fn on_host(&self, node: Node) -> Option<HostFile> {
+        if self.is_kept() {
+            return None;
+        }
+        let stat = rustix::fs::fstat(self.file(node).ok()?).ok()?;
+        Some(HostFile {
+            file: (stat.st_dev, stat.st_ino),
+            size: u64::try_from(stat.st_size).ok()?,
+            modified: (stat.st_mtime, stat.st_mtime_nsec),
+            changed: (stat.st_ctime, stat.st_ctime_nsec),
+        })
     }
 
     /// A name that nothing else has: nobody can say what the directory held, but that it was this one, then.

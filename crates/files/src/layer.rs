@@ -9,8 +9,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::archive::Archive;
+use crate::content::Content;
 use crate::error::{LayerError, Refused};
-use crate::host::{HOST, HostDirectory};
+use crate::host::{HOST, HostDirectory, HostFile};
 use crate::node::{Body, Directory, Entry, Inode, Kind, Node, Time};
 use crate::tree::{Ground, New, Tree, check_name};
 use crate::{image, tar, zip};
@@ -170,6 +171,14 @@ impl Layers {
     /// The directory of the tree that stands for one of a host's, or itself.
     pub(crate) fn mounted(&self, node: Node) -> Node {
         self.mounted.get(&node).copied().unwrap_or(node)
+    }
+
+    /// The file of the host's that `content` is, as it is there.
+    pub(crate) fn on_host(&self, content: &Content) -> Option<HostFile> {
+        let under = content.under.as_ref().filter(|under| under.len == content.size)?;
+        let Source::Host(node) = under.source else { return None };
+        let file = self.host(node)?.on_host(node)?;
+        (content.pages.is_empty() && file.size() == content.size).then_some(file)
     }
 
     /// Whether a host directory has shown a file of that number.

@@ -12,6 +12,7 @@ use std::sync::{Arc, OnceLock, Weak};
 
 use crate::error::Refused;
 use crate::gathered::Gathered;
+use crate::host::HostFile;
 use crate::layer::Layers;
 use crate::map::Map;
 use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Stat, Time};
@@ -262,6 +263,15 @@ impl Tree {
     /// [`Refused::Missing`] for a number that means nothing.
     pub fn stat(&self, node: Node) -> Result<Stat, Refused> {
         Ok(self.inode(node)?.stat(node))
+    }
+
+    /// The file of the host's whose bytes this one has, all of them and no others; `None` for any other.
+    #[must_use]
+    pub fn host_file(&self, node: Node) -> Option<HostFile> {
+        match &self.inode(node).ok()?.body {
+            Body::File(content) => self.ground.layers.on_host(content),
+            _ => None,
+        }
     }
 
     /// What a file is now, to be recognised later.

@@ -15,12 +15,13 @@ use std::time::Instant;
 use afresh_sys::planted::{self, Bug};
 
 use crate::body::Body;
-use crate::contents::Showing;
+use crate::contents::Shown as Contents;
 use crate::guest::{Guest, Halt};
 use crate::load::{self, Command};
 use crate::personality::{Change, End, FIRST, Fork, On, PAGE, Wait, map_order, protect_order};
 use crate::platform::{Orders, Place, PlatformError, Process, Segment, Shown, Then};
 use crate::ranges::Ranges;
+use crate::showing::Showing;
 use crate::standing::{Ground, Standing, Wait as Idle};
 use crate::warm::Limits;
 
@@ -341,14 +342,23 @@ impl Guest {
         let order =
             |range: std::ops::Range<u64>| map_order(range.start, range.end - range.start, 0);
         let mut calls: Vec<_> = zeros.iter().map(order).collect();
-        if let Some((_, shown, _)) = contents.first() {
-            // All of a guest's lie in one file.
-            let descriptor = process.lend(shown.file())?;
-            calls.extend(contents.iter().map(|(part, shown, protection)| {
-                shown.order(part.start, part.end - part.start, *protection, descriptor)
-            }));
-            calls.push([libc::SYS_close as u64, descriptor, 0, 0, 0, 0, 0]);
+        // They lie in two files at most: the guest's own, and that of all guests.
+        let mut lent: Vec<(&Contents, u64)> = Vec::new();
+        for (part, shown, protection) in &contents {
+            let descriptor = match lent.iter().find(|(other, _)| other.shares_file(shown)) {
+                Some((_, descriptor)) => *descriptor,
+                None => {
+                    let descriptor = process.lend(shown.file())?;
+                    lent.push((shown, descriptor));
+                    descriptor
+                }
+            };
+            calls.push(shown.order(part.start, part.end - part.start, *protection, descriptor));
         }
+        let close = |(_, descriptor): &(&Contents, u64)| {
+            [libc::SYS_close as u64, *descriptor, 0, 0, 0, 0, 0]
+        };
+        calls.extend(lent.iter().map(close));
         process.carry_out(&Orders { calls, ..Orders::default() }, Then::Ask)?;
         if let Some(base) = &self.body.base {
             process.show(&Shown::new(&base.image)?, &shown)?;

@@ -12,11 +12,12 @@ use std::sync::Arc;
 use afresh_memory::{Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot, Strategy};
 use afresh_sys::planted::{self, Bug};
 
-use crate::contents::{self, Showing};
+use crate::contents::Shown as Contents;
 use crate::hands::Hands;
 use crate::personality::{Change, Content, Layout, protect_order, unmap_order};
 use crate::platform::{IMAGE, Orders, PlatformError, Process, Segment, Segments, Shown, Then};
 use crate::ranges::Ranges;
+use crate::showing::Showing;
 use crate::standing::{Ground, Part};
 use crate::warm::Limits;
 
@@ -336,7 +337,7 @@ impl Body {
     }
 
     /// The parts of `range` that show contents of files.
-    pub(crate) fn contents(&self, range: Range<u64>) -> Vec<(Range<u64>, contents::Shown)> {
+    pub(crate) fn contents(&self, range: Range<u64>) -> Vec<(Range<u64>, Contents)> {
         let parts = match &self.base {
             Some(_) => self.replaced.within(range),
             // All that it shows was mapped since it began.

@@ -15,10 +15,11 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use afresh_files::{FileVersion, Node, Refused, Tree};
 use afresh_memory::PageRange;
-use afresh_sys::{Memfd, PAGE_SIZE};
+use afresh_sys::{Memfd, PAGE_SIZE, fork};
 use rustix::io::Errno;
 
 use crate::ranges::Ranges;
+use crate::shelf;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Bytes that are copied at a time.
@@ -26,21 +27,12 @@ const AT_ONCE: u64 = 256 << 10;
 /// Files that are remembered.
 const KNOWN: usize = 4096;
 
-/// The memory file of a guest, and what lies where in it.
+/// What the files hold that a guest has mapped: those of the host's that are as they were among what all guests share, all others in a
+/// memory file of its own.
 #[derive(Debug, Default)]
 pub(crate) struct Contents {
     place: Option<Arc<Place>>,
-    /// Where the next file begins.
-    end: u64,
     known: BTreeMap<Node, Known>,
-}
-
-/// The memory file.
-#[derive(Debug)]
-struct Place {
-    file: Memfd,
-    /// Bytes in it.
-    holds: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -50,9 +42,44 @@ struct Known {
     lies: Weak<Lies>,
 }
 
+/// A memory file.
+#[derive(Debug)]
+pub(crate) struct Place {
+    file: Memfd,
+    /// Where the next of the files in it begins.
+    end: Mutex<u64>,
+    /// Bytes in it.
+    holds: AtomicU64,
+    /// Which process made it. A fork of that has it, too, and must not change it.
+    generation: u32,
+}
+
+impl Place {
+    /// An empty one; `None` where the host has none to give.
+    pub(crate) fn new() -> Option<Arc<Self>> {
+        let file = Memfd::new(c"afresh-contents").ok()?;
+        let (end, holds) = (Mutex::new(0), AtomicU64::new(0));
+        Some(Arc::new(Self { file, end, holds, generation: fork::generation() }))
+    }
+
+    /// Bytes in it.
+    pub(crate) fn holds(&self) -> u64 {
+        self.holds.load(Ordering::Relaxed)
+    }
+
+    /// Room for a file of `size` bytes, whole pages.
+    pub(crate) fn room(self: &Arc<Self>, size: u64) -> Option<Arc<Lies>> {
+        let mut end = self.end.lock().unwrap_or_else(PoisonError::into_inner);
+        let range = *end..end.checked_add(size).filter(|end| *end < i64::MAX as u64)?;
+        self.file.set_len(range.end as usize).ok()?;
+        *end = range.end;
+        Some(Arc::new(Lies { place: self.clone(), range, filled: Mutex::default() }))
+    }
+}
+
 /// Where a file's bytes lie.
 #[derive(Debug)]
-struct Lies {
+pub(crate) struct Lies {
     place: Arc<Place>,
     range: Range<u64>,
     /// What of them is there.
@@ -60,16 +87,46 @@ struct Lies {
 }
 
 impl Lies {
-    /// Brings a part of the file; whether there was room.
-    fn fill(&self, tree: &Tree, node: Node, part: &Range<u64>, most: u64) -> Result<bool, Refused> {
+    /// The bytes from `offset` on, as [`Contents::show`] gives them. What is brought for it counts when `holds` says so afterwards.
+    pub(crate) fn show(
+        self: &Arc<Self>,
+        (tree, node): (&Tree, Node),
+        wanted: Range<u64>,
+        most: u64,
+        holds: &dyn Fn() -> bool,
+    ) -> Result<Option<(Shown, u64)>, Refused> {
+        let mut filled = self.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut missing = Ranges::default();
+        missing.insert(wanted.clone());
+        filled.within(wanted.clone()).into_iter().for_each(|there| missing.remove(there));
+        for part in missing.iter() {
+            if !self.fill(tree, node, &part, most, holds)? {
+                return Ok(None);
+            }
+            filled.insert(part);
+        }
+        let shown = Shown { lies: self.clone(), offset: wanted.start };
+        Ok(Some((shown, wanted.end - wanted.start)))
+    }
+
+    /// Brings a part of the file; whether there was room, and `holds`.
+    fn fill(
+        &self,
+        tree: &Tree,
+        node: Node,
+        part: &Range<u64>,
+        most: u64,
+        holds: &dyn Fn() -> bool,
+    ) -> Result<bool, Refused> {
         let bytes = part.end - part.start;
         let before = self.place.holds.fetch_add(bytes, Ordering::Relaxed);
         let fits = before.saturating_add(bytes) <= most;
         let filled = if fits { self.copy(tree, node, part) } else { Ok(false) };
-        if !matches!(filled, Ok(true)) {
-            self.give_back(part, bytes);
+        if matches!(filled, Ok(true)) && holds() {
+            return filled;
         }
-        filled
+        self.give_back(part, bytes);
+        filled.map(|_| false)
     }
 
     fn copy(&self, tree: &Tree, node: Node, part: &Range<u64>) -> Result<bool, Refused> {
@@ -87,9 +144,12 @@ impl Lies {
 
     /// Gives the memory of a part of the file back, in which so many bytes were counted.
     fn give_back(&self, part: &Range<u64>, bytes: u64) {
+        if self.place.generation != fork::generation() || part.is_empty() {
+            return;
+        }
         let first = (self.range.start + part.start) / PAGE;
         let pages = PageRange::new(first as usize, ((part.end - part.start) / PAGE) as usize);
-        // Refused, it keeps its memory, which counts until the guest ends.
+        // Refused, it keeps its memory, which counts until the place goes.
         if self.place.file.punch_hole(pages).is_ok() {
             self.place.holds.fetch_sub(bytes, Ordering::Relaxed);
         }
@@ -122,9 +182,19 @@ impl PartialEq for Shown {
 impl Eq for Shown {}
 
 impl Shown {
+    /// The same, so many bytes further on.
+    pub(crate) fn from(&self, bytes: u64) -> Self {
+        Self { lies: self.lies.clone(), offset: self.offset + bytes }
+    }
+
     /// The memory file.
     pub(crate) fn file(&self) -> std::os::fd::BorrowedFd<'_> {
         self.lies.place.file.as_fd()
+    }
+
+    /// Whether both lie in one memory file.
+    pub(crate) fn shares_file(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.lies.place, &other.lies.place)
     }
 
     /// The call that maps `len` bytes of it at `start`; `descriptor` is the memory file's in the process.
@@ -153,24 +223,18 @@ impl Contents {
         most: u64,
     ) -> Result<Option<(Shown, u64)>, Errno> {
         let size = tree.stat(node)?.size;
-        let (end, size) = (offset.saturating_add(len).min(size), size.next_multiple_of(PAGE));
+        let end = offset.saturating_add(len).min(size);
         if offset >= end {
             return Ok(None);
         }
         let wanted = offset..end.next_multiple_of(PAGE);
-        let Some(lies) = self.lies(tree, node, size) else { return Ok(None) };
-        let mut filled = lies.filled.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut missing = Ranges::default();
-        missing.insert(wanted.clone());
-        filled.within(wanted.clone()).into_iter().for_each(|there| missing.remove(there));
-        for part in missing.iter() {
-            if !lies.fill(tree, node, &part, most)? {
-                return Ok(None);
-            }
-            filled.insert(part);
+        if let Some(shared) = shelf::show((tree, node), wanted.clone())? {
+            return Ok(Some(shared));
         }
-        drop(filled);
-        Ok(Some((Shown { lies, offset }, wanted.end - wanted.start)))
+        match self.lies(tree, node, size.next_multiple_of(PAGE)) {
+            Some(lies) => Ok(lies.show((tree, node), wanted, most, &|| true)?),
+            None => Ok(None),
+        }
     }
 
     /// Where a file of `size` bytes lies, as it is now.
@@ -183,16 +247,9 @@ impl Contents {
         }
         let place = match &self.place {
             Some(place) => place.clone(),
-            None => {
-                let file = Memfd::new(c"afresh-contents").ok()?;
-                let place = Arc::new(Place { file, holds: AtomicU64::new(0) });
-                self.place.insert(place).clone()
-            }
+            None => self.place.insert(Place::new()?).clone(),
         };
-        let range = self.end..self.end.checked_add(size).filter(|end| *end < i64::MAX as u64)?;
-        place.file.set_len(range.end as usize).ok()?;
-        self.end = range.end;
-        let lies = Arc::new(Lies { place, range, filled: Mutex::default() });
+        let lies = place.room(size)?;
         if self.known.len() >= KNOWN {
             self.known.retain(|_, known| known.lies.strong_count() > 0);
         }
@@ -201,51 +258,6 @@ impl Contents {
             self.known.insert(node, Known { version, lies: Arc::downgrade(&lies) });
         }
         Some(lies)
-    }
-}
-
-/// Where a process shows contents.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Showing {
-    /// Start to end, and what is shown from the start on; no two overlap.
-    map: BTreeMap<u64, (u64, Shown)>,
-}
-
-impl Showing {
-    pub(crate) fn insert(&mut self, range: Range<u64>, shown: Shown) {
-        self.remove(range.clone());
-        self.map.insert(range.start, (range.end, shown));
-    }
-
-    pub(crate) fn remove(&mut self, range: Range<u64>) {
-        while let Some((&start, (end, _))) = self.map.range(..range.end).next_back() {
-            if *end <= range.start {
-                break;
-            }
-            let Some((end, shown)) = self.map.remove(&start) else { break };
-            if end > range.end {
-                let offset = shown.offset + (range.end - start);
-                self.map.insert(range.end, (end, Shown { offset, ..shown.clone() }));
-            }
-            if start < range.start {
-                self.map.insert(start, (range.start, shown));
-            }
-        }
-    }
-
-    /// The parts of `range` that show contents, in order.
-    pub(crate) fn within(&self, range: Range<u64>) -> Vec<(Range<u64>, Shown)> {
-        let parts = self.map.range(..range.end).rev();
-        let parts = parts.take_while(|(_, (end, _))| *end > range.start);
-        let mut parts: Vec<_> = parts
-            .map(|(&start, (end, shown))| {
-                let part = start.max(range.start)..(*end).min(range.end);
-                let offset = shown.offset + (part.start - start);
-                (part, Shown { offset, ..shown.clone() })
-            })
-            .collect();
-        parts.reverse();
-        parts
     }
 }
 
@@ -263,7 +275,7 @@ mod tests {
     }
 
     fn holds(contents: &Contents) -> u64 {
-        contents.place.as_ref().unwrap().holds.load(Ordering::Relaxed)
+        contents.place.as_ref().unwrap().holds()
     }
 
     #[test]
@@ -306,18 +318,14 @@ mod tests {
     }
 
     #[test]
-    fn where_contents_show_is_what_was_put_in() {
-        let ((tree, node), mut contents) = (tree(8), Contents::default());
-        let (shown, _) = contents.show(&tree, node, 0, 8 * PAGE, u64::MAX).unwrap().unwrap();
-        let mut showing = Showing::default();
-        showing.insert(10 * PAGE..18 * PAGE, shown.clone());
-        showing.remove(12 * PAGE..14 * PAGE);
-        showing.insert(16 * PAGE..17 * PAGE, Shown { offset: 0, ..shown });
-        let parts = showing.within(11 * PAGE..18 * PAGE);
-        let parts: Vec<_> = parts
-            .into_iter()
-            .map(|(range, shown)| [range.start, range.end, shown.offset].map(|n| n / PAGE))
-            .collect();
-        assert_eq!(parts, [[11, 12, 1], [14, 16, 4], [16, 17, 0], [17, 18, 7]]);
+    fn a_fork_of_the_process_changes_nothing_there() {
+        let mut place = Place::new().unwrap();
+        Arc::get_mut(&mut place).unwrap().generation += 1;
+        let ((tree, node), contents) = (tree(8), Some(place.clone()));
+        let mut contents = Contents { place: contents, ..Contents::default() };
+        drop(contents.show(&tree, node, 0, 8 * PAGE, u64::MAX).unwrap());
+        let mut bytes = vec![0; 8 * PAGE_SIZE];
+        rustix::io::pread(place.file.as_fd(), &mut bytes, 0).unwrap();
+        assert_eq!(bytes, [1; 8 * PAGE_SIZE]);
     }
 }

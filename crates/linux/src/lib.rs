@@ -41,6 +41,8 @@ mod platform;
 mod program;
 mod ranges;
 mod session;
+mod shelf;
+mod showing;
 mod standing;
 mod warm;
 

@@ -10,7 +10,6 @@ use afresh_files::{Refused, Time};
 
 use crate::bodies::Others;
 use crate::body::Body;
-use crate::contents::Showing;
 use crate::error::WarmError;
 use crate::guest::{Guest, Halt, after};
 use crate::http;
@@ -18,6 +17,7 @@ use crate::load;
 use crate::personality::{self, Ear, End, FIRST, Layout, Person, State};
 use crate::platform::{IMAGE_LEN, Orders, Place, PlatformError, Process};
 use crate::ranges::Ranges;
+use crate::showing::Showing;
 use crate::standing::Wait;
 use crate::warm::{Limits, Warm};
 
