@@ -279,6 +279,10 @@ impl Guest {
                     state.bury(End::Signal(libc::SIGKILL));
                     state.seat(own);
                     state.family.reap(fork.id);
+                    if let Some(number) = fork.descriptor {
+                        let gone = state.table.close(number).unwrap_or_default();
+                        state.forget(gone);
+                    }
                     self.body.process.set_result(-i64::from(libc::EAGAIN));
                     return Ok(());
                 }

@@ -20,6 +20,7 @@ mod locks;
 mod memory_calls;
 mod name_calls;
 mod packed;
+mod pidfd_calls;
 mod pipe_calls;
 mod poll_calls;
 mod proc_calls;
@@ -429,6 +430,8 @@ impl Person {
             libc::SYS_tgkill => self.kill_thread(Some(a[0]), a[1], a[2]),
             libc::SYS_rt_sigqueueinfo => self.queue(process, (a[0], None), a[1], a[2]),
             libc::SYS_rt_tgsigqueueinfo => self.queue(process, (a[0], Some(a[1])), a[2], a[3]),
+            libc::SYS_pidfd_open => self.process_descriptor(a[0], a[1]),
+            libc::SYS_pidfd_send_signal => self.send_to_meant(process, a[0], a[1], a[2], a[3]),
             libc::SYS_arch_prctl => self.set_base(process, a[0], a[1]),
             libc::SYS_getpid => Ok(Outcome::Value(self.state.family.own.id.into())),
             libc::SYS_getpgrp => self.kinship(0, false),

@@ -24,11 +24,14 @@ pub(crate) struct Fork {
     pub(crate) waits: bool,
     /// Where its number goes in its memory.
     pub(crate) told_at: Option<u64>,
+    /// Its parent's descriptor of it, if it has asked for one.
+    pub(crate) descriptor: Option<u64>,
 }
 
 /// What of a `clone` is not for threads alone and is served.
 const SERVED: i32 = libc::CLONE_VM
     | libc::CLONE_VFORK
+    | libc::CLONE_PIDFD
     | libc::CLONE_PARENT_SETTID
     | libc::CLONE_CHILD_SETTID
     | libc::CLONE_CHILD_CLEARTID
@@ -47,6 +50,14 @@ impl Person {
         // Memory is shared only while the parent waits. The lowest byte is the signal that tells of the end.
         if flags & !SERVED & !0xff != 0 || !(copies || waits) {
             return self.unknown(libc::SYS_clone);
+        }
+        let described = flags & libc::CLONE_PIDFD != 0;
+        if described {
+            // Both are told at one place.
+            if flags & libc::CLONE_PARENT_SETTID != 0 {
+                return Err(Errno::INVAL.into());
+            }
+            self.state.table.check_room()?;
         }
         let base = (flags & libc::CLONE_SETTLS != 0).then_some(base);
         if base.is_some_and(|base| base >= GUEST.end) {
@@ -67,8 +78,13 @@ impl Person {
             // As in Linux, a place that cannot be written is the guest's loss.
             let _ = process.write(parent, &id.to_le_bytes())?;
         }
+        let mut descriptor = None;
+        if described && let Outcome::Value(number) = self.process_descriptor(id.into(), 0)? {
+            let _ = process.write(parent, &(number as u32).to_le_bytes())?;
+            descriptor = Some(number);
+        }
         let told_at = (flags & libc::CLONE_CHILD_SETTID != 0).then_some(child);
-        Ok(Outcome::Fork(Fork { id, copies, waits: waits && !copies, told_at }))
+        Ok(Outcome::Fork(Fork { id, copies, waits: waits && !copies, told_at, descriptor }))
     }
 
     /// Another program in the place of this one.
@@ -138,6 +154,7 @@ impl Person {
         let which = match kind as u32 {
             libc::P_ALL => Which::Any,
             libc::P_PID => Which::One(id as u32),
+            libc::P_PIDFD => Which::One(self.process_meant(id)?),
             libc::P_PGID if id == 0 => Which::Group(self.state.family.own.group),
             libc::P_PGID => Which::Group(id as u32),
             _ => return Err(Errno::INVAL.into()),
@@ -164,6 +181,14 @@ impl Person {
             }),
         };
         let Some((id, code, status)) = found else {
+            let own = self.state.family.has_child(which);
+            if own && kind as u32 == libc::P_PIDFD && options & libc::WNOHANG as u64 == 0 {
+                // One that does not wait has no wait done through it.
+                let flags = self.state.table.get(id)?.flags;
+                if flags & libc::O_NONBLOCK as u32 != 0 {
+                    return Err(Errno::AGAIN.into());
+                }
+            }
             let outcome = self.wait_longer(asked, options)?;
             if info != 0 && matches!(outcome, Outcome::Value(0)) {
                 copy_out(process, info, &[0; 128])?;

@@ -381,7 +381,7 @@ impl Person {
                 Ok(Attributes { mode: libc::S_IFIFO | 0o600, ..none })
             }
             Open::Socket(_) => Ok(Attributes { mode: libc::S_IFSOCK | 0o777, ..none }),
-            Open::Event { .. } | Open::Timer(_) | Open::Epoll(_) => {
+            Open::Event { .. } | Open::Timer(_) | Open::Epoll(_) | Open::Process(_) => {
                 Ok(Attributes { mode: 0o600, ..none })
             }
             Open::Folder(folder, _) => self.attributes_meant(&Meant::Folder(*folder), true),
@@ -468,7 +468,7 @@ impl Person {
 
 impl State {
     /// Closes what the last descriptor of a description was open on.
-    pub(super) fn forget(&mut self, description: Option<Description>) {
+    pub(crate) fn forget(&mut self, description: Option<Description>) {
         match description.map(|description| description.open) {
             Some(Open::File(open) | Open::Device(_, open)) => self.tree.close(open),
             Some(open) => {

@@ -71,6 +71,7 @@ enum PackedOpen {
     Epoll(Set),
     Socket(Socket),
     Folder(Folder, u64),
+    Process(u32),
 }
 
 /// Has all moments of threads, alarms and timers at another place of the clock.
@@ -120,6 +121,7 @@ impl State {
                 Open::Epoll(set) => PackedOpen::Epoll(set.clone()),
                 Open::Socket(socket) => PackedOpen::Socket(socket.clone()),
                 Open::Folder(folder, at) => PackedOpen::Folder(*folder, *at),
+                Open::Process(id) => PackedOpen::Process(*id),
             };
             let found = description.found.as_ref().map(|(above, name)| (*above, name.to_vec()));
             descriptions.push((id, (open, description.flags, found)));
@@ -209,6 +211,11 @@ impl State {
                 PackedOpen::Socket(_) => return Err(damaged("a socket is none")),
                 // It may tell of a process that is gone: it is empty then.
                 PackedOpen::Folder(folder, at) => Open::Folder(folder, at),
+                // A number that is not given yet would be another's later.
+                PackedOpen::Process(id) if (FIRST..packed.threads.next()).contains(&id) => {
+                    Open::Process(id)
+                }
+                PackedOpen::Process(_) => return Err(damaged("a descriptor of no process")),
             };
             if found.as_ref().is_some_and(|(_, name)| name.len() > NAME) {
                 return Err(damaged("the name of an open file is longer than names are"));

@@ -241,6 +241,7 @@ impl Person {
                 }
                 return Ok(Outcome::Value(8));
             }
+            Open::Process(_) => return Err(Errno::INVAL.into()),
             _ => return Err(Errno::BADF.into()),
         };
         let held = self.state.channels.get(channel).ok_or(Errno::IO)?;

@@ -265,6 +265,7 @@ impl State {
             Open::Event { .. } => "[eventfd]",
             Open::Timer(_) => "[timerfd]",
             Open::Epoll(_) => "[eventpoll]",
+            Open::Process(_) => "[pidfd]",
         };
         format!("anon_inode:{kind}").into_bytes()
     }

@@ -49,6 +49,10 @@ impl State {
                 };
                 (events, channel.edges)
             }
+            Open::Process(id) => {
+                let ended = !self.family.lives(*id);
+                (when(ended, IN), u64::from(ended))
+            }
             Open::Event { count, edges, .. } => {
                 (when(*count > 0, IN) | when(*count < u64::MAX - 1, OUT), *edges)
             }

@@ -44,6 +44,8 @@ pub(crate) enum Open {
     Socket(Socket),
     /// A directory of `/proc` that is in no tree, and how far it was listed.
     Folder(Folder, u64),
+    /// A process (`pidfd`).
+    Process(u32),
 }
 
 impl Open {
@@ -58,8 +60,9 @@ impl Open {
 
     /// Whether bytes come and go by themselves.
     pub(crate) fn is_stream(&self) -> bool {
-        use Open::{Epoll, Event, Pipe, Socket, Timer};
-        matches!(self, Pipe { .. } | Event { .. } | Timer(_) | Epoll(_) | Socket(_))
+        use Open::{Epoll, Event, Pipe, Process, Socket, Timer};
+        let numbered = matches!(self, Event { .. } | Timer(_) | Epoll(_) | Process(_));
+        numbered || matches!(self, Pipe { .. } | Socket(_))
     }
 }
 

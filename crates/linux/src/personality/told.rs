@@ -90,9 +90,14 @@ impl State {
             Open::File(open) | Open::Device(_, open) => open.node,
             _ => Node(1),
         };
-        Some(
-            format!("pos:\t{at}\nflags:\t0{flags:o}\nmnt_id:\t1\nino:\t{}\n", inode.0).into_bytes(),
-        )
+        let mut text = format!("pos:\t{at}\nflags:\t0{flags:o}\nmnt_id:\t1\nino:\t{}\n", inode.0);
+        // Writing to a string does not fail, here and below.
+        if let Open::Process(meant) = description.open {
+            let known = self.family.lives(meant) || self.family.is_ended(meant);
+            let number = if known { i64::from(meant) } else { -1 };
+            let _ = writeln!(text, "Pid:\t{number}\nNSpid:\t{number}");
+        }
+        Some(text.into_bytes())
     }
 
     fn limits(&self) -> String {
@@ -104,7 +109,6 @@ impl State {
         };
         for (name, number, unit) in LIMITS {
             let limit = word(self.limit_of(number).unwrap_or(u64::MAX));
-            // Writing to a string does not fail.
             let _ = writeln!(text, "Max {name:<22}{limit:<21}{limit:<21}{unit:<10}");
         }
         text
@@ -174,7 +178,6 @@ impl State {
             let (r, w) = (letter(libc::PROT_READ, 'r'), letter(libc::PROT_WRITE, 'w'));
             let x = letter(libc::PROT_EXEC, 'x');
             let end = start + len;
-            // Writing to a string does not fail.
             let _ = writeln!(text, "{start:08x}-{end:08x} {r}{w}{x}p 00000000 00:00 0");
         }
         Some(text)

@@ -9,6 +9,7 @@ mod fork;
 mod http;
 mod model;
 mod odd;
+mod pidfd;
 mod pristine;
 mod proc;
 mod processes;
