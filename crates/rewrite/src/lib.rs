@@ -5,6 +5,7 @@
 //! * [`prepare`] moves data segments out into the engine's image and adds functions that save
 //!   and restore globals, tables and dropped segments from inside the module.
 //! * [`bake`] writes the state of a warm instance into a new module.
+//! * [`link`] makes one module of several that import from one another.
 //! * [`prepare_component`] moves the data segments of a component's modules, [`open_component`] shows
 //!   the state of its core instances, and [`bake_component`] writes it into a new component.
 //!
@@ -31,9 +32,11 @@ mod convert;
 mod effects;
 mod emit;
 mod guard;
+mod link;
 mod model;
 pub mod names;
 mod nesting;
+mod place;
 mod prepare;
 mod refusal;
 mod reveal;
@@ -53,6 +56,7 @@ pub use component::{
     bake_component, open_component, prepare_component,
 };
 pub use convert::ConvertError;
+pub use link::{LinkError, link};
 pub use nesting::Way;
 pub use prepare::{
     DataSegment, PrepareError, PrepareOptions, Prepared, Restorable, Visible, prepare,

@@ -2,7 +2,7 @@
 
 use afresh_memory::{ImageError, SlotError};
 use afresh_pool::PoolError;
-use afresh_rewrite::{AnalyzeError, PrepareComponentError, PrepareError};
+use afresh_rewrite::{AnalyzeError, LinkError, PrepareComponentError, PrepareError};
 
 /// Loading a guest failed.
 #[derive(Debug, thiserror::Error)]
@@ -16,6 +16,9 @@ pub enum LoadError {
         /// The first bytes.
         start: Vec<u8>,
     },
+    /// Modules could not be made one.
+    #[error(transparent)]
+    Modules(#[from] LinkError),
     /// The module could not be analysed.
     #[error(transparent)]
     Analyze(#[from] AnalyzeError),

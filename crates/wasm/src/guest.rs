@@ -335,6 +335,20 @@ impl Guest {
         Ok(Self { engine: engine.clone(), wasm: wasm.into(), options })
     }
 
+    /// A guest of several core modules, of which later ones import memories, tables, globals and functions that earlier ones
+    /// export, by the names given here: an instance is one of each, made in this order, and what it exports is what the last
+    /// does. Reactors among them are initialised as they are made. They are [linked](crate::link) into one module.
+    ///
+    /// # Errors
+    /// [`LoadError::Modules`] when an import does not fit what is exported.
+    pub fn linked(
+        engine: &Engine,
+        modules: &[(&str, &[u8])],
+        options: GuestOptions,
+    ) -> Result<Self, LoadError> {
+        Self::with_options(engine, &afresh_rewrite::link(modules)?, options)
+    }
+
     /// Whether it is a component. The layer field follows the version in the binary's header.
     #[must_use]
     pub fn is_component(&self) -> bool {

@@ -3,6 +3,7 @@
 mod baked;
 mod common;
 mod data;
+mod linked;
 mod random;
 mod reset;
 mod robust;

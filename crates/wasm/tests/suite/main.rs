@@ -11,6 +11,7 @@ mod handles;
 #[cfg(feature = "call-hook")]
 mod hook;
 mod kept;
+mod linked;
 mod matched;
 mod nested;
 mod owned;

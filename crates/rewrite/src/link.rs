@@ -1,0 +1,524 @@
+//! Linking: several modules, of which later ones import what earlier ones export, become one module.
+//!
+//! What it promises: an instance of the one does what instances of the many do that are made in order, each with the exports
+//! of those before it, as wasmtime's `Linker::module` makes them: reactors among them are initialised as soon as they are
+//! made. All state is then of one module, and can be kept and brought back as any module's.
+//!
+//! What may break it: a host function that looks for an export of the instance that calls it finds those of the last module,
+//! and memories and allocators of the others. Where two go by one name, and it could find the wrong one, they are refused.
+
+use std::collections::BTreeMap;
+
+use wasm_encoder::reencode::Reencode;
+use wasm_encoder::{
+    CodeSection, DataCountSection, DataSection, ElementSection, Encode, ExportKind, ExportSection,
+    Function, FunctionSection, GlobalSection, ImportSection, InstructionSink, MemorySection,
+    Module, NameMap, NameSection, StartSection, TableSection, TagSection, TypeSection,
+};
+use wasmparser::{
+    ConstExpr, DataKind, ElementItems, ElementKind, ExternalKind, KnownCustom, Name, Parser,
+    Payload, TypeRef, Validator,
+};
+
+use crate::model::features;
+use crate::names;
+use crate::place::{KINDS, Place, fits, kind, kind_of};
+
+/// Why modules cannot be linked.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LinkError {
+    /// There is nothing to link, or two modules have one name.
+    #[error("{0}; give each module a name of its own, by which later ones import from it")]
+    Names(String),
+    /// A module is not valid, or what all make together is not.
+    #[error("{what} is not valid: {error}")]
+    Invalid {
+        /// Which it is.
+        what: String,
+        /// Why.
+        error: wasmparser::Error,
+    },
+    /// An import is of a module among these, which has nothing that fits.
+    #[error(
+        "the module {module:?} imports {from:?} {name:?}: {reason}; a module comes after those that it imports from"
+    )]
+    Import {
+        /// Who imports.
+        module: String,
+        /// Whose export it would be.
+        from: String,
+        /// The export.
+        name: String,
+        /// What is wrong.
+        reason: String,
+    },
+    /// Host functions could find another module's memory or allocator than that of the module that calls them.
+    #[error(
+        "what the module {module:?} exports as {name:?} is another thing than a later module's {name:?}, which host functions \
+         would find instead; have one of them export it under another name, or import the other's"
+    )]
+    Shadowed {
+        /// Who exports the one that would not be found.
+        module: String,
+        /// The export.
+        name: String,
+    },
+    /// A command among those that others import from: each use of one would be a new instance.
+    #[error("the module {0:?} is a command, and only the last may be one; make it a reactor")]
+    Command(String),
+    /// A module cannot be encoded again.
+    #[error("the module {module:?} cannot be encoded again: {reason}")]
+    Encode {
+        /// Which it is.
+        module: String,
+        /// Why.
+        reason: String,
+    },
+}
+
+const INITIALIZE: &str = "_initialize";
+const COMMAND: &str = "_start";
+
+/// An export, by its module's own index.
+struct Export<'a> {
+    name: &'a str,
+    kind: usize,
+    index: u32,
+}
+
+/// One of the modules, and where it is in the whole.
+struct Part<'a> {
+    name: &'a str,
+    wasm: &'a [u8],
+    imports: Vec<(&'a str, &'a str, TypeRef)>,
+    /// By kind, imports included; types of functions and tags are not looked at.
+    types: [Vec<TypeRef>; KINDS],
+    exports: Vec<Export<'a>>,
+    start: Option<u32>,
+    counts: Counts,
+    place: Place,
+}
+
+/// What is counted and never imported.
+#[derive(Default)]
+struct Counts {
+    types: u32,
+    elements: u32,
+    data: u32,
+}
+
+impl<'a> Part<'a> {
+    fn parse(name: &'a str, wasm: &'a [u8]) -> Result<Self, LinkError> {
+        let mut part = Self {
+            name,
+            wasm,
+            imports: Vec::new(),
+            types: Default::default(),
+            exports: Vec::new(),
+            start: None,
+            counts: Counts::default(),
+            place: Place::default(),
+        };
+        Validator::new_with_features(features())
+            .validate_all(wasm)
+            .and_then(|_| part.sections())
+            .map_err(|error| LinkError::Invalid { what: format!("the module {name:?}"), error })?;
+        Ok(part)
+    }
+
+    fn sections(&mut self) -> wasmparser::Result<()> {
+        for payload in Parser::new(0).parse_all(self.wasm) {
+            match payload? {
+                Payload::TypeSection(section) => {
+                    for group in section {
+                        self.counts.types += group?.types().len() as u32;
+                    }
+                }
+                Payload::ImportSection(section) => {
+                    for import in section.into_imports() {
+                        let import = import?;
+                        self.types[kind_of(&import.ty)].push(import.ty);
+                        self.imports.push((import.module, import.name, import.ty));
+                    }
+                }
+                Payload::FunctionSection(section) => {
+                    for ty in section {
+                        self.types[0].push(TypeRef::Func(ty?));
+                    }
+                }
+                Payload::TableSection(section) => {
+                    for table in section {
+                        self.types[1].push(TypeRef::Table(table?.ty));
+                    }
+                }
+                Payload::MemorySection(section) => {
+                    for memory in section {
+                        self.types[2].push(TypeRef::Memory(memory?));
+                    }
+                }
+                Payload::GlobalSection(section) => {
+                    for global in section {
+                        self.types[3].push(TypeRef::Global(global?.ty));
+                    }
+                }
+                Payload::TagSection(section) => {
+                    for tag in section {
+                        self.types[4].push(TypeRef::Tag(tag?));
+                    }
+                }
+                Payload::ExportSection(section) => {
+                    for export in section {
+                        let export = export?;
+                        let (name, kind) = (export.name, kind(export.kind));
+                        self.exports.push(Export { name, kind, index: export.index });
+                    }
+                }
+                Payload::StartSection { func, .. } => self.start = Some(func),
+                Payload::ElementSection(section) => self.counts.elements = section.count(),
+                Payload::DataSection(section) => self.counts.data = section.count(),
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn export(&self, name: &str) -> Option<&Export<'a>> {
+        self.exports.iter().find(|export| export.name == name)
+    }
+
+    /// What an export is in the whole.
+    fn found(&self, export: &Export<'_>) -> (usize, u32) {
+        (export.kind, self.place.items[export.kind][export.index as usize])
+    }
+
+    /// What runs of it as soon as it is made, beside its start function: what initialises it, where others begin after it.
+    fn initializer(&self, last: bool) -> Option<u32> {
+        let export = self.export(INITIALIZE).filter(|export| !last && export.kind == 0)?;
+        Some(self.found(export).1)
+    }
+}
+
+/// Says where everything is in the whole: imports of the host's first, then each module's own.
+fn place(parts: &mut [Part<'_>]) -> Result<(), LinkError> {
+    let names: Vec<&str> = parts.iter().map(|part| part.name).collect();
+    let mut next = [0; KINDS];
+    for (_, _, ty) in parts.iter().flat_map(|part| &part.imports).filter(|i| !names.contains(&i.0))
+    {
+        next[kind_of(ty)] += 1;
+    }
+    let (mut host, mut counts) = ([0; KINDS], Counts::default());
+    for at in 0..parts.len() {
+        let (before, rest) = parts.split_at_mut(at);
+        let Some(part) = rest.first_mut() else { break };
+        (part.place.types, part.place.elements, part.place.data) =
+            (counts.types, counts.elements, counts.data);
+        counts.types += part.counts.types;
+        counts.elements += part.counts.elements;
+        counts.data += part.counts.data;
+        for (from, name, ty) in &part.imports {
+            let kind = kind_of(ty);
+            let index = if names.contains(from) {
+                let refused = |reason: &str| LinkError::Import {
+                    module: part.name.to_owned(),
+                    from: (*from).to_owned(),
+                    name: (*name).to_owned(),
+                    reason: reason.to_owned(),
+                };
+                let of = before.iter().find(|other| other.name == *from);
+                let of = of.ok_or_else(|| refused("that module does not come before it"))?;
+                let export = of.export(name).ok_or_else(|| refused("there is no such export"))?;
+                fits(&of.types[export.kind][export.index as usize], ty).map_err(|e| refused(&e))?;
+                of.found(export).1
+            } else {
+                host[kind] += 1;
+                host[kind] - 1
+            };
+            part.place.items[kind].push(index);
+        }
+        for ((items, types), next) in part.place.items.iter_mut().zip(&part.types).zip(&mut next) {
+            let own = (types.len() - items.len()) as u32;
+            items.extend(*next..*next + own);
+            *next += own;
+        }
+    }
+    Ok(())
+}
+
+/// The sections of the whole.
+#[derive(Default)]
+struct Whole {
+    types: TypeSection,
+    imports: ImportSection,
+    functions: FunctionSection,
+    tables: TableSection,
+    memories: MemorySection,
+    tags: TagSection,
+    globals: GlobalSection,
+    exports: ExportSection,
+    elements: ElementSection,
+    code: CodeSection,
+    data: DataSection,
+    names: BTreeMap<u32, String>,
+    /// What instantiation runs: instructions, once a module other than the last runs anything.
+    start: Vec<u8>,
+}
+
+type Encoded = Result<(), wasm_encoder::reencode::Error>;
+
+impl Whole {
+    /// Appends a module.
+    fn add(&mut self, part: &mut Part<'_>, linked: &[&str]) -> Encoded {
+        // Where something has run already, what would be there before anything runs has to come now.
+        let late = !self.start.is_empty();
+        let (mut elements, mut data) = (Vec::new(), Vec::new());
+        let place = &mut part.place;
+        for (from, name, ty) in part.imports.iter().filter(|(from, _, _)| !linked.contains(from)) {
+            self.imports.import(from, name, place.entity_type(*ty)?);
+        }
+        for payload in Parser::new(0).parse_all(part.wasm) {
+            match payload? {
+                Payload::TypeSection(section) => {
+                    place.parse_type_section(&mut self.types, section)?;
+                }
+                Payload::FunctionSection(section) => {
+                    place.parse_function_section(&mut self.functions, section)?;
+                }
+                Payload::TableSection(section) => {
+                    place.parse_table_section(&mut self.tables, section)?;
+                }
+                Payload::MemorySection(section) => {
+                    place.parse_memory_section(&mut self.memories, section)?;
+                }
+                Payload::TagSection(section) => place.parse_tag_section(&mut self.tags, section)?,
+                Payload::GlobalSection(section) => {
+                    place.parse_global_section(&mut self.globals, section)?;
+                }
+                Payload::ElementSection(section) => {
+                    for (index, element) in (0..).zip(section) {
+                        let mut element = element?;
+                        if late && let ElementKind::Active { .. } = element.kind {
+                            let kind = std::mem::replace(&mut element.kind, ElementKind::Passive);
+                            put_elements(place, index, kind, &element.items, &mut elements)?;
+                        }
+                        place.parse_element(&mut self.elements, element)?;
+                    }
+                }
+                Payload::DataSection(section) => {
+                    for (index, bytes) in (0..).zip(section) {
+                        let mut bytes = bytes?;
+                        if late && let DataKind::Active { .. } = bytes.kind {
+                            let kind = std::mem::replace(&mut bytes.kind, DataKind::Passive);
+                            put_data(place, index, kind, bytes.data.len(), &mut data)?;
+                        }
+                        place.parse_data(&mut self.data, bytes)?;
+                    }
+                }
+                Payload::CodeSectionEntry(body) => {
+                    place.parse_function_body(&mut self.code, body)?
+                }
+                Payload::CustomSection(section) => {
+                    if let KnownCustom::Name(section) = section.as_known() {
+                        // What cannot be read of names is left out.
+                        for name in section.into_iter().flatten() {
+                            let Name::Function(names) = name else { continue };
+                            for name in names.into_iter().flatten() {
+                                if let Some(index) = place.items[0].get(name.index as usize) {
+                                    self.names.insert(*index, name.name.to_owned());
+                                }
+                            }
+                        }
+                    }
+                }
+                _ => {}
+            }
+        }
+        self.start.extend(elements);
+        self.start.extend(data);
+        Ok(())
+    }
+
+    /// Has instantiation call a function.
+    fn call(&mut self, function: u32) {
+        InstructionSink::new(&mut self.start).call(function);
+    }
+
+    fn finish(mut self, functions: u32, start: Option<u32>) -> Vec<u8> {
+        let start = match self.start.is_empty() {
+            true => start,
+            false => {
+                let ty = self.types.len();
+                self.types.ty().function([], []);
+                self.functions.function(ty);
+                let mut body = Function::new([]);
+                body.raw(self.start.iter().copied());
+                body.instructions().end();
+                self.code.function(&body);
+                Some(functions)
+            }
+        };
+        let mut module = Module::new();
+        module.section(&self.types).section(&self.imports).section(&self.functions);
+        module.section(&self.tables).section(&self.memories);
+        if !self.tags.is_empty() {
+            module.section(&self.tags);
+        }
+        module.section(&self.globals).section(&self.exports);
+        if let Some(function_index) = start {
+            module.section(&StartSection { function_index });
+        }
+        module.section(&self.elements);
+        if !self.data.is_empty() {
+            module.section(&DataCountSection { count: self.data.len() });
+        }
+        module.section(&self.code).section(&self.data);
+        let mut functions = NameMap::new();
+        for (index, name) in &self.names {
+            functions.append(*index, name);
+        }
+        let mut names = NameSection::new();
+        names.functions(&functions);
+        module.section(&names);
+        module.finish()
+    }
+}
+
+/// Instructions that say where a segment goes.
+fn offset(place: &mut Place, offset: ConstExpr<'_>, to: &mut Vec<u8>) -> Encoded {
+    let mut reader = offset.get_operators_reader();
+    while !reader.is_end_then_eof() {
+        place.parse_instruction(&mut reader)?.encode(to);
+    }
+    Ok(())
+}
+
+/// Instructions that do what an active element segment does.
+fn put_elements(
+    place: &mut Place,
+    index: u32,
+    kind: ElementKind<'_>,
+    items: &ElementItems<'_>,
+    to: &mut Vec<u8>,
+) -> Encoded {
+    let ElementKind::Active { table_index, offset_expr } = kind else { return Ok(()) };
+    let count = match items {
+        ElementItems::Functions(items) => items.count(),
+        ElementItems::Expressions(_, items) => items.count(),
+    };
+    offset(place, offset_expr, to)?;
+    let table = place.table_index(table_index.unwrap_or(0))?;
+    let segment = place.element_index(index)?;
+    let mut sink = InstructionSink::new(to);
+    sink.i32_const(0).i32_const(count.cast_signed()).table_init(table, segment).elem_drop(segment);
+    Ok(())
+}
+
+/// Instructions that do what an active data segment does.
+fn put_data(
+    place: &mut Place,
+    index: u32,
+    kind: DataKind<'_>,
+    len: usize,
+    to: &mut Vec<u8>,
+) -> Encoded {
+    let DataKind::Active { memory_index, offset_expr } = kind else { return Ok(()) };
+    offset(place, offset_expr, to)?;
+    let memory = place.memory_index(memory_index)?;
+    let segment = place.data_index(index)?;
+    let mut sink = InstructionSink::new(to);
+    sink.i32_const(0).i32_const(len as i32).memory_init(memory, segment).data_drop(segment);
+    Ok(())
+}
+
+/// What the whole exports: all that the last module does, and what host functions of the others look for.
+fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
+    let mut all: BTreeMap<&str, (usize, u32)> = BTreeMap::new();
+    let mut section = ExportSection::new();
+    let asks_host = parts.iter().any(|part| {
+        let of_host = |(from, _, ty): &(&str, &str, TypeRef)| {
+            kind_of(ty) == 0 && parts.iter().all(|other| other.name != *from)
+        };
+        part.imports.iter().any(of_host)
+    });
+    for (back, part) in parts.iter().rev().enumerate() {
+        for export in &part.exports {
+            let sought = export.kind == kind(ExternalKind::Memory)
+                || names::ALLOCATORS.contains(&export.name)
+                || export.name == names::BUFFER;
+            if back > 0 && !(asks_host && sought) {
+                continue;
+            }
+            let (kind, index) = part.found(export);
+            match all.insert(export.name, (kind, index)) {
+                None => {
+                    let kinds = [
+                        ExportKind::Func,
+                        ExportKind::Table,
+                        ExportKind::Memory,
+                        ExportKind::Global,
+                        ExportKind::Tag,
+                    ];
+                    section.export(export.name, kinds[kind], index);
+                }
+                Some(other) if other == (kind, index) => {}
+                Some(_) => {
+                    let (module, name) = (part.name.to_owned(), export.name.to_owned());
+                    return Err(LinkError::Shadowed { module, name });
+                }
+            }
+        }
+    }
+    Ok(section)
+}
+
+/// Makes one module of several, each with a name by which later ones import from it. Imports of other names stay.
+///
+/// # Errors
+/// [`LinkError`], naming the module and what is wrong with it.
+pub fn link(modules: &[(&str, &[u8])]) -> Result<Vec<u8>, LinkError> {
+    let linked: Vec<&str> = modules.iter().map(|(name, _)| *name).collect();
+    let Some((last, others)) = linked.split_last() else {
+        return Err(LinkError::Names("there is no module to link".to_owned()));
+    };
+    if let Some(name) = others
+        .iter()
+        .enumerate()
+        .find_map(|(at, name)| linked[at + 1..].contains(name).then_some(name))
+    {
+        return Err(LinkError::Names(format!("two modules are called {name:?}")));
+    }
+    let mut parts = Vec::with_capacity(modules.len());
+    for (name, wasm) in modules {
+        let part = Part::parse(name, wasm)?;
+        if name != last && part.export(COMMAND).is_some_and(|export| export.kind == 0) {
+            return Err(LinkError::Command((*name).to_owned()));
+        }
+        parts.push(part);
+    }
+    place(&mut parts)?;
+    let mut whole = Whole { exports: exports(&parts)?, ..Whole::default() };
+    let count = parts.len();
+    let mut start = None;
+    for (at, part) in parts.iter_mut().enumerate() {
+        whole.add(part, &linked).map_err(|error| LinkError::Encode {
+            module: part.name.to_owned(),
+            reason: error.to_string(),
+        })?;
+        let is_last = at + 1 == count;
+        start = part.start.map(|function| part.place.items[0][function as usize]);
+        if let Some(function) = start
+            && (!is_last || !whole.start.is_empty())
+        {
+            whole.call(function);
+        }
+        if let Some(function) = part.initializer(is_last) {
+            whole.call(function);
+        }
+    }
+    let functions = parts.iter().flat_map(|part| part.place.items[0].iter().max()).max();
+    let wasm = whole.finish(functions.map_or(0, |most| most + 1), start);
+    Validator::new_with_features(features()).validate_all(&wasm).map_err(|error| {
+        LinkError::Invalid { what: "what the modules make together".to_owned(), error }
+    })?;
+    Ok(wasm)
+}

@@ -1,0 +1,279 @@
+//! Several modules made one: an instance of it does what wasmtime's own linking of the many does.
+
+use afresh_rewrite::{LinkError, Roots, analyze, link};
+use wasmtime::{Caller, Engine, Extern, Instance, Linker, Module, Store, Val};
+
+use crate::common::wat;
+
+/// What the host was told, and by what memory.
+type Told = Vec<(i32, Option<usize>)>;
+
+fn linker(engine: &Engine) -> Linker<Told> {
+    let mut linker = Linker::new(engine);
+    let told = |mut caller: Caller<'_, Told>, number: i32| {
+        let memory = caller.get_export("memory").and_then(Extern::into_memory);
+        let byte = memory.map(|memory| usize::from(memory.data(&caller)[0]));
+        caller.data_mut().push((number, byte));
+        number * 2
+    };
+    linker.func_wrap("host", "tell", told).unwrap();
+    linker
+}
+
+struct Made {
+    store: Store<Told>,
+    instance: Instance,
+}
+
+impl Made {
+    /// As wasmtime links them: each an instance of its own.
+    fn apart(engine: &Engine, modules: &[(&str, Vec<u8>)]) -> wasmtime::Result<Self> {
+        let mut linker = linker(engine);
+        let mut store = Store::new(engine, Told::default());
+        let (last, others) = modules.split_last().unwrap();
+        for (name, wasm) in others {
+            linker.module(&mut store, name, &Module::new(engine, wasm)?)?;
+        }
+        let instance = linker.instantiate(&mut store, &Module::new(engine, &last.1)?)?;
+        Ok(Self { store, instance })
+    }
+
+    fn together(engine: &Engine, modules: &[(&str, Vec<u8>)]) -> wasmtime::Result<Self> {
+        let mut store = Store::new(engine, Told::default());
+        let module = Module::new(engine, linked(modules).unwrap())?;
+        let instance = linker(engine).instantiate(&mut store, &module)?;
+        Ok(Self { store, instance })
+    }
+
+    fn call(&mut self, name: &str, arguments: &[i32]) -> Result<Vec<i32>, String> {
+        let func = self.instance.get_func(&mut self.store, name).expect(name);
+        let arguments: Vec<Val> = arguments.iter().map(|n| Val::I32(*n)).collect();
+        let mut results = vec![Val::I32(0); func.ty(&self.store).results().len()];
+        func.call(&mut self.store, &arguments, &mut results)
+            .map_err(|error| error.root_cause().to_string())?;
+        Ok(results.iter().map(|value| value.unwrap_i32()).collect())
+    }
+}
+
+fn linked(modules: &[(&str, Vec<u8>)]) -> Result<Vec<u8>, LinkError> {
+    let modules: Vec<(&str, &[u8])> =
+        modules.iter().map(|(name, wasm)| (*name, &wasm[..])).collect();
+    link(&modules)
+}
+
+fn texts<'a>(modules: &[(&'a str, &str)]) -> Vec<(&'a str, Vec<u8>)> {
+    modules.iter().map(|(name, text)| (*name, wat(text))).collect()
+}
+
+/// Makes both, and calls both alike.
+fn alike(modules: &[(&str, &str)], calls: &[(&str, &[i32])]) -> Made {
+    let engine = Engine::default();
+    let modules = texts(modules);
+    let mut apart = Made::apart(&engine, &modules).unwrap();
+    let mut together = Made::together(&engine, &modules).unwrap();
+    assert_eq!(apart.store.data(), together.store.data(), "what was told as they were made");
+    for (name, arguments) in calls {
+        assert_eq!(
+            apart.call(name, arguments),
+            together.call(name, arguments),
+            "{name} {arguments:?}"
+        );
+        assert_eq!(apart.store.data(), together.store.data(), "{name} {arguments:?}");
+    }
+    together
+}
+
+/// Owns what others use: a memory, a table with its own functions, globals and a tag.
+const LIBRARY: &str = r#"(module
+    (type $unused (func (param f64)))
+    (type $number (func (param i32) (result i32)))
+    (import "host" "tell" (func $tell (param i32) (result i32)))
+    (memory (export "memory") 1 3)
+    (table (export "table") 4 8 funcref)
+    (global (export "top") (mut i32) (i32.const 512))
+    (global (export "base") i32 (i32.const 64))
+    (tag (export "oops") (param i32))
+    (data (i32.const 0) "\05library")
+    (elem (i32.const 0) func $double)
+    (func $double (type $number) (i32.mul (local.get 0) (i32.const 2)))
+    (func (export "push") (type $number)
+        (global.set 0 (i32.sub (global.get 0) (i32.const 4)))
+        (i32.store (global.get 0) (local.get 0))
+        (global.get 0))
+    (func (export "report") (type $number) (call $tell (i32.load8_u (local.get 0)))))"#;
+
+/// Uses all of it, by the library's names.
+const PROGRAM: &str = r#"(module
+    (type $number (func (param i32) (result i32)))
+    (import "library" "push" (func $push (type $number)))
+    (import "host" "tell" (func $tell (param i32) (result i32)))
+    (import "library" "table" (table $t 1 8 funcref))
+    (import "library" "memory" (memory 1))
+    (import "library" "base" (global $base i32))
+    (import "library" "top" (global $top (mut i32)))
+    (import "library" "report" (func $report (type $number)))
+    (import "library" "oops" (tag $oops (param i32)))
+    (global $own (mut i32) (i32.add (global.get $base) (i32.const 1)))
+    (table $mine 2 funcref)
+    (data (global.get $base) "program")
+    (data $later "passive")
+    (elem (table $t) (i32.const 1) func $triple $push)
+    (elem $more func $report $triple)
+    (func $triple (type $number) (i32.mul (local.get 0) (i32.const 3)))
+    (func (export "call") (param i32 i32) (result i32)
+        (call_indirect $t (type $number) (local.get 1) (local.get 0)))
+    (func (export "load") (param i32) (result i32) (i32.load8_u (local.get 0)))
+    (func (export "push") (param i32) (result i32)
+        (i32.add (call $push (local.get 0)) (global.get $top)))
+    (func (export "own") (result i32)
+        (global.set $own (i32.add (global.get $own) (i32.const 1)))
+        (global.get $own))
+    (func (export "late")
+        (memory.init $later (i32.const 200) (i32.const 0) (i32.const 7))
+        (data.drop $later)
+        (table.init $t $more (i32.const 2) (i32.const 0) (i32.const 2))
+        (elem.drop $more))
+    (func (export "grow") (result i32 i32)
+        (memory.grow (i32.const 1))
+        (table.grow $t (ref.func $triple) (i32.const 1)))
+    (func (export "catch") (param i32) (result i32)
+        (block $caught (result i32)
+            (try_table (result i32) (catch $oops $caught) (throw $oops (local.get 0)))))
+    (func (export "tell") (result i32) (call $tell (call $report (i32.const 0)))))"#;
+
+#[test]
+fn a_linked_module_does_what_instances_that_import_from_one_another_do() {
+    let pair = [("library", LIBRARY), ("program", PROGRAM)];
+    let calls: [(&str, &[i32]); 21] = [
+        ("call", &[0, 7]),
+        ("call", &[1, 7]),
+        ("call", &[2, 7]),
+        ("call", &[3, 7]),
+        ("load", &[64]),
+        ("load", &[2]),
+        ("push", &[77]),
+        ("push", &[78]),
+        ("load", &[508]),
+        ("own", &[]),
+        ("own", &[]),
+        ("late", &[]),
+        ("late", &[]),
+        ("load", &[203]),
+        ("call", &[2, 3]),
+        ("call", &[3, 5]),
+        ("grow", &[]),
+        ("grow", &[]),
+        ("grow", &[]),
+        ("catch", &[9]),
+        ("load", &[70_000]),
+    ];
+    alike(&pair, &calls);
+    // The library's host function finds the memory, though the program exports none.
+    let engine = Engine::default();
+    let mut together = Made::together(&engine, &texts(&pair)).unwrap();
+    assert_eq!(together.call("tell", &[]).unwrap(), [20]);
+    assert_eq!(*together.store.data(), [(5, Some(5)), (10, Some(5))]);
+    let analysis = analyze(&linked(&texts(&pair)).unwrap(), &Roots::AllExports).unwrap();
+    assert!(analysis.refusals().is_empty(), "{:?}", analysis.refusals());
+}
+
+#[test]
+fn what_one_module_runs_as_it_is_made_comes_before_what_the_next_begins_with() {
+    const FIRST: &str = r#"(module
+        (import "host" "tell" (func $tell (param i32) (result i32)))
+        (memory (export "memory") 1)
+        (table (export "table") 2 funcref)
+        (data (i32.const 0) "first")
+        (func $start (drop (call $tell (i32.const 1))) (i32.store8 (i32.const 100) (i32.load8_u (i32.const 64))))
+        (func (export "_initialize") (drop (call $tell (i32.const 2)))
+            (i32.store8 (i32.const 101) (i32.load8_u (i32.const 64))))
+        (start $start))"#;
+    const SECOND: &str = r#"(module
+        (import "first" "memory" (memory 1))
+        (import "first" "table" (table 2 funcref))
+        (export "memory" (memory 0))
+        (data (i32.const 64) "second")
+        (data $own "passive")
+        (elem (i32.const 0) $seven)
+        (func $seven (result i32) (i32.const 7))
+        (func $start (i32.store8 (i32.const 102) (i32.load8_u (i32.const 65))))
+        (func (export "_initialize") (i32.store8 (i32.const 103) (i32.load8_u (i32.const 0))))
+        (start $start))"#;
+    const THIRD: &str = r#"(module
+        (import "host" "tell" (func $tell (param i32) (result i32)))
+        (import "second" "memory" (memory $m 1))
+        (import "first" "table" (table 2 funcref))
+        (export "memory" (memory $m))
+        (data (i32.const 0) "third")
+        (elem (i32.const 1) $eight)
+        (func $eight (result i32) (i32.const 8))
+        (func $start (drop (call $tell (i32.load8_u (i32.const 1)))))
+        (func (export "load") (param i32) (result i32) (i32.load8_u (local.get 0)))
+        (func (export "call") (param i32) (result i32) (call_indirect (result i32) (local.get 0)))
+        (func (export "again")
+            (memory.init 0 (i32.const 0) (i32.const 0) (i32.const 1)))
+        (func (export "_initialize") (i32.store8 (i32.const 104) (i32.const 9)))
+        (start $start))"#;
+    let calls: Vec<(&str, &[i32])> = vec![
+        ("load", &[100]),
+        ("load", &[101]),
+        ("load", &[102]),
+        ("load", &[103]),
+        ("load", &[104]),
+        ("load", &[0]),
+        ("load", &[64]),
+        ("call", &[0]),
+        ("call", &[1]),
+        ("again", &[]),
+        ("_initialize", &[]),
+        ("load", &[104]),
+    ];
+    alike(&[("first", FIRST), ("second", SECOND), ("third", THIRD)], &calls);
+    // Nothing has to run for these, and segments stay what they are.
+    let quiet = linked(&texts(&[("library", LIBRARY), ("program", PROGRAM)])).unwrap();
+    assert!(Module::new(&Engine::default(), &quiet).is_ok());
+    let analysis = analyze(&quiet, &Roots::AllExports).unwrap();
+    assert_eq!(analysis.data.iter().filter(|segment| segment.passive).count(), 1);
+}
+
+#[test]
+fn what_does_not_fit_is_refused_by_name() {
+    let refused = |modules: &[(&str, &str)]| linked(&texts(modules)).unwrap_err();
+    let import = |library: &str, program: &str, why: &str| {
+        let error = refused(&[("a", library), ("b", program)]);
+        assert!(matches!(error, LinkError::Import { .. }), "{error}");
+        assert!(error.to_string().contains(why), "{error}");
+    };
+    let memory = r#"(module (memory (export "m") 1 4))"#;
+    import(memory, r#"(module (import "a" "n" (memory 1)))"#, "no such export");
+    import(memory, r#"(module (import "a" "m" (func)))"#, "another kind");
+    import(memory, r#"(module (import "a" "m" (memory 2)))"#, "2 are wanted");
+    import(memory, r#"(module (import "a" "m" (memory 1 3)))"#, "no more than 3");
+    import(memory, r#"(module (import "a" "m" (memory i64 1)))"#, "another form");
+    import(memory, r#"(module (import "b" "m" (memory 1)))"#, "does not come before");
+    let global = r#"(module (global (export "g") (mut i32) (i32.const 0)))"#;
+    import(global, r#"(module (import "a" "g" (global i32)))"#, "mutable");
+    let table = r#"(module (table (export "t") 1 funcref))"#;
+    import(table, r#"(module (import "a" "t" (table 1 9 funcref)))"#, "any size");
+    let late = refused(&[("b", r#"(module (import "a" "m" (memory 1)))"#), ("a", memory)]);
+    assert!(matches!(late, LinkError::Import { .. }), "{late}");
+    let wrong = refused(&[
+        ("a", r#"(module (func (export "f") (param i32)))"#),
+        ("b", r#"(module (import "a" "f" (func $f)) (func (export "g") (call $f)))"#),
+    ]);
+    assert!(matches!(wrong, LinkError::Invalid { .. }), "{wrong}");
+    assert!(matches!(refused(&[]), LinkError::Names(_)));
+    assert!(matches!(refused(&[("a", memory), ("a", memory)]), LinkError::Names(_)));
+    let command = r#"(module (func (export "_start")))"#;
+    assert!(matches!(refused(&[("a", command), ("b", memory)]), LinkError::Command(_)));
+    assert!(linked(&texts(&[("a", memory), ("b", command)])).is_ok());
+    // Two memories by one name, of which a host function could find the wrong one.
+    let asking = r#"(module (import "host" "tell" (func (param i32) (result i32)))
+        (memory (export "memory") 1))"#;
+    let shadowed = refused(&[("a", asking), ("b", r#"(module (memory (export "memory") 1))"#)]);
+    assert!(matches!(&shadowed, LinkError::Shadowed { module, .. } if module == "a"), "{shadowed}");
+    let both = r#"(module (import "a" "memory" (memory 1)) (export "memory" (memory 0)))"#;
+    assert!(linked(&texts(&[("a", asking), ("b", both)])).is_ok());
+    let component = vec![("a", wat(memory)), ("b", wat("(component)"))];
+    assert!(matches!(linked(&component).unwrap_err(), LinkError::Invalid { .. }));
+}
