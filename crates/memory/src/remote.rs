@@ -241,7 +241,7 @@ impl RemoteSlot {
         });
         let shed: usize = found.shed.iter().map(|range| range.len).sum();
         self.stats.shed += shed as u64;
-        self.adapt.sampled(set, found.changed, shed, found.idle);
+        self.adapt.sampled(set, found.changed, shed, found.idle, found.used);
         if shed > 0 {
             let again = planted::but_last(Bug::Rearm, &found.shed);
             remote.renew(&self.image, again).map_err(RemoteError::Owner)?;

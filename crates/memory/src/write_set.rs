@@ -98,6 +98,8 @@ pub(crate) struct Sampled {
     pub(crate) changed: usize,
     /// Pages that this sample and the one before found unchanged, and that stay nevertheless.
     pub(crate) idle: usize,
+    /// The same, of pages that have come back at once, so that runs are likely to write them and leave them as they found them.
+    pub(crate) used: usize,
     /// Pages that left the set, as runs. They equal the image.
     pub(crate) shed: Vec<PageRange>,
 }
@@ -301,7 +303,9 @@ impl WriteSet {
             }
             entry.idle = entry.idle.saturating_add(1);
             if entry.idle < patience(known, entry.page) {
-                found.idle += usize::from(entry.idle > 1);
+                let used = comes_at_once(known, entry.page);
+                let count = if used { &mut found.used } else { &mut found.idle };
+                *count += usize::from(entry.idle > 1);
                 return true;
             }
             note(known, entry.page, Some(samples));
@@ -364,6 +368,11 @@ impl WriteSet {
 /// Samples in a row that must find the page unchanged before it is shed.
 fn patience(known: &HashMap<usize, Shed>, page: usize) -> u8 {
     IDLE_SAMPLES << known.get(&page).map_or(0, |shed| shed.doublings)
+}
+
+/// Whether the page came back at once when it was shed, more than once: one that is written, and left as it was found.
+fn comes_at_once(known: &HashMap<usize, Shed>, page: usize) -> bool {
+    known.get(&page).is_some_and(|shed| shed.doublings > MAX_RETURNS)
 }
 
 /// Notes that the page is shed, and after how many samples where one of them found it idle.

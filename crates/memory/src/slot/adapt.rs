@@ -22,6 +22,9 @@ const MAX_PAUSE: u32 = 8192;
 /// Resets between two samples of the write set, at first and at most.
 const FIRST_SAMPLE: u32 = 11;
 const MAX_SAMPLE: u32 = 1024;
+/// The most while much of the set is in use and found unchanged: to shed that page by page, and have it come back, is no less
+/// dear than to copy it for some thousand resets.
+const USED_SAMPLE: u32 = 4 * FIRST_SAMPLE;
 /// Pages copied for each page that is looked at.
 const PAGES_A_LOOK: i64 = 128;
 /// What a reset counts for at least, so that small sets are looked at every 32 resets.
@@ -167,12 +170,20 @@ impl Adapt {
     }
 
     /// Notes what a sample found and plans the next one: soon while pages are on their way out of the
-    /// set (`idle` of them were found unchanged twice or more), later while nothing moves.
-    pub(crate) fn sampled(&mut self, set: usize, changed: usize, shed: usize, idle: usize) {
+    /// set (`idle` of them were found unchanged twice or more), later while nothing moves, but not much later while many
+    /// stay only because they come back (`used`).
+    pub(crate) fn sampled(
+        &mut self,
+        set: usize,
+        changed: usize,
+        shed: usize,
+        idle: usize,
+        used: usize,
+    ) {
         self.written_share = (changed * 256).checked_div(set).unwrap_or(256) as u32;
         let still = shed == 0 && idle * 4 <= set;
-        self.sample_every =
-            if still { (self.sample_every * 2).min(MAX_SAMPLE) } else { FIRST_SAMPLE };
+        let most = if used * 4 > set { USED_SAMPLE } else { MAX_SAMPLE };
+        self.sample_every = if still { (self.sample_every * 2).min(most) } else { FIRST_SAMPLE };
         self.sample_left = self.sample_every;
         (self.looked, self.found_written) = (0, 0);
         self.copies_left = PAGES_A_LOOK;
@@ -215,19 +226,35 @@ mod tests {
         let mut adapt = Adapt::default();
         for _ in 0..12 {
             resets_to_sample(&mut adapt, 64, 256);
-            adapt.sampled(64, 64, 0, 0);
+            adapt.sampled(64, 64, 0, 0, 0);
         }
         assert_eq!(resets_to_sample(&mut adapt, 64, 256), MAX_SAMPLE);
+    }
+
+    #[test]
+    fn a_set_of_which_much_is_left_as_it_was_found_is_sampled_rarely_and_not_too_rarely() {
+        let mut adapt = Adapt::default();
+        for _ in 0..12 {
+            resets_to_sample(&mut adapt, 512, 128);
+            adapt.sampled(512, 256, 0, 0, 256);
+        }
+        assert_eq!(resets_to_sample(&mut adapt, 512, 128), USED_SAMPLE);
+        adapt.sampled(512, 128, 0, 256, 128);
+        assert_eq!(
+            resets_to_sample(&mut adapt, 512, 64),
+            FIRST_SAMPLE,
+            "others are on their way out"
+        );
     }
 
     #[test]
     fn a_phase_change_is_noticed_at_once_in_a_large_set_and_within_a_third_of_a_hundred_in_any() {
         for (set, limit) in [(20_000, 2), (512, 2), (64, 4), (8, 17), (1, 33)] {
             let mut adapt = Adapt { sample_every: MAX_SAMPLE, ..Adapt::default() };
-            adapt.sampled(set, set, 0, 0);
+            adapt.sampled(set, set, 0, 0, 0);
             let resets = resets_to_sample(&mut adapt, set, 0);
             assert!(resets <= limit, "{set} pages: {resets} resets");
-            adapt.sampled(set, 0, 0, 0);
+            adapt.sampled(set, 0, 0, 0, 0);
             assert!(adapt.sample_every <= 2 * FIRST_SAMPLE, "and the next samples come soon");
         }
     }
@@ -235,7 +262,7 @@ mod tests {
     #[test]
     fn what_was_learned_and_shed_at_once_is_no_more_than_what_is_left() {
         let mut adapt = Adapt::default();
-        adapt.sampled(64, 32, 0, 0);
+        adapt.sampled(64, 32, 0, 0, 0);
         for learned in [1, 5, 1000] {
             for _ in 0..2 * PATIENCE {
                 adapt.learned(4, learned);

@@ -169,7 +169,7 @@ impl Slot {
             watched_again.iter().try_for_each(|range| self.throw_away(*range))?;
         }
         self.stats.shed += shed as u64;
-        self.adapt.sampled(set, found.changed, shed, found.idle);
+        self.adapt.sampled(set, found.changed, shed, found.idle, found.used);
         Ok(())
     }
 
