@@ -55,7 +55,8 @@ Commands:
                          Keep three servers under load, 60 s unless said otherwise, while guests trap, run over
                          their time and grow, and hosts are drained and killed.
   registry-guests        Build the handlers of HTTP that componentize-js and componentize-py make of
-                         guests/registry: downloads 100 MB and more, and takes some minutes.
+                         guests/registry, and install CPython with numpy and pandas as a module: downloads
+                         200 MB and more, and takes some minutes.
   release [TARGET]       Build the archive of the command that a release has, into
                          target/release-archives.
   test                   Check format, lints and documentation, build the guests and the programs that

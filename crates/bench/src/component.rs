@@ -1,4 +1,5 @@
-//! `component/js-http`, `component/py-http`: handlers of `wasi:http` that the tools of their languages built, a request to a new
+//! `component/hello`, `component/js-http`, `component/py-http`: a handler of `wasi:http` that answers at once, in Rust, and those that the
+//! tools of two languages built, which are asked for a look at two hundred of the things that they keep; a request to a new
 //! instance each, by afresh and by wasmtime's ways on the same component. Both tools leave the state of an initialised program in
 //! the component, so all begin with the same. The floor is one instance of wasmtime's that answers every request.
 
@@ -25,9 +26,6 @@ use wasmtime_wasi_http::{
 
 use crate::rivals::Rival;
 use crate::row::{Contestant, Options, Sink, contest};
-
-/// What is asked for: a look at two hundred of the things that the handler keeps.
-const PATH: &str = "/?under=10";
 
 /// The strategy of one instance that is never reset.
 const FLOOR: &str = "floor/never-reset";
@@ -102,8 +100,8 @@ impl RivalGuest {
     }
 
     /// A request to a new instance, which is gone when its answer is there.
-    async fn ask(&self) -> wasmtime::Result<Bytes> {
-        self.instance().await?.ask().await
+    async fn ask(&self, target: &str) -> wasmtime::Result<Bytes> {
+        self.instance().await?.ask(target).await
     }
 }
 
@@ -115,9 +113,9 @@ struct LiveHandler {
 
 impl LiveHandler {
     /// A request to it.
-    async fn ask(&mut self) -> wasmtime::Result<Bytes> {
+    async fn ask(&mut self, target: &str) -> wasmtime::Result<Bytes> {
         let Self { store, proxy } = self;
-        let request = Request::builder().uri(PATH).header("host", "localhost");
+        let request = Request::builder().uri(target).header("host", "localhost");
         let body = Full::new(Bytes::new()).map_err(|never| -> Error { match never {} });
         let request = request.body(body)?;
         let (sender, receiver) = oneshot::channel();
@@ -145,12 +143,13 @@ fn ours(path: &Path, runtime: &Runtime) -> anyhow::Result<Handler> {
     handler.ok_or_else(|| anyhow::anyhow!("it answers no requests"))
 }
 
-/// The contest on the handler in the file `path`.
+/// The contest on the handler in the file `path`, which is asked for `target`.
 ///
 /// # Errors
 /// The first that any contestant meets, or answers that differ.
 pub fn handler(
     path: &Path,
+    target: &str,
     case: &str,
     options: &Options,
     sink: &mut Sink<'_>,
@@ -162,7 +161,7 @@ pub fn handler(
         false => None,
     };
     let ask = |ours: &Handler| {
-        let reply = runtime.block_on(ours.ask(PATH, None))?;
+        let reply = runtime.block_on(ours.ask(target, None))?;
         ensure!(reply.status == 200, "it answers {}", reply.status);
         Ok(reply.body)
     };
@@ -173,7 +172,7 @@ pub fn handler(
     }
     let expected = ours.as_ref().map(ask).transpose()?;
     for (name, rival) in &rivals {
-        let answer = runtime.block_on(rival.ask()).map_err(failed)?;
+        let answer = runtime.block_on(rival.ask(target)).map_err(failed)?;
         let same = expected.as_ref().is_none_or(|expected| *expected == answer);
         ensure!(same, "{name} answers otherwise than ours");
     }
@@ -190,11 +189,11 @@ pub fn handler(
         field.push(Contestant::new("fresh", || ask(ours).map(drop)));
     }
     for (name, rival) in &rivals {
-        let once = || runtime.block_on(rival.ask()).map(drop).map_err(failed);
+        let once = || runtime.block_on(rival.ask(target)).map(drop).map_err(failed);
         field.push(Contestant::new(*name, once));
     }
     if let Some(live) = &mut live {
-        let once = || runtime.block_on(live.ask()).map(drop).map_err(failed);
+        let once = || runtime.block_on(live.ask(target)).map(drop).map_err(failed);
         field.push(Contestant::new(FLOOR, once));
     }
     contest("wasm", case, options, field, sink)

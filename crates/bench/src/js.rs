@@ -33,12 +33,12 @@ pub fn answered(answer: &[u8]) -> anyhow::Result<()> {
 }
 
 /// What wizer wants to know of an instance.
-struct State<'a> {
-    store: &'a mut Store<WasiP1Ctx>,
-    instance: Instance,
+pub(crate) struct State<'a, T: 'static> {
+    pub(crate) store: &'a mut Store<T>,
+    pub(crate) instance: Instance,
 }
 
-impl InstanceState for State<'_> {
+impl<T: Send> InstanceState for State<'_, T> {
     async fn global_get(&mut self, name: &str, _: ValType) -> SnapshotVal {
         let value = self
             .instance
@@ -62,7 +62,7 @@ impl InstanceState for State<'_> {
 }
 
 /// Runs a future that never waits for anything.
-fn ready<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
+pub(crate) fn ready<T>(future: impl Future<Output = T>) -> anyhow::Result<T> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(value) => Ok(value),
         Poll::Pending => anyhow::bail!("wizer waited for something"),

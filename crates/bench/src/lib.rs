@@ -20,6 +20,8 @@ pub mod linux;
 mod linux_files;
 pub mod live;
 pub mod modules;
+pub mod python;
+mod python_rival;
 pub mod restore;
 pub mod rivals;
 pub mod row;

@@ -49,6 +49,10 @@ impl Rival {
     }
 
     pub(crate) fn engine(self) -> wasmtime::Result<Engine> {
+        Engine::new(&self.config())
+    }
+
+    pub(crate) fn config(self) -> Config {
         let mut config = Config::new();
         config.wasm_multi_memory(true).memory_init_cow(true);
         if self != Rival::OnDemand {
@@ -70,7 +74,7 @@ impl Rival {
             }
             config.allocation_strategy(InstanceAllocationStrategy::Pooling(pool));
         }
-        Engine::new(&config)
+        config
     }
 }
 

@@ -54,7 +54,7 @@ pub struct Options {
     pub rounds: usize,
     /// Time per contestant and round.
     pub batch: Duration,
-    /// Only contestants whose case or strategy contains this.
+    /// Only contestants whose case, strategy, or both with a space between contain this.
     pub filter: Option<String>,
 }
 
@@ -74,9 +74,8 @@ impl Options {
     /// Whether a contestant takes part.
     #[must_use]
     pub fn wants(&self, case: &str, strategy: &str) -> bool {
-        self.filter
-            .as_ref()
-            .is_none_or(|f| case.contains(f.as_str()) || strategy.contains(f.as_str()))
+        let name = format!("{case} {strategy}");
+        self.filter.as_ref().is_none_or(|f| name.contains(f.as_str()))
     }
 
     /// Whether anybody takes part in any of these cases, so that what they share has to be made.
@@ -242,5 +241,19 @@ mod tests {
         assert!(
             rows[0].json().starts_with(r#"{"table":"t","case":"c","strategy":"a","threads":1"#)
         );
+    }
+
+    #[test]
+    fn a_filter_names_a_case_or_a_strategy_or_one_of_each() {
+        let wants = |filter: &str, case: &str, strategy: &str| {
+            let options = Options { filter: Some(filter.to_owned()), ..Options::quick() };
+            options.wants(case, strategy)
+        };
+        assert!(wants("python", "python/pass", "reset"));
+        assert!(wants("reset", "python/pass", "reset"));
+        assert!(wants("python/pass reset", "python/pass", "reset"));
+        assert!(!wants("python/pass reset", "python/pass", "fresh"));
+        assert!(!wants("python/pass reset", "js/request", "reset"));
+        assert!(Options::quick().wants("any", "any"));
     }
 }

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use afresh_bench::fault;
 #[cfg(feature = "serve")]
 use afresh_bench::serve;
-use afresh_bench::{Options, Row, arena, grow, js, restore, session, start, steady, wasm};
+use afresh_bench::{Options, Row, arena, grow, js, python, restore, session, start, steady, wasm};
 use anyhow::Context;
 use clap::{Args, Subcommand};
 use serde_json::json;
@@ -268,14 +268,29 @@ pub(crate) fn run(arguments: &Arguments, settings: &Settings) -> anyhow::Result<
                     js_guest.display()
                 ),
             }
+            match python::module(js_guest) {
+                Some(path) => python::all(&path, &options, &mut print)?,
+                None => eprintln!(
+                    "python left out: no {} beside {}, and $AFRESH_PYTHON names none; `cargo xtask registry-guests` \
+                     installs it",
+                    python::PLACE,
+                    js_guest.display()
+                ),
+            }
             #[cfg(feature = "serve")]
-            for name in ["js-http", "py-http"] {
+            for (name, file, target, how) in [
+                ("hello", "http", "/hello", "guests --only http"),
+                ("js-http", "js-http", "/?under=10", "registry-guests"),
+                ("py-http", "py-http", "/?under=10", "registry-guests"),
+            ] {
                 let (case, path) =
-                    (format!("component/{name}"), js_guest.with_file_name(format!("{name}.wasm")));
+                    (format!("component/{name}"), js_guest.with_file_name(format!("{file}.wasm")));
                 match path.is_file() {
-                    true => afresh_bench::component::handler(&path, &case, &options, &mut print)?,
+                    true => afresh_bench::component::handler(
+                        &path, target, &case, &options, &mut print,
+                    )?,
                     false => eprintln!(
-                        "{case} left out: no {}; `cargo xtask registry-guests` builds it",
+                        "{case} left out: no {}; `cargo xtask {how}` builds it",
                         path.display()
                     ),
                 }

@@ -134,6 +134,12 @@ impl Language {
         }
     }
 
+    /// The source that [`Language::warm_up`] has a guest run which is no module of ours: for whoever warms it otherwise.
+    #[must_use]
+    pub fn prelude(&self) -> Option<String> {
+        (self.form == Form::Frame).then(prelude)
+    }
+
     /// Has a Linux program evaluate the language: an interpreter of the host's as it is, with arguments and an environment that make it
     /// a guest. None where that is not known of the language.
     #[cfg(feature = "linux")]
