@@ -4,6 +4,7 @@
 //! when a reset is verified. Every system call is served from it, or answered with an error and counted. Arguments in
 //! the guest's memory are copied in once, and nothing that is found there is followed twice.
 
+mod alarms;
 mod attribute_calls;
 mod channels;
 mod clock_calls;
@@ -16,6 +17,7 @@ mod file_calls;
 mod ground;
 mod kin;
 mod layout;
+mod limits;
 mod locks;
 mod memory_calls;
 mod name_calls;
@@ -29,6 +31,7 @@ mod process_calls;
 mod readiness;
 mod shared;
 mod signal_calls;
+mod signalfd_calls;
 mod signals;
 mod socket_calls;
 mod sockets;
@@ -36,6 +39,7 @@ mod streams;
 mod table;
 mod thread_calls;
 mod threads;
+mod timer_calls;
 mod told;
 mod transfer_calls;
 
@@ -49,6 +53,7 @@ use rustix::io::Errno;
 use crate::contents::Contents;
 use crate::load::Command;
 use crate::platform::{Call, PlatformError, Process};
+use alarms::Alarms;
 use attribute_calls::Times;
 use channels::Channels;
 pub(crate) use clock_calls::now_moment;
@@ -71,7 +76,7 @@ pub(crate) use signals::Taken;
 pub use streams::{Channel, End, Writer};
 pub(crate) use streams::{Hearer, Streams};
 use table::Table;
-use threads::{Moment, Threads};
+use threads::Threads;
 pub(crate) use threads::{On, Wait};
 
 /// Longest path, with its end.
@@ -91,8 +96,7 @@ pub(crate) struct State {
     handlers: BTreeMap<u64, [u8; 32]>,
     /// Signals for whichever thread takes them.
     pub(crate) pending: Pending,
-    /// When the alarm rings, and how long after that again; never, if it does not.
-    alarm: Option<(Moment, u64)>,
+    alarms: Alarms,
     pub(crate) threads: Threads,
     channels: Channels,
     /// Locks on files.
@@ -115,7 +119,7 @@ impl State {
             umask: 0o022,
             handlers: BTreeMap::new(),
             pending: Pending::default(),
-            alarm: None,
+            alarms: Alarms::default(),
             threads: Threads::new(),
             channels: Channels::default(),
             locks: Locks::default(),
@@ -306,6 +310,8 @@ impl Person {
             libc::SYS_pipe2 => self.pipe(process, a[0], a[1]),
             libc::SYS_eventfd => self.event(a[0], 0),
             libc::SYS_eventfd2 => self.event(a[0], a[1]),
+            libc::SYS_signalfd => self.signal_descriptor(process, a[0], a[1], a[2], 0),
+            libc::SYS_signalfd4 => self.signal_descriptor(process, a[0], a[1], a[2], a[3]),
             libc::SYS_timerfd_create => self.timer(a[0], a[1]),
             libc::SYS_timerfd_settime => self.set_timer(process, a[0], a[1], a[2], a[3]),
             libc::SYS_timerfd_gettime => self.timer_left(process, a[0], a[1]),
@@ -412,6 +418,11 @@ impl Person {
             libc::SYS_futex => self.futex(process, &a),
             libc::SYS_alarm => self.alarm(a[0]),
             libc::SYS_setitimer => self.interval(process, a[0], Some(a[1]), a[2]),
+            libc::SYS_timer_create => self.make_timer(process, a[0], a[1], a[2]),
+            libc::SYS_timer_settime => self.set_bell(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_timer_gettime => self.bell_left(process, a[0], a[1]),
+            libc::SYS_timer_getoverrun => self.bell_overrun(a[0]),
+            libc::SYS_timer_delete => self.remove_bell(a[0]),
             libc::SYS_getitimer => self.interval(process, a[0], None, a[1]),
 
             libc::SYS_exit => self.exit_thread(process, a[0]),
@@ -462,8 +473,9 @@ impl Person {
             libc::SYS_waitid => self.wait_id(process, &a),
             libc::SYS_uname => self.names(process, a[0]),
             libc::SYS_sysinfo => self.system(process, a[0]),
-            libc::SYS_prlimit64 => self.limit(process, a[1], a[2], a[3]),
-            libc::SYS_getrlimit => self.limit(process, a[0], 0, a[1]),
+            libc::SYS_prlimit64 => self.limit(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_getrlimit => self.limit(process, 0, a[0], 0, a[1]),
+            libc::SYS_setrlimit => self.limit(process, 0, a[0], a[1], 0),
             libc::SYS_getrusage if !(-1..=1).contains(&(a[0] as i32)) => Err(Errno::INVAL.into()),
             libc::SYS_getrusage => self.usage(process, a[1]),
             libc::SYS_times => self.times(process, a[0]),

@@ -9,6 +9,7 @@ use afresh_files::Node;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
+use super::alarms::Alarms;
 use super::kin::{Kin, NOBODY, News, Strings};
 use super::layout::Layout;
 use super::locks::Lock;
@@ -29,7 +30,7 @@ struct Member {
     umask: u32,
     handlers: BTreeMap<u64, [u8; 32]>,
     pending: Pending,
-    alarm: Option<(Moment, u64)>,
+    alarms: Alarms,
     threads: Threads,
 }
 
@@ -117,6 +118,7 @@ impl Family {
                 && kin.is_sound()
                 && handlers
                 && member.pending.is_sound()
+                && member.alarms.is_sound()
                 && member.umask & !0o777 == 0
         });
         let ended = self.ended.iter().all(|(&id, ended)| {
@@ -294,13 +296,13 @@ impl Family {
     }
 
     /// Alarms of processes that are not the current one.
-    pub(super) fn alarms_mut(&mut self) -> impl Iterator<Item = &mut Option<(Moment, u64)>> + '_ {
-        self.others.values_mut().map(|member| &mut member.alarm)
+    pub(super) fn alarms_mut(&mut self) -> impl Iterator<Item = &mut Alarms> + '_ {
+        self.others.values_mut().map(|member| &mut member.alarms)
     }
 
     /// When alarms ring of processes that are not the current one.
     pub(super) fn other_alarms(&self) -> impl Iterator<Item = Moment> + '_ {
-        self.others.values().filter_map(|member| member.alarm.map(|(at, _)| at))
+        self.others.values().filter_map(|member| member.alarms.next())
     }
 }
 
@@ -346,7 +348,7 @@ impl State {
         std::mem::swap(&mut self.umask, &mut other.umask);
         std::mem::swap(&mut self.handlers, &mut other.handlers);
         std::mem::swap(&mut self.pending, &mut other.pending);
-        std::mem::swap(&mut self.alarm, &mut other.alarm);
+        std::mem::swap(&mut self.alarms, &mut other.alarms);
         std::mem::swap(&mut self.threads, &mut other.threads);
         self.table.seat(left, id);
         let (from, to) = (other.kin.memory, self.family.own.memory);
@@ -357,6 +359,7 @@ impl State {
             self.family.layouts.insert(from, put_aside);
         }
         self.family.others.insert(left, other);
+        self.heed_limits();
         self.count_memory();
     }
 
@@ -416,7 +419,7 @@ impl State {
             umask: self.umask,
             handlers: self.handlers.clone(),
             pending: Pending::default(),
-            alarm: None,
+            alarms: Alarms::default(),
             threads: Threads::single(id, thread, &self.threads),
         };
         self.family.others.insert(id, member);
@@ -428,6 +431,7 @@ impl State {
     /// The current process runs another program from here on: what of it does not outlast that goes.
     pub(crate) fn shed(&mut self, program: Vec<u8>, strings: Strings) {
         let state = &mut *self;
+        state.alarms.drop_timers();
         for number in state.table.closing() {
             let gone = state.table.close(number).unwrap_or_default();
             state.forget(gone);
@@ -508,7 +512,7 @@ mod tests {
                 umask: 0,
                 handlers: BTreeMap::new(),
                 pending: Pending::default(),
-                alarm: None,
+                alarms: Alarms::default(),
                 threads: Threads::single(child, thread.clone(), &threads),
             };
             family.others.insert(child, member);

@@ -381,9 +381,11 @@ impl Person {
                 Ok(Attributes { mode: libc::S_IFIFO | 0o600, ..none })
             }
             Open::Socket(_) => Ok(Attributes { mode: libc::S_IFSOCK | 0o777, ..none }),
-            Open::Event { .. } | Open::Timer(_) | Open::Epoll(_) | Open::Process(_) => {
-                Ok(Attributes { mode: 0o600, ..none })
-            }
+            Open::Event { .. }
+            | Open::Timer(_)
+            | Open::Epoll(_)
+            | Open::Process(_)
+            | Open::Signals(_) => Ok(Attributes { mode: 0o600, ..none }),
             Open::Folder(folder, _) => self.attributes_meant(&Meant::Folder(*folder), true),
             // Its name may be gone, or be another's.
             Open::File(open) | Open::Device(_, open) => {

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::family::FIRST;
+use super::limits::Limits;
 
 /// Who takes children over whose parent has ended (`init`), and never asks for them.
 pub(super) const NOBODY: u32 = 1;
@@ -67,6 +68,7 @@ pub(crate) struct Kin {
     /// The path of its program.
     pub(crate) program: Vec<u8>,
     pub(crate) strings: Strings,
+    pub(crate) limits: Limits,
 }
 
 /// What becomes of a process that does not end.
@@ -91,8 +93,9 @@ impl Kin {
     pub(super) fn first() -> Self {
         let (id, parent) = (FIRST, NOBODY);
         let (stopped, news) = (None, None);
-        let (program, strings) = (Vec::new(), Strings::default());
-        Self { id, parent, group: id, session: id, memory: id, stopped, news, program, strings }
+        let (program, strings, limits) = Default::default();
+        let (group, session, memory) = (id, id, id);
+        Self { id, parent, group, session, memory, stopped, news, program, strings, limits }
     }
 
     /// Whether what it says of itself is what a guest could have.
@@ -103,6 +106,7 @@ impl Kin {
         };
         let short = [&self.program[..], self.strings.args(), self.strings.env()];
         self.stopped.into_iter().chain(by).all(|signal| (1..=64).contains(&signal))
+            && self.limits.is_sound()
             && short.iter().all(|bytes| bytes.len() <= LONGEST)
     }
 }

@@ -13,6 +13,7 @@ use afresh_files::{Kind, Node, OpenFile, SavedTree, Time, Tree};
 use serde::{Deserialize, Serialize};
 
 use super::State;
+use super::alarms::Alarms;
 use super::channels::Channels;
 use super::clock_calls::now_moment;
 use super::devices::Device;
@@ -46,7 +47,7 @@ pub(crate) struct Packed {
     handlers: Vec<(u64, [u8; 32])>,
     pending: Pending,
     /// Moments here and in all that follows are lengths of time from when it was packed.
-    alarm: Option<(Moment, u64)>,
+    alarms: Alarms,
     threads: Threads,
     channels: Channels,
     locks: Locks,
@@ -72,12 +73,13 @@ enum PackedOpen {
     Socket(Socket),
     Folder(Folder, u64),
     Process(u32),
+    Signals(u64),
 }
 
 /// Has all moments of threads, alarms and timers at another place of the clock.
 fn shift(
     threads: &mut Threads,
-    alarm: &mut Option<(Moment, u64)>,
+    alarms: &mut Alarms,
     family: &mut Family,
     timers: &mut dyn Iterator<Item = &mut Timer>,
     by: impl Fn(Moment) -> Moment,
@@ -87,8 +89,8 @@ fn shift(
         waits.filter_map(|wait| wait.until.as_mut()).for_each(|at| *at = by(*at));
     };
     family.threads_mut().chain([threads]).for_each(moved);
-    let alarms = family.alarms_mut().chain([alarm]).flatten().map(|(at, _)| at);
-    alarms.chain(timers.filter_map(|timer| timer.at.as_mut())).for_each(|at| *at = by(*at));
+    family.alarms_mut().chain([alarms]).for_each(|alarms| alarms.shift(&by));
+    timers.filter_map(|timer| timer.at.as_mut()).for_each(|at| *at = by(*at));
 }
 
 /// A state that does not fit together.
@@ -122,18 +124,19 @@ impl State {
                 Open::Socket(socket) => PackedOpen::Socket(socket.clone()),
                 Open::Folder(folder, at) => PackedOpen::Folder(*folder, *at),
                 Open::Process(id) => PackedOpen::Process(*id),
+                Open::Signals(set) => PackedOpen::Signals(*set),
             };
             let found = description.found.as_ref().map(|(above, name)| (*above, name.to_vec()));
             descriptions.push((id, (open, description.flags, found)));
         }
-        let (mut threads, mut alarm) = (self.threads.clone(), self.alarm);
+        let (mut threads, mut alarms) = (self.threads.clone(), self.alarms.clone());
         let mut family = self.family.clone();
         let mut timers = descriptions.iter_mut().filter_map(|(_, (open, ..))| match open {
             PackedOpen::Timer(timer) => Some(timer),
             _ => None,
         });
         let now = now_moment();
-        shift(&mut threads, &mut alarm, &mut family, &mut timers, |at| at.saturating_sub(now));
+        shift(&mut threads, &mut alarms, &mut family, &mut timers, |at| at.saturating_sub(now));
         let packed = Packed {
             layout: self.layout.clone(),
             layers: self.layers.iter().map(|path| ground::bytes(path).to_vec()).collect(),
@@ -144,7 +147,7 @@ impl State {
             umask: self.umask,
             handlers: self.handlers.iter().map(|(&number, &handler)| (number, handler)).collect(),
             pending: self.pending.clone(),
-            alarm,
+            alarms,
             threads,
             channels: self.channels.clone(),
             locks: self.locks.clone(),
@@ -215,6 +218,7 @@ impl State {
                 PackedOpen::Process(id) if (FIRST..packed.threads.next()).contains(&id) => {
                     Open::Process(id)
                 }
+                PackedOpen::Signals(set) => Open::Signals(set),
                 PackedOpen::Process(_) => return Err(damaged("a descriptor of no process")),
             };
             if found.as_ref().is_some_and(|(_, name)| name.len() > NAME) {
@@ -233,7 +237,10 @@ impl State {
         if !packed.pending.is_sound() {
             return Err(damaged("a signal that is none"));
         }
-        let (mut threads, mut alarm) = (packed.threads, packed.alarm);
+        if !packed.alarms.is_sound() {
+            return Err(damaged("a timer that is none"));
+        }
+        let (mut threads, mut alarms) = (packed.threads, packed.alarms);
         {
             let mut timers = table.descriptions_mut().filter_map(|d| match &mut d.open {
                 Open::Timer(timer) => Some(timer),
@@ -241,7 +248,7 @@ impl State {
             });
             let now = now_moment();
             let later = |at| now.saturating_add(at);
-            shift(&mut threads, &mut alarm, &mut family, &mut timers, later);
+            shift(&mut threads, &mut alarms, &mut family, &mut timers, later);
         }
         let layouts = family.layouts().chain([&packed.layout]);
         let shared: Vec<_> = layouts.flat_map(Layout::shared).collect();
@@ -269,7 +276,7 @@ impl State {
             umask: packed.umask & 0o777,
             handlers: packed.handlers.into_iter().collect(),
             pending: packed.pending,
-            alarm,
+            alarms,
             threads,
             channels: packed.channels,
             locks: packed.locks,
@@ -277,6 +284,7 @@ impl State {
             family,
         };
         state.drop_unowned();
+        state.heed_limits();
         state.count_memory();
         Ok(state)
     }

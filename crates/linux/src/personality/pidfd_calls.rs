@@ -6,7 +6,7 @@ use rustix::io::Errno;
 
 use super::signals::Info;
 use super::table::Open;
-use super::{DONE, Person, Served, copy_in};
+use super::{Person, Served, copy_in};
 use crate::platform::Process;
 
 impl Person {
@@ -61,22 +61,13 @@ impl Person {
                 return Err(Errno::PERM.into());
             }
         }
-        if number > 64 {
-            return Err(Errno::INVAL.into());
+        // Who has ended hears nothing until somebody asks for it, and is nobody then.
+        if !self.state.family.lives(id) && !self.state.family.is_ended(id) {
+            return Err(Errno::SRCH.into());
         }
-        if !self.state.family.lives(id) {
-            // Who has ended hears nothing until somebody asks for it, and is nobody then.
-            let known = self.state.family.is_ended(id);
-            return if known { Ok(DONE) } else { Err(Errno::SRCH.into()) };
-        }
-        if number != 0 {
-            let signal = number as u8;
-            let info = match given {
-                Some(given) => Info::given(signal, &given),
-                None => Info::new(signal, 0, own.into(), 0),
-            };
-            self.change().with(id, |state| state.send(None, info));
-        }
-        Ok(DONE)
+        self.post(id, None, number, |signal| match given {
+            Some(given) => Info::given(signal, &given),
+            None => Info::new(signal, 0, own.into(), 0),
+        })
     }
 }

@@ -159,6 +159,7 @@ impl Person {
             Open::Event { .. } | Open::Timer(_) => {
                 return self.take_count(process, descriptor, pieces, wanted);
             }
+            Open::Signals(set) => return self.read_signals(process, descriptor, *set, pieces),
             _ => return Err(Errno::INVAL.into()),
         };
         if wanted == 0 {
@@ -241,7 +242,7 @@ impl Person {
                 }
                 return Ok(Outcome::Value(8));
             }
-            Open::Process(_) => return Err(Errno::INVAL.into()),
+            Open::Process(_) | Open::Signals(_) => return Err(Errno::INVAL.into()),
             _ => return Err(Errno::BADF.into()),
         };
         let held = self.state.channels.get(channel).ok_or(Errno::IO)?;

@@ -144,7 +144,7 @@ impl Person {
                 Ok(id) => {
                     on.push((id, plain(wanted)));
                     let open = &self.state.table.get(number as u64)?.open;
-                    named(self.state.readiness(&self.streams, open, 0).0, wanted)
+                    named(self.state.readiness(self.asker(), open, 0).0, wanted)
                 }
                 Err(_) => libc::POLLNVAL as u16,
             };
@@ -206,7 +206,7 @@ impl Person {
                 }
                 let id = self.state.table.id(number)?;
                 let open = &self.state.table.get(number)?.open;
-                if self.state.readiness(&self.streams, open, 0).0 & events != 0 {
+                if self.state.readiness(self.asker(), open, 0).0 & events != 0 {
                     out[at] |= bit;
                     ready += 1;
                 } else if events != 0 {
@@ -304,7 +304,7 @@ impl Person {
             return Err(Errno::INVAL.into());
         }
         let concerns = known.0.iter().filter_map(|(&number, interest)| {
-            let (events, edges) = self.state.concern(&self.streams, interest, 0)?;
+            let (events, edges) = self.state.concern(self.asker(), interest, 0)?;
             Some((number, interest.clone(), events, edges))
         });
         let told: Vec<_> = concerns.take(most.min(TOLD) as usize).collect();

@@ -266,6 +266,7 @@ impl State {
             Open::Timer(_) => "[timerfd]",
             Open::Epoll(_) => "[eventpoll]",
             Open::Process(_) => "[pidfd]",
+            Open::Signals(_) => "[signalfd]",
         };
         format!("anon_inode:{kind}").into_bytes()
     }

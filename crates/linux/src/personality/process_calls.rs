@@ -1,9 +1,9 @@
-//! Calls about the process itself: its user, limits and names. The same in every guest and after every reset.
+//! Calls about the process itself: its user and names. The same in every guest and after every reset.
 
 use rustix::io::Errno;
 
 use super::encode::Bytes;
-use super::{DONE, Outcome, Person, Served, State, copy_in, copy_out};
+use super::{DONE, Outcome, Person, Served, copy_in, copy_out};
 use crate::platform::{GUEST, Process};
 
 /// The number of the guest's first process and thread.
@@ -62,23 +62,6 @@ impl Person {
             .int(1)
             .zeros(4);
         copy_out(process, to, &bytes.0)?;
-        Ok(DONE)
-    }
-
-    pub(super) fn limit(
-        &mut self,
-        process: &mut Process,
-        resource: u64,
-        new: u64,
-        old: u64,
-    ) -> Served {
-        if new != 0 {
-            return Err(Errno::PERM.into());
-        }
-        let limit = self.state.limit_of(resource as u32).ok_or(Errno::INVAL)?;
-        if old != 0 {
-            copy_out(process, old, &Bytes::default().word(limit).word(limit).0)?;
-        }
         Ok(DONE)
     }
 
@@ -144,20 +127,5 @@ impl Person {
             _ => return Err(Errno::INVAL.into()),
         }
         Ok(DONE)
-    }
-}
-
-impl State {
-    /// The limit of a resource, if there is such a resource.
-    pub(super) fn limit_of(&self, resource: u32) -> Option<u64> {
-        Some(match resource {
-            libc::RLIMIT_STACK => super::STACK_LEN,
-            libc::RLIMIT_NOFILE => u64::from(super::table::DESCRIPTORS),
-            libc::RLIMIT_AS | libc::RLIMIT_DATA | libc::RLIMIT_RSS => self.layout.limit(),
-            libc::RLIMIT_NPROC => super::family::PROCESSES as u64,
-            libc::RLIMIT_CORE => 0,
-            0..16 => u64::MAX,
-            _ => return None,
-        })
     }
 }

@@ -28,9 +28,17 @@ pub(crate) enum Ear {
     Port,
 }
 
+/// Who asks what a description is ready for: a thread of the current process, with what it may be sent by the caller.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Asker<'a> {
+    streams: &'a Streams,
+    thread: u32,
+}
+
 impl State {
     /// What a description is ready for, and a number that goes up whenever it becomes ready for more.
-    pub(super) fn readiness(&self, streams: &Streams, open: &Open, depth: usize) -> (u16, u64) {
+    pub(super) fn readiness(&self, asker: Asker<'_>, open: &Open, depth: usize) -> (u16, u64) {
+        let streams = asker.streams;
         let when = |holds: bool, events: u16| if holds { events } else { 0 };
         match open {
             Open::Input => {
@@ -49,6 +57,12 @@ impl State {
                 };
                 (events, channel.edges)
             }
+            Open::Signals(set) => {
+                let own = self.threads.get(asker.thread).map(|thread| &thread.pending);
+                let all = || own.into_iter().chain([&self.pending]);
+                let pending = all().fold(0, |all, pending| all | pending.set());
+                (when(pending & set != 0, IN), all().map(|pending| pending.came).sum())
+            }
             Open::Process(id) => {
                 let ended = !self.family.lives(*id);
                 (when(ended, IN), u64::from(ended))
@@ -61,7 +75,7 @@ impl State {
                 let ready = depth < NESTED
                     && set
                         .interests()
-                        .any(|interest| self.concern(streams, interest, depth + 1).is_some());
+                        .any(|interest| self.concern(asker, interest, depth + 1).is_some());
                 (when(ready, IN), 0)
             }
             Open::Socket(socket) => match &socket.stage {
@@ -88,12 +102,12 @@ impl State {
     /// What an interest of a set would be told now: events, and where it stands; nothing if nothing.
     pub(super) fn concern(
         &self,
-        streams: &Streams,
+        asker: Asker<'_>,
         interest: &super::poll_calls::Interest,
         depth: usize,
     ) -> Option<(u16, u64)> {
         let description = self.table.description(interest.description)?;
-        let (events, edges) = self.readiness(streams, &description.open, depth);
+        let (events, edges) = self.readiness(asker, &description.open, depth);
         let told = events & (interest.events() | ALWAYS);
         let again = !interest.is_edge() || interest.told != Some(edges);
         (told != 0 && again && !interest.is_off()).then_some((told, edges))
@@ -116,7 +130,8 @@ impl State {
             }
             On::Files(list) => list.iter().any(|(description, events)| {
                 self.table.description(*description).is_none_or(|description| {
-                    let (ready, _) = self.readiness(streams, &description.open, 0);
+                    let (ready, _) =
+                        self.readiness(Asker { streams, thread: id }, &description.open, 0);
                     ready & (events | ALWAYS) != 0
                 })
             }),
@@ -185,16 +200,21 @@ impl State {
 
     /// When the next alarm rings, if one does.
     pub(crate) fn rings_at(&self) -> Option<Moment> {
-        self.alarm.map(|(at, _)| at).into_iter().chain(self.family.other_alarms()).min()
+        self.alarms.next().into_iter().chain(self.family.other_alarms()).min()
     }
 
     /// Whether nothing but the current thread ever does anything.
     pub(crate) fn is_alone(&self) -> bool {
-        self.threads.len() == 1 && self.alarm.is_none() && self.family.is_single()
+        self.threads.len() == 1 && self.alarms.next().is_none() && self.family.is_single()
     }
 }
 
 impl Person {
+    /// The current thread, as one that asks.
+    pub(super) fn asker(&self) -> Asker<'_> {
+        Asker { streams: &self.streams, thread: self.state.threads.current_id() }
+    }
+
     /// Whether a thread may run, or its wait is over, or a signal ends it.
     fn is_ready(&self, id: u32, thread: &super::threads::Thread, now: Moment) -> bool {
         match &thread.wait {

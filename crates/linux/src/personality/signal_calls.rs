@@ -1,12 +1,11 @@
-//! Calls about signals: handlers, masks, stacks, sending, and the alarm.
+//! Calls about signals: handlers, masks, stacks, and sending.
 
 use rustix::io::Errno;
 
-use super::clock_calls::{micro_in, now_moment};
 use super::encode::Bytes;
 use super::signals::{Info, UNTOUCHABLE};
-use super::threads::{Moment, NO_STACK};
-use super::{DONE, Outcome, Person, Served, copy_in, copy_out, word_in};
+use super::threads::NO_STACK;
+use super::{DONE, Person, Served, copy_in, copy_out, word_in};
 use crate::platform::{Process, Register};
 
 /// Least bytes of a signal stack.
@@ -48,15 +47,25 @@ impl Person {
             return Err(Errno::INVAL.into());
         }
         let own = u64::from(self.state.family.own.id);
-        if process.is_some_and(|process| process != own)
-            || self.state.threads.get(id as u32).is_none()
-        {
-            return Err(Errno::SRCH.into());
-        }
-        self.post(Some(id as u32), number, |signal| Info::new(signal, TO_THREAD, own, 0))
+        let thread = id as u32;
+        let home = self.home_of(process.map(|process| process as u32), thread)?;
+        self.post(home, Some(thread), number, |signal| Info::new(signal, TO_THREAD, own, 0))
     }
 
-    /// With what it says itself: to all of the process, or to one thread.
+    /// The process of a thread, if that is the one which is meant.
+    fn home_of(&self, process: Option<u32>, thread: u32) -> Result<u32, Errno> {
+        let has = |id: &u32| {
+            let threads = self.state.threads_of(*id);
+            threads.is_some_and(|threads| threads.get(thread).is_some())
+        };
+        let home = match process {
+            Some(process) => Some(process).filter(has),
+            None => self.state.family.kins().map(|kin| kin.id).find(has),
+        };
+        home.ok_or(Errno::SRCH)
+    }
+
+    /// With what it says itself: to all of a process, or to one of its threads.
     pub(super) fn queue(
         &mut self,
         process: &Process,
@@ -64,19 +73,38 @@ impl Person {
         number: u64,
         info: u64,
     ) -> Served {
-        let known = to.1.is_none_or(|id| self.state.threads.get(id as u32).is_some());
-        if to.0 != u64::from(self.state.family.own.id) || !known {
+        let id = to.0 as u32;
+        let given = copy_in(process, info, 32)?;
+        let code = i32::from_le_bytes([given[8], given[9], given[10], given[11]]);
+        if let Some(thread) = to.1 {
+            self.home_of(Some(id), thread as u32)?;
+        } else if !self.state.family.lives(id) && !self.state.family.is_ended(id) {
             return Err(Errno::SRCH.into());
         }
-        let given = copy_in(process, info, 32)?;
-        self.post(to.1.map(|id| id as u32), number, |signal| Info::given(signal, &given))
+        // Only to itself may it say that somebody else has sent it.
+        if (code >= 0 || code == TO_THREAD) && id != self.state.family.own.id {
+            return Err(Errno::PERM.into());
+        }
+        let thread = to.1.map(|thread| thread as u32);
+        self.post(id, thread, number, |signal| Info::given(signal, &given))
     }
 
-    fn post(&mut self, to: Option<u32>, number: u64, info: impl FnOnce(u8) -> Info) -> Served {
+    /// Sends to a process, of which one may have ended.
+    pub(super) fn post(
+        &mut self,
+        id: u32,
+        to: Option<u32>,
+        number: u64,
+        info: impl FnOnce(u8) -> Info,
+    ) -> Served {
+        let lives = self.state.family.lives(id);
         match number {
-            0 => Ok(DONE),
-            1..=64 if self.change().send(to, info(number as u8)) => Ok(DONE),
-            1..=64 => Err(Errno::AGAIN.into()),
+            1..=64 if lives => {
+                let info = info(number as u8);
+                let sent = self.change().with(id, |state| state.send(to, info));
+                if sent { Ok(DONE) } else { Err(Errno::AGAIN.into()) }
+            }
+            0..=64 => Ok(DONE),
             _ => Err(Errno::INVAL.into()),
         }
     }
@@ -181,64 +209,5 @@ impl Person {
             copy_out(process, old, &bytes.0)?;
         }
         Ok(DONE)
-    }
-
-    /// The alarm by the clock, in seconds: what was left of the last.
-    pub(super) fn alarm(&mut self, seconds: u64) -> Served {
-        let left = self.alarm_left().0.div_ceil(1_000_000_000);
-        self.set_alarm(seconds.min(u64::from(u32::MAX)) * 1_000_000_000, 0);
-        Ok(Outcome::Value(left))
-    }
-
-    /// Nanoseconds until the alarm, and between alarms.
-    fn alarm_left(&self) -> (u64, u64) {
-        let (at, interval) = self.state.alarm.unwrap_or_default();
-        if at == 0 { (0, 0) } else { (at.saturating_sub(now_moment()).max(1), interval) }
-    }
-
-    fn set_alarm(&mut self, after: u64, interval: u64) {
-        let alarm = (after > 0).then(|| (now_moment().saturating_add(after), interval));
-        if self.state.alarm != alarm {
-            self.change().alarm = alarm;
-        }
-    }
-
-    pub(super) fn interval(
-        &mut self,
-        process: &mut Process,
-        which: u64,
-        new: Option<u64>,
-        old: u64,
-    ) -> Served {
-        // Others count processor time, which a guest is not told of by signals.
-        if which != libc::ITIMER_REAL as u64 {
-            return Err(Errno::INVAL.into());
-        }
-        let (left, every) = self.alarm_left();
-        if let Some(new) = new {
-            let (every, first) = match new {
-                0 => (0, 0),
-                at => (micro_in(process, at)?, micro_in(process, at.wrapping_add(16))?),
-            };
-            self.set_alarm(first, every);
-        }
-        if old != 0 {
-            let time = |bytes: Bytes, nanos: u64| {
-                bytes.word(nanos / 1_000_000_000).word(nanos % 1_000_000_000 / 1000)
-            };
-            copy_out(process, old, &time(time(Bytes::default(), every), left).0)?;
-        }
-        Ok(DONE)
-    }
-
-    /// Sends the alarm's signal if its time has come.
-    pub(crate) fn ring(&mut self, now: Moment) {
-        if let Some((at, interval)) = self.state.alarm.filter(|(at, _)| *at <= now) {
-            let state = self.change();
-            let missed = (now - at).checked_div(interval).map_or(0, |whole| whole + 1);
-            let next = at.saturating_add(missed.saturating_mul(interval));
-            state.alarm = (interval > 0).then_some((next, interval));
-            state.send(None, Info::new(libc::SIGALRM as u8, 0x80, 0, 0));
-        }
     }
 }

@@ -53,6 +53,23 @@ impl Info {
         Self { signal, bytes: bytes.0.try_into().expect("it is as long") }
     }
 
+    /// A timer has run out, and `overrun` times more since.
+    pub(super) fn of_timer(signal: u8, timer: u32, overrun: u32, value: u64) -> Self {
+        let bytes = Bytes::default()
+            .int(u32::from(signal))
+            .int(0)
+            .int(libc::SI_TIMER as u32)
+            .int(0)
+            .int(timer)
+            .int(overrun)
+            .word(value);
+        Self { signal, bytes: bytes.0.try_into().expect("it is as long") }
+    }
+
+    fn int(&self, at: usize) -> u32 {
+        u32::from_le_bytes([0, 1, 2, 3].map(|n| self.bytes[at + n]))
+    }
+
     /// What the frame of a fault says.
     fn of_frame(signal: u8, frame: &[u8]) -> Self {
         let bytes = frame[INFO..INFO + 32].try_into().expect("it is as long");
@@ -76,20 +93,24 @@ impl Info {
 
 /// Signals that wait to be taken, in the order they came.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Pending(Vec<Info>);
+pub(crate) struct Pending {
+    list: Vec<Info>,
+    /// How many have come, for who is told of each once.
+    pub(super) came: u64,
+}
 
 impl Pending {
     /// Whether it is what a guest could have sent.
     pub(crate) fn is_sound(&self) -> bool {
-        self.0.len() <= PENDING && self.0.iter().all(|info| (1..=64).contains(&info.signal))
+        self.list.len() <= PENDING && self.list.iter().all(|info| (1..=64).contains(&info.signal))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.list.is_empty()
     }
 
     pub(crate) fn set(&self) -> u64 {
-        self.0.iter().fold(0, |set, info| set | bit(info.signal))
+        self.list.iter().fold(0, |set, info| set | bit(info.signal))
     }
 
     /// Adds one; whether there was room.
@@ -97,9 +118,10 @@ impl Pending {
         if info.signal < REAL_TIME && self.set() & bit(info.signal) != 0 {
             return true;
         }
-        let room = self.0.len() < PENDING;
+        let room = self.list.len() < PENDING;
         if room {
-            self.0.push(info);
+            self.list.push(info);
+            self.came += 1;
         }
         room
     }
@@ -107,13 +129,23 @@ impl Pending {
     /// Takes the lowest of `set`.
     pub(crate) fn take(&mut self, set: u64) -> Option<Info> {
         let wanted = |info: &&Info| set & bit(info.signal) != 0;
-        let lowest = self.0.iter().filter(wanted).map(|info| info.signal).min()?;
-        let at = self.0.iter().position(|info| info.signal == lowest)?;
-        Some(self.0.remove(at))
+        let lowest = self.list.iter().filter(wanted).map(|info| info.signal).min()?;
+        let at = self.list.iter().position(|info| info.signal == lowest)?;
+        Some(self.list.remove(at))
+    }
+
+    /// A timer has run out `times` more while its signal waits here: how often beside that, if it does.
+    pub(super) fn overran(&mut self, timer: u32, times: u64) -> Option<u64> {
+        let is_its =
+            |info: &&mut Info| info.int(8) == libc::SI_TIMER as u32 && info.int(16) == timer;
+        let info = self.list.iter_mut().find(is_its)?;
+        let overrun = u64::from(info.int(20)).saturating_add(times).min(i32::MAX as u64);
+        info.bytes[20..24].copy_from_slice(&(overrun as u32).to_le_bytes());
+        Some(overrun)
     }
 
     pub(crate) fn drop_all(&mut self, signal: u8) {
-        self.0.retain(|info| info.signal != signal);
+        self.list.retain(|info| info.signal != signal);
     }
 }
 

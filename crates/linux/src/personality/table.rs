@@ -46,6 +46,8 @@ pub(crate) enum Open {
     Folder(Folder, u64),
     /// A process (`pidfd`).
     Process(u32),
+    /// Signals of this set, to be read (`signalfd`).
+    Signals(u64),
 }
 
 impl Open {
@@ -60,9 +62,9 @@ impl Open {
 
     /// Whether bytes come and go by themselves.
     pub(crate) fn is_stream(&self) -> bool {
-        use Open::{Epoll, Event, Pipe, Process, Socket, Timer};
-        let numbered = matches!(self, Event { .. } | Timer(_) | Epoll(_) | Process(_));
-        numbered || matches!(self, Pipe { .. } | Socket(_))
+        use Open::{Epoll, Event, Pipe, Process, Signals, Socket, Timer};
+        let numbered = matches!(self, Event { .. } | Timer(_) | Epoll(_));
+        numbered || matches!(self, Pipe { .. } | Socket(_) | Process(_) | Signals(_))
     }
 }
 
@@ -114,6 +116,8 @@ pub(crate) struct Table {
     others: BTreeMap<u32, BTreeMap<u32, Descriptor>>,
     descriptions: BTreeMap<u64, Description>,
     next: u64,
+    /// Numbers that the current process may have descriptors of.
+    room: u32,
 }
 
 /// A table taken apart.
@@ -128,7 +132,8 @@ impl Table {
     /// Input, output and messages.
     pub(crate) fn new() -> Self {
         let (descriptors, others) = (BTreeMap::new(), BTreeMap::new());
-        let mut table = Self { descriptors, others, descriptions: BTreeMap::new(), next: 0 };
+        let mut table =
+            Self { descriptors, others, descriptions: BTreeMap::new(), next: 0, room: DESCRIPTORS };
         for (number, (open, flags)) in [
             (Open::Input, libc::O_RDONLY),
             (Open::Output, libc::O_WRONLY),
@@ -178,7 +183,13 @@ impl Table {
         }
         let descriptors = others.remove(&own).unwrap_or_default();
         let last = descriptions.keys().next_back().copied().unwrap_or_default();
-        (fits && last < next).then_some(Self { descriptors, others, descriptions, next })
+        (fits && last < next).then_some(Self {
+            descriptors,
+            others,
+            descriptions,
+            next,
+            room: DESCRIPTORS,
+        })
     }
 
     pub(crate) fn get(&self, descriptor: u64) -> Result<&Description, Errno> {
@@ -228,9 +239,7 @@ impl Table {
     }
 
     fn free(&self, from: u32) -> Result<u32, Errno> {
-        (from..DESCRIPTORS)
-            .find(|number| !self.descriptors.contains_key(number))
-            .ok_or(Errno::MFILE)
+        (from..self.room).find(|number| !self.descriptors.contains_key(number)).ok_or(Errno::MFILE)
     }
 
     /// Whether there is room for a further descriptor.
@@ -263,8 +272,7 @@ impl Table {
         close_on_exec: bool,
     ) -> Result<u32, Errno> {
         self.get(old)?;
-        let from =
-            u32::try_from(from).ok().filter(|from| *from < DESCRIPTORS).ok_or(Errno::INVAL)?;
+        let from = u32::try_from(from).ok().filter(|from| *from < self.room).ok_or(Errno::INVAL)?;
         let number = self.free(from)?;
         self.alias(old, number, close_on_exec)
     }
@@ -277,7 +285,7 @@ impl Table {
         close_on_exec: bool,
     ) -> Result<(u32, Option<Description>), Errno> {
         self.get(old)?;
-        let new = u32::try_from(new).ok().filter(|new| *new < DESCRIPTORS).ok_or(Errno::BADF)?;
+        let new = u32::try_from(new).ok().filter(|new| *new < self.room).ok_or(Errno::BADF)?;
         let gone = match u64::from(new) != old {
             true => self.close(u64::from(new)).unwrap_or_default(),
             false => None,
@@ -309,6 +317,11 @@ impl Table {
     pub(crate) fn set_close_on_exec(&mut self, descriptor: u64, on: bool) -> Result<(), Errno> {
         self.descriptors.get_mut(&(descriptor as u32)).ok_or(Errno::BADF)?.close_on_exec = on;
         Ok(())
+    }
+
+    /// How many descriptors the current process may have; those that it has stay.
+    pub(super) fn set_room(&mut self, room: u32) {
+        self.room = room;
     }
 
     /// Has the descriptors of process `to` be the current ones, and keeps those of `from`.

@@ -67,7 +67,7 @@ impl State {
             b"status" => self.status(id, thread),
             b"comm" => Some(self.thread_name(id, thread)? + "\n"),
             b"maps" => self.maps(kin?.memory),
-            b"limits" => kin.map(|_| self.limits()),
+            b"limits" => kin.map(|_| self.limits(id)),
             b"statm" => {
                 let pages = self.memory_of(id)? / super::PAGE;
                 Some(format!("{pages} {pages} 0 0 0 {pages} 0\n"))
@@ -100,7 +100,7 @@ impl State {
         Some(text.into_bytes())
     }
 
-    fn limits(&self) -> String {
+    fn limits(&self, id: u32) -> String {
         let mut text =
             format!("{:<26}{:<21}{:<21}{:<10}\n", "Limit", "Soft Limit", "Hard Limit", "Units");
         let word = |limit: u64| match limit {
@@ -108,8 +108,9 @@ impl State {
             limit => limit.to_string(),
         };
         for (name, number, unit) in LIMITS {
-            let limit = word(self.limit_of(number).unwrap_or(u64::MAX));
-            let _ = writeln!(text, "Max {name:<22}{limit:<21}{limit:<21}{unit:<10}");
+            let (soft, hard) = self.limit_of(id, number).unwrap_or((u64::MAX, u64::MAX));
+            let (soft, hard) = (word(soft), word(hard));
+            let _ = writeln!(text, "Max {name:<22}{soft:<21}{hard:<21}{unit:<10}");
         }
         text
     }

@@ -16,6 +16,7 @@ mod processes;
 mod python;
 mod session;
 mod shared;
+mod signals;
 mod start_to_end;
 mod threads;
 mod walls;

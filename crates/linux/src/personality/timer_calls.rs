@@ -1,0 +1,169 @@
+//! Calls about the alarm and about timers that send signals.
+
+use rustix::io::Errno;
+
+use super::alarms::Bell;
+use super::clock_calls::{length_in, micro_in, moment_after, nanoseconds, now_moment};
+use super::encode::Bytes;
+use super::{DONE, Outcome, Person, Served, copy_in, copy_out};
+use crate::platform::Process;
+
+// How a timer tells that it has run out (`sigev_notify`).
+const BY_SIGNAL: u32 = 0;
+const NOT_AT_ALL: u32 = 1;
+/// By a thread, which the C library makes of a signal.
+const BY_THREAD: u32 = 2;
+const TO_THREAD: u32 = 4;
+
+/// `struct itimerspec`: how long between, and until first.
+fn times(every: u64, left: u64) -> Vec<u8> {
+    let time =
+        |bytes: Bytes, nanos: u64| bytes.word(nanos / 1_000_000_000).word(nanos % 1_000_000_000);
+    time(time(Bytes::default(), every), left).0
+}
+
+impl Person {
+    /// The alarm by the clock, in seconds: what was left of the last.
+    pub(super) fn alarm(&mut self, seconds: u64) -> Served {
+        let left = self.alarm_left().0.div_ceil(1_000_000_000);
+        self.set_alarm(seconds.min(u64::from(u32::MAX)) * 1_000_000_000, 0);
+        Ok(Outcome::Value(left))
+    }
+
+    /// Nanoseconds until the alarm, and between alarms.
+    fn alarm_left(&self) -> (u64, u64) {
+        let (at, interval) = self.state.alarms.alarm.unwrap_or_default();
+        if at == 0 { (0, 0) } else { (at.saturating_sub(now_moment()).max(1), interval) }
+    }
+
+    fn set_alarm(&mut self, after: u64, interval: u64) {
+        let alarm = (after > 0).then(|| (now_moment().saturating_add(after), interval));
+        if self.state.alarms.alarm != alarm {
+            self.change().alarms.alarm = alarm;
+        }
+    }
+
+    pub(super) fn interval(
+        &mut self,
+        process: &mut Process,
+        which: u64,
+        new: Option<u64>,
+        old: u64,
+    ) -> Served {
+        // Others count processor time, which a guest is not told of by signals.
+        if which != libc::ITIMER_REAL as u64 {
+            return Err(Errno::INVAL.into());
+        }
+        let (left, every) = self.alarm_left();
+        if let Some(new) = new {
+            let (every, first) = match new {
+                0 => (0, 0),
+                at => (micro_in(process, at)?, micro_in(process, at.wrapping_add(16))?),
+            };
+            self.set_alarm(first, every);
+        }
+        if old != 0 {
+            let time = |bytes: Bytes, nanos: u64| {
+                bytes.word(nanos / 1_000_000_000).word(nanos % 1_000_000_000 / 1000)
+            };
+            copy_out(process, old, &time(time(Bytes::default(), every), left).0)?;
+        }
+        Ok(DONE)
+    }
+
+    /// `timer_create`.
+    pub(super) fn make_timer(
+        &mut self,
+        process: &mut Process,
+        clock: u64,
+        event: u64,
+        to: u64,
+    ) -> Served {
+        let processor = [libc::CLOCK_PROCESS_CPUTIME_ID, libc::CLOCK_THREAD_CPUTIME_ID];
+        if processor.contains(&(clock as i32)) {
+            return Err(Errno::INVAL.into());
+        }
+        moment_after(clock, std::time::Duration::ZERO, false)?;
+        let bell = |signal: Option<u8>, thread: Option<u32>, value: u64| Bell {
+            clock,
+            at: None,
+            every: 0,
+            signal,
+            thread,
+            value,
+            overrun: 0,
+        };
+        let bell = match event {
+            0 => bell(Some(libc::SIGALRM as u8), None, u64::MAX),
+            at => {
+                let bytes = copy_in(process, at, 20)?;
+                let int = |at: usize| u32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n]));
+                let value = u64::from(int(0)) | u64::from(int(4)) << 32;
+                let signal = u8::try_from(int(8)).ok().filter(|signal| (1..=64).contains(signal));
+                match int(12) {
+                    NOT_AT_ALL => bell(None, None, value),
+                    BY_SIGNAL | BY_THREAD => bell(Some(signal.ok_or(Errno::INVAL)?), None, value),
+                    TO_THREAD => {
+                        let thread = int(16);
+                        self.state.threads.get(thread).ok_or(Errno::INVAL)?;
+                        bell(Some(signal.ok_or(Errno::INVAL)?), Some(thread), value)
+                    }
+                    _ => return Err(Errno::INVAL.into()),
+                }
+            }
+        };
+        let id = self.change().alarms.add(bell)?;
+        if event == 0 {
+            // It is told by its number.
+            self.change().alarms.get_mut(id.into())?.value = id.into();
+        }
+        if let Err(stop) = copy_out(process, to, &id.to_le_bytes()) {
+            self.change().alarms.remove(id.into())?;
+            return Err(stop);
+        }
+        Ok(DONE)
+    }
+
+    /// `timer_settime`.
+    pub(super) fn set_bell(
+        &mut self,
+        process: &mut Process,
+        id: u64,
+        flags: u64,
+        new: u64,
+        old: u64,
+    ) -> Served {
+        let bell = self.state.alarms.get(id & u64::from(u32::MAX))?.clone();
+        let every = nanoseconds(length_in(process, new)?);
+        let first = length_in(process, new.wrapping_add(16))?;
+        let absolute = flags & libc::TIMER_ABSTIME as u64 != 0;
+        let at = match first.is_zero() {
+            true => None,
+            false => Some(moment_after(bell.clock, first, absolute)?),
+        };
+        if old != 0 {
+            copy_out(process, old, &times(bell.every, bell.left()))?;
+        }
+        let id = id & u64::from(u32::MAX);
+        *self.change().alarms.get_mut(id)? = Bell { at, every, overrun: 0, ..bell };
+        Ok(DONE)
+    }
+
+    pub(super) fn bell_left(&mut self, process: &mut Process, id: u64, to: u64) -> Served {
+        let bell = self.state.alarms.get(id & u64::from(u32::MAX))?;
+        copy_out(process, to, &times(bell.every, bell.left()))?;
+        Ok(DONE)
+    }
+
+    pub(super) fn bell_overrun(&mut self, id: u64) -> Served {
+        let bell = self.state.alarms.get(id & u64::from(u32::MAX))?;
+        Ok(Outcome::Value(bell.overrun))
+    }
+
+    pub(super) fn remove_bell(&mut self, id: u64) -> Served {
+        let id = id & u64::from(u32::MAX);
+        self.state.alarms.get(id)?;
+        self.change().alarms.remove(id)?;
+        Ok(DONE)
+    }
+}
