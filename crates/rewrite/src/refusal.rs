@@ -15,7 +15,7 @@ pub enum Refusal {
     /// An imported memory belongs to whoever exports it.
     #[error(
         "memory {memory} is imported as {module:?} {name:?}: its content belongs to the exporter; \
-         let the module define its memory"
+         link the two, or let the module define its memory"
     )]
     ImportedMemory {
         /// The memory's index.
@@ -28,7 +28,7 @@ pub enum Refusal {
     /// An imported mutable global belongs to whoever exports it.
     #[error(
         "global {global}, imported as {module:?} {name:?}, is mutable: its value belongs to the \
-         exporter; let the module define it"
+         exporter; link the two, or let the module define it"
     )]
     ImportedMutableGlobal {
         /// The global's index.
@@ -41,7 +41,7 @@ pub enum Refusal {
     /// An imported table that the module itself writes.
     #[error(
         "table {table}, imported as {module:?} {name:?}, is written by function {function}: its \
-         elements belong to the exporter"
+         elements belong to the exporter; link the two"
     )]
     ImportedTableWritten {
         /// The table's index.

@@ -79,8 +79,8 @@ pub enum LoadError {
     Wasi(String),
     /// The module imports things that nobody provides.
     #[error(
-        "the guest imports what nobody provides: {}; provide it with `GuestOptions::imports`, or let \
-         calls of it fail with `GuestOptions::stub_imports`",
+        "the guest imports what nobody provides: {}; provide it with `GuestOptions::imports`, let \
+         calls of it fail with `GuestOptions::stub_imports`, or take it from another module with `Guest::linked`",
         afresh_rewrite::told(missing)
     )]
     Imports {

@@ -1,9 +1,15 @@
 //! Several modules made one: an instance of it does what wasmtime's own linking of the many does.
 
 use afresh_rewrite::{LinkError, Roots, analyze, link};
-use wasmtime::{Caller, Engine, Extern, Instance, Linker, Module, Store, Val};
+use wasm_encoder::{
+    EntityType, GlobalType, ImportSection, MemoryType, RefType, TableType, TypeSection,
+};
+use wasmtime::{
+    Caller, Engine, Extern, ExternType, Instance, Linker, Module, Mutability, Store, Val, ValType,
+};
 
-use crate::common::wat;
+use crate::common::random::Random;
+use crate::common::{engine, wat};
 
 /// What the host was told, and by what memory.
 type Told = Vec<(i32, Option<usize>)>;
@@ -40,7 +46,7 @@ impl Made {
 
     fn together(engine: &Engine, modules: &[(&str, Vec<u8>)]) -> wasmtime::Result<Self> {
         let mut store = Store::new(engine, Told::default());
-        let module = Module::new(engine, linked(modules).unwrap())?;
+        let module = Module::new(engine, linked(modules).map_err(wasmtime::Error::new)?)?;
         let instance = linker(engine).instantiate(&mut store, &module)?;
         Ok(Self { store, instance })
     }
@@ -276,4 +282,189 @@ fn what_does_not_fit_is_refused_by_name() {
     assert!(linked(&texts(&[("a", asking), ("b", both)])).is_ok());
     let component = vec![("a", wat(memory)), ("b", wat("(component)"))];
     assert!(matches!(linked(&component).unwrap_err(), LinkError::Invalid { .. }));
+}
+
+/// A module whose imports are what `library` exports, for the generator to choose from.
+fn offered(library: &[u8]) -> Vec<u8> {
+    let (mut types, mut imports) = (TypeSection::new(), ImportSection::new());
+    let module = Module::new(&engine(), library).unwrap();
+    for export in module.exports() {
+        let entity = match export.ty() {
+            ExternType::Func(ty) => {
+                let numbers = |mut all: Box<dyn Iterator<Item = ValType> + '_>| {
+                    all.by_ref().map(number).collect::<Option<Vec<_>>>()
+                };
+                let (Some(params), Some(results)) =
+                    (numbers(Box::new(ty.params())), numbers(Box::new(ty.results())))
+                else {
+                    continue;
+                };
+                types.ty().function(params, results);
+                EntityType::Function(types.len() - 1)
+            }
+            ExternType::Memory(ty) => EntityType::Memory(MemoryType {
+                minimum: ty.minimum(),
+                maximum: ty.maximum(),
+                memory64: ty.is_64(),
+                shared: false,
+                page_size_log2: (ty.page_size_log2() != 16).then(|| ty.page_size_log2().into()),
+            }),
+            ExternType::Table(ty) if !ty.element().matches(&wasmtime::RefType::FUNCREF) => continue,
+            ExternType::Table(ty) => EntityType::Table(TableType {
+                element_type: RefType::FUNCREF,
+                table64: ty.is_64(),
+                minimum: ty.minimum(),
+                maximum: ty.maximum(),
+                shared: false,
+            }),
+            ExternType::Global(ty) => {
+                let Some(val_type) = number(ty.content().clone()) else { continue };
+                let mutable = ty.mutability() == Mutability::Var;
+                EntityType::Global(GlobalType { val_type, mutable, shared: false })
+            }
+            ExternType::Tag(_) => continue,
+        };
+        imports.import("library", export.name(), entity);
+    }
+    let mut module = wasm_encoder::Module::new();
+    module.section(&types).section(&imports);
+    module.finish()
+}
+
+fn number(ty: ValType) -> Option<wasm_encoder::ValType> {
+    Some(match ty {
+        ValType::I32 => wasm_encoder::ValType::I32,
+        ValType::I64 => wasm_encoder::ValType::I64,
+        ValType::F32 => wasm_encoder::ValType::F32,
+        ValType::F64 => wasm_encoder::ValType::F64,
+        _ => return None,
+    })
+}
+
+/// A random module that ends, with what it may import from a library; none where chance makes none.
+fn random_module(random: &mut Random, available: Option<Vec<u8>>) -> Option<Vec<u8>> {
+    let bytes: Vec<u8> = (0..6000).map(|_| random.next() as u8).collect();
+    let mut config = wasm_smith::Config {
+        export_everything: true,
+        min_memories: 1,
+        max_memories: 2,
+        min_tables: 1,
+        max_tables: 2,
+        min_data_segments: 1,
+        min_element_segments: 1,
+        min_funcs: 3,
+        max_memory32_bytes: 1 << 18,
+        max_memory64_bytes: 1 << 18,
+        max_table_elements: 64,
+        memory_max_size_required: true,
+        table_max_size_required: true,
+        gc_enabled: false,
+        threads_enabled: false,
+        simd_enabled: false,
+        exceptions_enabled: false,
+        tail_call_enabled: false,
+        custom_page_sizes_enabled: false,
+        wide_arithmetic_enabled: false,
+        canonicalize_nans: true,
+        max_imports: 0,
+        ..wasm_smith::Config::default()
+    };
+    if let Some(available) = available {
+        (config.min_imports, config.max_imports) = (2, 12);
+        config.available_imports = Some(available);
+    }
+    let mut input = arbitrary::Unstructured::new(&bytes);
+    let mut module = wasm_smith::Module::new(config, &mut input).ok()?;
+    module.ensure_termination(500).ok()?;
+    Some(module.to_bytes())
+}
+
+/// What there is to see of an instance.
+fn seen(made: &mut Made) -> Vec<String> {
+    let names: Vec<String> =
+        made.instance.exports(&mut made.store).map(|export| export.name().to_owned()).collect();
+    let mut all = Vec::new();
+    for name in names {
+        let Some(export) = made.instance.get_export(&mut made.store, &name) else { continue };
+        all.push(match export {
+            Extern::Memory(memory) => format!("{name}: {:x?}", {
+                let data = memory.data(&made.store);
+                (
+                    data.len(),
+                    data.iter().position(|b| *b != 0),
+                    data.iter().map(|b| u64::from(*b)).sum::<u64>(),
+                )
+            }),
+            Extern::Global(global)
+                if number(global.ty(&made.store).content().clone()).is_some() =>
+            {
+                format!("{name}: {:?}", global.get(&mut made.store))
+            }
+            Extern::Table(table) => {
+                let size = table.size(&made.store);
+                let nulls = (0..size).filter(|at| {
+                    table.get(&mut made.store, *at).is_some_and(|element| element.is_null())
+                });
+                format!("{name}: {size} {:?}", nulls.collect::<Vec<_>>())
+            }
+            _ => continue,
+        });
+    }
+    all
+}
+
+#[test]
+fn random_modules_do_linked_what_they_do_apart() {
+    let engine = engine();
+    let (mut imported, mut called, mut ran) = (0, 0, 0);
+    for seed in 0..400 {
+        let mut random = Random(seed);
+        let Some(library) = random_module(&mut random, None) else { continue };
+        let Some(program) = random_module(&mut random, Some(offered(&library))) else { continue };
+        let modules = [("library", library), ("program", program)];
+        let apart = Made::apart(&engine, &modules);
+        let together = Made::together(&engine, &modules);
+        let (mut apart, mut together) = match (apart, together) {
+            (Ok(apart), Ok(together)) => (apart, together),
+            (Err(_), Err(_)) => continue,
+            (apart, together) => {
+                panic!("seed {seed}: {:?} {:?}", apart.err(), together.err())
+            }
+        };
+        imported += Module::new(&engine, &modules[1].1).unwrap().imports().len();
+        let functions: Vec<String> = apart
+            .instance
+            .exports(&mut apart.store)
+            .filter_map(|export| Some((export.name().to_owned(), export.into_func()?)))
+            .map(|(name, _)| name)
+            .collect();
+        for round in 0..2 {
+            for name in &functions {
+                let find = |made: &mut Made| made.instance.get_func(&mut made.store, name).unwrap();
+                let (one, other) = (find(&mut apart), find(&mut together));
+                let ty = one.ty(&apart.store);
+                let Some(arguments) =
+                    ty.params().map(|ty| random.value(&ty)).collect::<Option<Vec<_>>>()
+                else {
+                    continue;
+                };
+                let call = |func: wasmtime::Func, made: &mut Made| {
+                    let mut results = vec![Val::I32(0); ty.results().len()];
+                    let called = func.call(&mut made.store, &arguments, &mut results);
+                    let numbers = ty.results().all(|ty| number(ty).is_some());
+                    match called {
+                        Ok(()) if numbers => format!("{results:?}"),
+                        Ok(()) => "references".to_owned(),
+                        Err(error) => error.root_cause().to_string(),
+                    }
+                };
+                let (first, second) = (call(one, &mut apart), call(other, &mut together));
+                assert_eq!(first, second, "seed {seed}, round {round}: {name} {arguments:?}");
+                called += 1;
+                ran += usize::from(first.starts_with('['));
+            }
+            assert_eq!(seen(&mut apart), seen(&mut together), "seed {seed}, round {round}");
+        }
+    }
+    assert!(imported > 300 && called > 500 && ran > 100, "{imported} {called} {ran}");
 }
