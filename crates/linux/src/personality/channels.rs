@@ -4,12 +4,33 @@ use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use super::sockets::Address;
+
 /// Bytes that a channel holds.
 pub(crate) const CAPACITY: usize = 64 << 10;
 /// Room that makes one writable again (`PIPE_BUF`).
 const ROOM: usize = 4096;
 /// Channels a guest may have.
 const CHANNELS: usize = 4096;
+
+/// Datagrams that a channel holds.
+const LETTERS: usize = 256;
+
+/// Descriptors on their way, with the bytes that they were sent with: from and until, counted from the channel's first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+struct Parcel {
+    id: u64,
+    from: u64,
+    until: u64,
+}
+
+/// A datagram, whose bytes are among those of its channel.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Letter {
+    pub(crate) len: usize,
+    pub(crate) from: Address,
+    pub(crate) parcel: Option<u64>,
+}
 
 /// Who is at the other end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -48,6 +69,11 @@ pub(crate) struct Channel {
     pub(crate) end: End,
     /// Goes up whenever there is more to read or more room, or an end closes.
     pub(crate) edges: u64,
+    /// Bytes that were read.
+    taken: u64,
+    parcels: VecDeque<Parcel>,
+    /// What its bytes are, if they are datagrams.
+    letters: VecDeque<Letter>,
 }
 
 impl Channel {
@@ -72,9 +98,73 @@ impl Channel {
         self.data.iter().take(len).copied().collect()
     }
 
-    pub(crate) fn skip(&mut self, len: usize) {
-        self.data.drain(..len.min(self.data.len()));
+    /// How many bytes may be read together: those of a message with descriptors end there.
+    pub(crate) fn together(&self) -> usize {
+        let end = self.parcels.front().map(|parcel| (parcel.until - self.taken) as usize);
+        end.map_or(self.len(), |end| end.min(self.len()))
+    }
+
+    /// Forgets the first bytes, no more than may be read together. Hands back the descriptors that came with them.
+    #[must_use]
+    pub(crate) fn skip(&mut self, len: usize) -> Option<u64> {
+        let len = len.min(self.data.len());
+        self.data.drain(..len);
+        self.taken += len as u64;
         self.edges += 1;
+        self.parcels.pop_front_if(|parcel| parcel.from < self.taken).map(|parcel| parcel.id)
+    }
+
+    /// The last bytes, so many, come with descriptors.
+    pub(crate) fn attach(&mut self, id: u64, len: usize) {
+        let until = self.taken + self.data.len() as u64;
+        self.parcels.push_back(Parcel { id, from: until - len as u64, until });
+    }
+
+    /// Whether there is room for a datagram.
+    pub(crate) fn takes(&self, len: usize) -> bool {
+        self.room() >= len && self.letters.len() < LETTERS
+    }
+
+    /// Adds a datagram, for which there is room.
+    pub(crate) fn post(&mut self, bytes: &[u8], from: Address, parcel: Option<u64>) {
+        let len = self.push(bytes);
+        self.letters.push_back(Letter { len, from, parcel });
+    }
+
+    /// The first datagram.
+    pub(crate) fn letter(&self) -> Option<&Letter> {
+        self.letters.front()
+    }
+
+    /// Takes the first datagram away.
+    pub(crate) fn open_letter(&mut self) -> Option<Letter> {
+        let letter = self.letters.pop_front()?;
+        self.data.drain(..letter.len.min(self.data.len()));
+        self.taken += letter.len as u64;
+        self.edges += 1;
+        Some(letter)
+    }
+
+    /// All descriptors that are on their way in it.
+    fn parcels(&self) -> impl Iterator<Item = u64> + '_ {
+        let letters = self.letters.iter().filter_map(|letter| letter.parcel);
+        self.parcels.iter().map(|parcel| parcel.id).chain(letters)
+    }
+
+    /// Whether what is on its way is what a guest could have sent.
+    fn is_sound(&self) -> bool {
+        let (len, mut at) = (self.data.len() as u64, self.taken);
+        let end = self.taken.checked_add(len);
+        let parcels = self.parcels.iter().all(|parcel| {
+            let fits = at <= parcel.from && parcel.from < parcel.until && Some(parcel.until) <= end;
+            at = parcel.until;
+            fits
+        });
+        let sum = self.letters.iter().try_fold(0usize, |sum, letter| sum.checked_add(letter.len));
+        let letters =
+            self.letters.is_empty() || sum == Some(self.data.len()) && self.parcels.is_empty();
+        let short = self.letters.iter().all(|letter| letter.from.is_short());
+        parcels && letters && short && self.letters.len() <= LETTERS
     }
 
     /// Adds what there is room for; how many bytes that were.
@@ -101,8 +191,24 @@ impl Channels {
         }
         let id = self.next;
         self.next += 1;
-        let data = VecDeque::new();
-        self.list.insert(id, Channel { data, readers: 1, writers: 1, end: End::Own, edges: 0 });
+        let channel = Channel {
+            data: VecDeque::new(),
+            readers: 1,
+            writers: 1,
+            end: End::Own,
+            edges: 0,
+            taken: 0,
+            parcels: VecDeque::new(),
+            letters: VecDeque::new(),
+        };
+        self.list.insert(id, channel);
+        Some(id)
+    }
+
+    /// A channel for datagrams, which anybody writes.
+    pub(crate) fn add_inbox(&mut self) -> Option<u64> {
+        let id = self.add()?;
+        self.list.get_mut(&id)?.writers = 0;
         Some(id)
     }
 
@@ -134,7 +240,8 @@ impl Channels {
         let Some(channel) = self.list.get_mut(&id) else { return };
         let end = std::mem::replace(&mut channel.end, End::Own);
         if end != End::Own {
-            self.leave(id, end.writes());
+            // The host is sent no descriptors.
+            let _ = self.leave(id, end.writes());
         }
     }
 
@@ -151,14 +258,28 @@ impl Channels {
     }
 
     /// A reader or a writer less; what nobody reads and nobody writes goes.
-    pub(crate) fn leave(&mut self, id: u64, writes: bool) {
-        let Some(channel) = self.list.get_mut(&id) else { return };
+    /// Hands back descriptors that nobody can receive any more.
+    #[must_use]
+    pub(crate) fn leave(&mut self, id: u64, writes: bool) -> Vec<u64> {
+        let Some(channel) = self.list.get_mut(&id) else { return Vec::new() };
         let count = if writes { &mut channel.writers } else { &mut channel.readers };
         *count = count.saturating_sub(1);
         channel.edges += 1;
+        let mut lost = Vec::new();
+        if channel.readers == 0 {
+            lost.extend(channel.parcels());
+            channel.parcels.clear();
+            channel.letters.iter_mut().for_each(|letter| letter.parcel = None);
+        }
         if channel.readers == 0 && channel.writers == 0 {
             self.list.remove(&id);
         }
+        lost
+    }
+
+    /// All descriptors that are on their way.
+    pub(crate) fn parcels(&self) -> impl Iterator<Item = u64> + '_ {
+        self.list.values().flat_map(Channel::parcels)
     }
 
     /// What is wrong with channels that somebody else wrote down, if anything is: `ends` are all that descriptions have of them.
@@ -174,7 +295,7 @@ impl Channels {
             // One of its ends may be the caller's, or the host's.
             let fits = channel.writers == writers + u32::from(channel.end.writes())
                 && channel.readers == readers + u32::from(channel.end.reads());
-            *id < self.next && fits
+            *id < self.next && fits && channel.is_sound()
         });
         if known && sound && self.list.len() <= CHANNELS {
             Ok(())
@@ -195,13 +316,54 @@ mod tests {
         let channel = channels.get_mut(id).unwrap();
         assert_eq!(channel.push(&vec![7; CAPACITY + 9]), CAPACITY);
         assert!(!channel.is_writable());
-        channel.skip(ROOM);
+        assert_eq!(channel.skip(ROOM), None);
         assert!(channel.is_writable());
         assert_eq!(channel.peek(3), [7; 3]);
-        channels.leave(id, true);
+        assert!(channels.leave(id, true).is_empty());
         assert_eq!(channels.get(id).map(|channel| channel.writers), Some(0));
-        channels.leave(id, false);
+        assert!(channels.leave(id, false).is_empty());
         assert!(channels.get(id).is_none());
+    }
+
+    #[test]
+    fn descriptors_come_with_the_bytes_that_they_were_sent_with() {
+        let mut channels = Channels::default();
+        let id = channels.add().unwrap();
+        let channel = channels.get_mut(id).unwrap();
+        assert_eq!((channel.push(b"plain"), channel.push(b"gift")), (5, 4));
+        channel.attach(7, 4);
+        assert_eq!(channel.push(b"more"), 4);
+        // What comes before may be read with it, what comes behind may not.
+        assert_eq!((channel.together(), channel.skip(3), channel.together()), (9, None, 6));
+        assert_eq!((channel.skip(4), channel.together()), (Some(7), 6));
+        assert_eq!(channel.peek(99), b"ftmore");
+        channel.attach(8, 1);
+        assert!(channel.is_sound());
+        channel.attach(9, 2);
+        assert!(!channel.is_sound(), "two for the same bytes");
+        assert_eq!(channels.leave(id, false), [8, 9]);
+        assert_eq!(channels.parcels().count(), 0);
+    }
+
+    #[test]
+    fn datagrams_stay_apart() {
+        let mut channels = Channels::default();
+        let id = channels.add_inbox().unwrap();
+        let channel = channels.get_mut(id).unwrap();
+        for bytes in [&b"one"[..], b"", b"three"] {
+            assert!(channel.takes(bytes.len()));
+            channel.post(bytes, Address::default(), None);
+        }
+        assert!(channel.is_sound());
+        for len in [3, 0, 5] {
+            assert_eq!(channel.letter().map(|letter| letter.len), Some(len));
+            assert_eq!(channel.open_letter().map(|letter| letter.len), Some(len));
+        }
+        assert!(channel.open_letter().is_none() && channel.is_empty());
+        (0..LETTERS).for_each(|_| channel.post(b"x", Address::default(), None));
+        assert!(!channel.takes(0) && channel.is_sound());
+        channel.data.pop_front();
+        assert!(!channel.is_sound());
     }
 
     #[test]

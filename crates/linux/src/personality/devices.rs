@@ -10,6 +10,9 @@ pub(crate) enum Device {
     Host,
 }
 
+/// The number by which the tree keeps the name of a local socket, which is no device to a guest.
+pub(super) const SOCKET: u64 = 0x3c02;
+
 /// Names and numbers, as Linux has them.
 pub(crate) const DEVICES: [(&str, Device, u64); 5] = [
     ("/dev/null", Device::Null, 0x103),

@@ -66,7 +66,8 @@ impl State {
         };
         let given = from.peek(room);
         if !given.is_empty() {
-            from.skip(given.len());
+            // A connection over loopback carries no descriptors.
+            let _ = from.skip(given.len());
         }
         Exchanged { taken, given, ended: from.is_empty() && from.writers == 0 }
     }

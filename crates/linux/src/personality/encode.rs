@@ -1,6 +1,8 @@
 //! The kernel's structures, written byte by byte.
 
-use afresh_files::{Stat, Time};
+use afresh_files::{Kind, Stat, Time};
+
+use super::devices::SOCKET;
 
 /// Who owns every file.
 const OWNER: u32 = super::process_calls::USER as u32;
@@ -23,13 +25,15 @@ pub(crate) struct Attributes {
 
 impl From<Stat> for Attributes {
     fn from(stat: Stat) -> Self {
+        let is_socket = stat.kind == Kind::Device && stat.device == SOCKET;
+        let kind = if is_socket { libc::S_IFSOCK } else { stat.kind.mode() };
         Self {
             inode: stat.node.0,
-            mode: stat.kind.mode() | stat.mode,
+            mode: kind | stat.mode,
             links: stat.links.into(),
             size: stat.size,
             stored: stat.stored,
-            device: stat.device,
+            device: if is_socket { 0 } else { stat.device },
             modified: stat.times.modified,
             accessed: stat.times.accessed,
             changed: stat.times.changed,

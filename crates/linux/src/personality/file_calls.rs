@@ -5,7 +5,7 @@ use std::sync::Arc;
 use afresh_files::{Access, Kind, New, Node, Tree, Walk, Whence};
 use rustix::io::Errno;
 
-use super::devices::Device;
+use super::devices::{Device, SOCKET};
 use super::encode::{self, Attributes};
 use super::proc_calls::Reach;
 use super::proc_paths::Meant;
@@ -123,6 +123,9 @@ impl Person {
         let stat = self.state.tree.stat(node)?;
         match stat.kind {
             Kind::Link if !only_named => return Err(Errno::LOOP.into()),
+            Kind::Device if stat.device == SOCKET && !only_named => {
+                return Err(Errno::NXIO.into());
+            }
             Kind::Directory if access.write || has(libc::O_CREAT) => {
                 return Err(Errno::ISDIR.into());
             }
@@ -176,7 +179,7 @@ impl Person {
         match state.table.add(description, close_on_exec) {
             Ok(number) => Ok(Outcome::Value(u64::from(number))),
             Err((errno, description)) => {
-                state.forget(Some(description));
+                state.forget(Some(*description));
                 Err(errno.into())
             }
         }
@@ -469,18 +472,6 @@ impl Person {
 }
 
 impl State {
-    /// Closes what the last descriptor of a description was open on.
-    pub(crate) fn forget(&mut self, description: Option<Description>) {
-        match description.map(|description| description.open) {
-            Some(Open::File(open) | Open::Device(_, open)) => self.tree.close(open),
-            Some(open) => {
-                // What nobody accepted has no other side any more.
-                open.ends().into_iter().for_each(|(id, writes)| self.channels.leave(id, writes));
-            }
-            None => {}
-        }
-    }
-
     /// Descriptors for both; for neither where there is no room.
     pub(super) fn add_pair(
         &mut self,
@@ -491,7 +482,7 @@ impl State {
         let first = match self.table.add(one, close_on_exec) {
             Ok(number) => number,
             Err((errno, one)) => {
-                self.forget(Some(one));
+                self.forget(Some(*one));
                 self.forget(Some(other));
                 return Err(errno);
             }
@@ -501,7 +492,7 @@ impl State {
             Err((errno, other)) => {
                 let last = self.table.close(first.into())?;
                 self.forget(last);
-                self.forget(Some(other));
+                self.forget(Some(*other));
                 return Err(errno);
             }
         };

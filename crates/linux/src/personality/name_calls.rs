@@ -3,6 +3,7 @@
 use afresh_files::{Kind, New, Node, Rename, Tree};
 use rustix::io::Errno;
 
+use super::devices::SOCKET;
 use super::encode::Bytes;
 use super::proc_calls::Reach;
 use super::table::Open;
@@ -73,7 +74,10 @@ impl Person {
             next = after;
             let before = bytes.0.len();
             bytes = bytes.word(entry.node.0).word(next).half(length as u16);
-            bytes.0.push((entry.kind.mode() >> 12) as u8);
+            let is_socket = entry.kind == Kind::Device
+                && tree.stat(entry.node).is_ok_and(|stat| stat.device == SOCKET);
+            let kind = if is_socket { libc::S_IFSOCK } else { entry.kind.mode() };
+            bytes.0.push((kind >> 12) as u8);
             bytes.0.extend(&entry.name[..]);
             bytes.0.resize(before + length, 0);
         }

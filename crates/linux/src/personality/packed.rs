@@ -21,6 +21,7 @@ use super::family::{FIRST, Family};
 use super::ground;
 use super::layout::Layout;
 use super::locks::Locks;
+use super::parcels::Parcels;
 use super::pipe_calls::Timer;
 use super::poll_calls::Set;
 use super::proc_paths::Folder;
@@ -42,6 +43,7 @@ pub(crate) struct Packed {
     descriptors: Vec<(u32, u32, u64, bool)>,
     descriptions: Vec<(u64, PackedDescription)>,
     next: u64,
+    carried: Parcels,
     directory: Node,
     umask: u32,
     handlers: Vec<(u64, [u8; 32])>,
@@ -103,7 +105,8 @@ impl State {
     pub(crate) fn pack(&self) -> Result<(Packed, Vec<u8>), FreezeError> {
         let lost = |error: &dyn std::fmt::Display| FreezeError::State(error.to_string());
         let stat = |open: &OpenFile| self.tree.stat(open.node).map_err(|error| lost(&error));
-        let Parts { descriptors, descriptions: open, next } = self.table.parts(self.family.own.id);
+        let Parts { descriptors, descriptions: open, next, carried } =
+            self.table.parts(self.family.own.id);
         let mut descriptions = Vec::new();
         for (id, description) in open {
             let open = match &description.open {
@@ -143,6 +146,7 @@ impl State {
             descriptors,
             descriptions,
             next,
+            carried,
             directory: self.directory,
             umask: self.umask,
             handlers: self.handlers.iter().map(|(&number, &handler)| (number, handler)).collect(),
@@ -229,11 +233,15 @@ impl State {
         }
         let mut family = packed.family;
         let (descriptors, next) = (packed.descriptors, packed.next);
-        let parts = Parts { descriptors, descriptions, next };
+        let parts = Parts { descriptors, descriptions, next, carried: packed.carried };
         let mut table = Table::from_parts(parts, FIRST, |id| family.lives(id))
             .ok_or_else(|| damaged("its descriptors do not fit together"))?;
         let ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
         packed.channels.check(&ends).map_err(damaged)?;
+        let is_open = |id| table.description(id).is_some();
+        if !table.carried().is_sound(is_open, packed.channels.parcels()) {
+            return Err(damaged("descriptors are on their way that are none"));
+        }
         if !packed.pending.is_sound() {
             return Err(damaged("a signal that is none"));
         }

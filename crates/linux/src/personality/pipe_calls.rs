@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use super::channels::End as ChannelEnd;
 use super::clock_calls::{length_in, moment_after, nanoseconds, now_moment};
 use super::encode::Bytes;
+use super::message_calls::Came;
 use super::readiness::{IN, OUT};
 use super::signals::Info;
 use super::sockets::Stage;
@@ -147,42 +148,67 @@ impl Person {
         pieces: &[(u64, u64)],
         stays: bool,
     ) -> Served {
+        let (outcome, came) = self.take_with(process, descriptor, pieces, stays)?;
+        if let Some(parcel) = came.parcel {
+            // Who does not ask for descriptors gets none.
+            self.change().drop_parcel(parcel);
+        }
+        Ok(outcome)
+    }
+
+    /// As [`Person::take`], with what came with the bytes.
+    pub(super) fn take_with(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        stays: bool,
+    ) -> Served<(Outcome, Came)> {
+        let alone = |outcome: Served| Ok((outcome?, Came::default()));
         let wanted: u64 = pieces.iter().map(|(_, len)| len).sum();
         let channel = match &self.state.table.get(descriptor)?.open {
             Open::Pipe { channel, writes: false } => *channel,
             Open::Pipe { .. } => return Err(Errno::BADF.into()),
             Open::Socket(socket) => match &socket.stage {
                 Stage::Connected { incoming: Some(incoming), .. } => *incoming,
-                Stage::Connected { incoming: None, .. } => return Ok(DONE),
+                Stage::Connected { incoming: None, .. } => return alone(Ok(DONE)),
+                Stage::Datagrams { inbox, .. } => {
+                    let inbox = *inbox;
+                    return self.take_letter(process, descriptor, inbox, pieces, stays);
+                }
                 _ => return Err(Errno::NOTCONN.into()),
             },
             Open::Event { .. } | Open::Timer(_) => {
-                return self.take_count(process, descriptor, pieces, wanted);
+                return alone(self.take_count(process, descriptor, pieces, wanted));
             }
-            Open::Signals(set) => return self.read_signals(process, descriptor, *set, pieces),
+            Open::Signals(set) => {
+                let set = *set;
+                return alone(self.read_signals(process, descriptor, set, pieces));
+            }
             _ => return Err(Errno::INVAL.into()),
         };
         if wanted == 0 {
-            return Ok(DONE);
+            return alone(Ok(DONE));
         }
         let held = self.state.channels.get(channel).ok_or(Errno::IO)?;
         if held.is_empty() {
             return match held.writers {
-                0 => Ok(DONE),
-                _ => self.wait_for(descriptor, IN, 0),
+                0 => alone(Ok(DONE)),
+                _ => alone(self.wait_for(descriptor, IN, 0)),
             };
         }
-        let bytes = held.peek(wanted.min(held.len() as u64) as usize);
+        let bytes = held.peek(wanted.min(held.together() as u64) as usize);
         let mut rest = &bytes[..];
         for &(to, len) in pieces {
             let (now, later) = rest.split_at(rest.len().min(len as usize));
             copy_out(process, to, now)?;
             rest = later;
         }
+        let mut came = Came::default();
         if !stays && let Some(channel) = self.change().channels.get_mut(channel) {
-            channel.skip(bytes.len());
+            came.parcel = channel.skip(bytes.len());
         }
-        Ok(Outcome::Value(bytes.len() as u64))
+        Ok((Outcome::Value(bytes.len() as u64), came))
     }
 
     fn take_count(
@@ -219,6 +245,22 @@ impl Person {
 
     /// Writes to a pipe, a socket or a counter.
     pub(super) fn pour(&mut self, descriptor: u64, bytes: &[u8], quiet: bool) -> Served {
+        match &self.state.table.get(descriptor)?.open {
+            Open::Socket(socket) if socket.is_for_datagrams() => {
+                self.post_letter(descriptor, bytes, None, &[])
+            }
+            _ => self.pour_with(descriptor, bytes, quiet, &[]),
+        }
+    }
+
+    /// As [`Person::pour`], but for datagrams; the first of the bytes that find room go with descriptors.
+    pub(super) fn pour_with(
+        &mut self,
+        descriptor: u64,
+        bytes: &[u8],
+        quiet: bool,
+        rights: &[u64],
+    ) -> Served {
         let channel = match &self.state.table.get(descriptor)?.open {
             Open::Pipe { channel, writes: true } => *channel,
             Open::Socket(socket) => match &socket.stage {
@@ -264,7 +306,18 @@ impl Person {
         let put = if whole || held.room() == 0 || rest.is_empty() {
             0
         } else {
-            self.change().channels.get_mut(channel).map_or(0, |channel| channel.push(rest))
+            let state = self.change();
+            let parcel = match rights {
+                [_, ..] if done == 0 => Some(state.table.carry(rights)?),
+                _ => None,
+            };
+            state.channels.get_mut(channel).map_or(0, |channel| {
+                let put = channel.push(rest);
+                if let Some(parcel) = parcel {
+                    channel.attach(parcel, put);
+                }
+                put
+            })
         };
         let done = (done + put) as u64;
         if done == bytes.len() as u64 {

@@ -121,7 +121,7 @@ impl State {
 
     /// What a path means that leads nowhere in the tree: perhaps by a link to what is in none.
     pub(super) fn meant_behind(&self, from: Node, path: &[u8], follow: bool) -> Option<Meant> {
-        let mut path = self.from_root(from, path)?;
+        let mut path = self.absolute(from, path)?;
         for _ in 0..LINKS {
             if let Some(meant) = self.meant_by(&path) {
                 return Some(meant);
@@ -130,12 +130,12 @@ impl State {
             let place = self.tree.walk(&path, how).ok()?;
             let (link, _) = place.found.filter(|(_, kind)| *kind == Kind::Link && follow)?;
             let target = self.tree.read_link(link).ok()?;
-            path = self.from_root(place.directory, &target)?;
+            path = self.absolute(place.directory, &target)?;
         }
         None
     }
 
-    fn from_root(&self, from: Node, path: &[u8]) -> Option<Vec<u8>> {
+    fn absolute(&self, from: Node, path: &[u8]) -> Option<Vec<u8>> {
         if path.starts_with(b"/") {
             return Some(path.to_vec());
         }

@@ -14,6 +14,8 @@ pub(crate) const OUT: u16 = libc::POLLOUT as u16;
 pub(crate) const ERR: u16 = libc::POLLERR as u16;
 pub(crate) const HUP: u16 = libc::POLLHUP as u16;
 pub(crate) const RDHUP: u16 = 0x2000;
+/// Room for a datagram, for those who wait to send one: no event of `poll`'s.
+pub(super) const ROOM: u16 = 0x800;
 /// Told whether or not they were asked for.
 pub(crate) const ALWAYS: u16 = ERR | HUP;
 /// Sets of descriptors that may wait for sets of descriptors.
@@ -80,6 +82,7 @@ impl State {
             }
             Open::Socket(socket) => match &socket.stage {
                 Stage::New => (OUT | HUP, 0),
+                Stage::Datagrams { .. } => self.mail_readiness(socket),
                 Stage::Listening(queue) => (when(!queue.is_empty(), IN), socket.edges),
                 Stage::Connected { incoming, outgoing } => {
                     let read = incoming.and_then(|id| self.channels.get(id));

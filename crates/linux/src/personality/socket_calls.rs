@@ -1,32 +1,23 @@
 //! Calls about sockets. All connections are within the guest, or the caller's.
 
+use afresh_files::{Kind, New, Walk};
 use rustix::io::Errno;
 
 use super::channels::End as ChannelEnd;
+use super::devices::SOCKET;
 use super::file_calls::Pair;
+use super::proc_calls::Reach;
 use super::readiness::IN;
 use super::sockets::{Address, Arrival, BACKLOG, LONGEST, Socket, Stage};
 use super::table::{Description, Open};
-use super::transfer_calls::{gather, pieces};
-use super::{DONE, Outcome, Person, Served, State, copy_in, copy_out, word_in};
+use super::{DONE, Outcome, Person, Served, State, copy_in, copy_out};
 use crate::platform::Process;
 
 /// Ports that are given to who asks for none.
 pub(super) const EPHEMERAL: std::ops::Range<u16> = 32768..60999;
 const FLAGS: i32 = libc::SOCK_CLOEXEC | libc::SOCK_NONBLOCK;
 
-/// A message's header (`struct msghdr`): pieces of memory and how many.
-struct Message {
-    vector: u64,
-    count: u64,
-}
-
-fn message_in(process: &Process, at: u64) -> Served<Message> {
-    let word = |offset: u64| word_in(process, at.wrapping_add(offset));
-    Ok(Message { vector: word(16)?, count: word(24)? })
-}
-
-fn address_in(process: &Process, at: u64, len: u64) -> Served<Address> {
+pub(super) fn address_in(process: &Process, at: u64, len: u64) -> Served<Address> {
     if !(2..=LONGEST as u64 + 18).contains(&len) {
         return Err(Errno::INVAL.into());
     }
@@ -34,7 +25,12 @@ fn address_in(process: &Process, at: u64, len: u64) -> Served<Address> {
 }
 
 /// Tells an address: as much as there is room for, and how long it is.
-fn address_out(process: &mut Process, address: &Address, to: u64, len: u64) -> Served<()> {
+pub(super) fn address_out(
+    process: &mut Process,
+    address: &Address,
+    to: u64,
+    len: u64,
+) -> Served<()> {
     if to == 0 || len == 0 {
         return Ok(());
     }
@@ -47,7 +43,8 @@ fn address_out(process: &mut Process, address: &Address, to: u64, len: u64) -> S
 
 /// Refuses options of a protocol that there is not.
 fn check_level(socket: &Socket, level: u64) -> Result<(), Errno> {
-    let known = [libc::SOL_SOCKET, libc::IPPROTO_IP, libc::IPPROTO_TCP, libc::IPPROTO_IPV6];
+    let transport = if socket.is_for_datagrams() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
+    let known = [libc::SOL_SOCKET, libc::IPPROTO_IP, transport, libc::IPPROTO_IPV6];
     match (socket.own.is_internet(), level as i32) {
         (_, libc::SOL_SOCKET) => Ok(()),
         (true, level) if known.contains(&level) => Ok(()),
@@ -69,8 +66,8 @@ impl State {
         }
         let there = self.channels.add().ok_or(Errno::NFILE)?;
         let Some(back) = self.channels.add() else {
-            self.channels.leave(there, false);
-            self.channels.leave(there, true);
+            self.leave(there, false);
+            self.leave(there, true);
             return Err(Errno::NFILE);
         };
         self.queue(to, Arrival { incoming: there, outgoing: back, peer });
@@ -88,19 +85,26 @@ impl State {
 
     /// Who listens where `address` leads.
     pub(super) fn listener_at(&self, address: &Address) -> Option<u64> {
-        let found = self.table.descriptions().find(|(_, description)| match &description.open {
+        let listens = |(_, description): &(u64, &Description)| match &description.open {
             Open::Socket(socket) => {
                 matches!(socket.stage, Stage::Listening(_)) && socket.own.takes(address)
             }
             _ => false,
-        });
+        };
+        // A path may have been another's before: the last who took it has it.
+        let found = self.table.descriptions().rfind(listens);
         found.map(|(id, _)| id)
     }
 
-    fn is_taken(&self, address: &Address) -> bool {
+    /// Whether another socket has an address, of those for datagrams or of the others. What has a path is told by that.
+    fn is_taken(&self, address: &Address, datagrams: bool) -> bool {
+        if address.path().is_some() {
+            return false;
+        }
         self.table.descriptions().any(|(_, description)| match &description.open {
-            Open::Socket(Socket { own, stage, .. }) => {
+            Open::Socket(socket @ Socket { own, stage, .. }) => {
                 !matches!(stage, Stage::Connected { .. })
+                    && socket.is_for_datagrams() == datagrams
                     && if address.is_internet() {
                         own.port() == address.port()
                     } else {
@@ -111,8 +115,9 @@ impl State {
         })
     }
 
-    fn free_port(&self) -> Result<u16, Errno> {
-        let free = |port: &u16| !self.is_taken(&Address::loopback(libc::AF_INET as u16, *port));
+    pub(super) fn free_port(&self, datagrams: bool) -> Result<u16, Errno> {
+        let address = |port: u16| Address::loopback(libc::AF_INET as u16, port);
+        let free = |port: &u16| !self.is_taken(&address(*port), datagrams);
         EPHEMERAL.into_iter().find(free).ok_or(Errno::ADDRINUSE)
     }
 
@@ -152,14 +157,14 @@ impl State {
 }
 
 impl Person {
-    fn socket_of(&self, descriptor: u64) -> Result<&Socket, Errno> {
+    pub(super) fn socket_of(&self, descriptor: u64) -> Result<&Socket, Errno> {
         match &self.state.table.get(descriptor)?.open {
             Open::Socket(socket) => Ok(socket),
             _ => Err(Errno::NOTSOCK),
         }
     }
 
-    fn socket_mut(&mut self, descriptor: u64) -> Result<&mut Socket, Errno> {
+    pub(super) fn socket_mut(&mut self, descriptor: u64) -> Result<&mut Socket, Errno> {
         match &mut self.change().table.get_mut(descriptor)?.open {
             Open::Socket(socket) => Ok(socket),
             _ => Err(Errno::NOTSOCK),
@@ -170,6 +175,12 @@ impl Person {
         let known = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6].contains(&(family as i32));
         if !known {
             return Err(Errno::AFNOSUPPORT.into());
+        }
+        if kind as i32 & !FLAGS == libc::SOCK_DGRAM {
+            self.state.table.check_room()?;
+            let inbox = self.change().channels.add_inbox().ok_or(Errno::NFILE)?;
+            let socket = Socket::for_datagrams(family as u16, inbox);
+            return self.add(Open::Socket(socket), kind as i32 & FLAGS | libc::O_RDWR);
         }
         if kind as i32 & !FLAGS != libc::SOCK_STREAM {
             return Err(Errno::PROTONOSUPPORT.into());
@@ -184,20 +195,42 @@ impl Person {
         kind: u64,
         to: u64,
     ) -> Served {
-        if family as i32 != libc::AF_UNIX || kind as i32 & !FLAGS != libc::SOCK_STREAM {
+        let datagrams = kind as i32 & !FLAGS == libc::SOCK_DGRAM;
+        if family as i32 != libc::AF_UNIX || kind as i32 & !FLAGS != libc::SOCK_STREAM && !datagrams
+        {
             return Err(Errno::OPNOTSUPP.into());
         }
         let flags = kind as i32 & libc::O_NONBLOCK | libc::O_RDWR;
         let state = self.change();
-        let one = state.channels.add().ok_or(Errno::NFILE)?;
-        let other = state.channels.add().ok_or(Errno::NFILE)?;
+        let mut channel = || match datagrams {
+            true => state.channels.add_inbox().ok_or(Errno::NFILE),
+            false => state.channels.add().ok_or(Errno::NFILE),
+        };
+        let (one, other) = (channel()?, channel()?);
         let side = |incoming, outgoing| {
             let address = Address::loopback(libc::AF_UNIX as u16, 0);
-            let socket = Socket::connected(address.clone(), address, incoming, outgoing);
+            let socket = match datagrams {
+                true => Socket {
+                    peer: address,
+                    ..Socket::for_datagrams(libc::AF_UNIX as u16, incoming)
+                },
+                false => Socket::connected(address.clone(), address, incoming, outgoing),
+            };
             Description::new(Open::Socket(socket), flags)
         };
         let close = kind as i32 & libc::SOCK_CLOEXEC != 0;
         let numbers: Pair = state.add_pair(side(one, other), side(other, one), close)?;
+        if datagrams {
+            let number = |at: usize| u64::from(numbers[at]) | u64::from(numbers[at + 1]) << 8;
+            for (own, other) in [(number(0), number(4)), (number(4), number(0))] {
+                let other = state.table.id(other)?;
+                if let Open::Socket(socket) = &mut state.table.get_mut(own)?.open
+                    && let Stage::Datagrams { mate, .. } = &mut socket.stage
+                {
+                    *mate = Some(other);
+                }
+            }
+        }
         copy_out(process, to, &numbers)?;
         Ok(DONE)
     }
@@ -214,13 +247,45 @@ impl Person {
         if !address.is_local() {
             return Err(Errno::ADDRNOTAVAIL.into());
         }
+        let datagrams = socket.is_for_datagrams();
         if address.is_internet() && address.port() == 0 {
-            address.set_port(self.state.free_port()?);
-        } else if self.state.is_taken(&address) {
+            address.set_port(self.state.free_port(datagrams)?);
+        } else if self.state.is_taken(&address, datagrams) {
             return Err(Errno::ADDRINUSE.into());
+        }
+        if let Some(path) = address.path() {
+            self.name_socket(path)?;
         }
         self.socket_mut(descriptor)?.own = address;
         Ok(DONE)
+    }
+
+    /// Gives a local socket a name in the tree, as bind does.
+    fn name_socket(&mut self, path: &[u8]) -> Served<()> {
+        let from = libc::AT_FDCWD as u64;
+        let Reach::Place(place) = self.reach(from, path, Walk::name)? else {
+            return Err(Errno::PERM.into());
+        };
+        if place.found.is_some() {
+            return Err(Errno::ADDRINUSE.into());
+        }
+        let mode = 0o777 & !self.state.umask;
+        let now = super::clock_calls::now();
+        self.change().tree.create_at(&place, New::Device(SOCKET), mode, now)?;
+        Ok(())
+    }
+
+    /// Refuses a path that names no local socket any more.
+    pub(super) fn check_name(&self, address: &Address) -> Served<()> {
+        let Some(path) = address.path() else { return Ok(()) };
+        let Reach::Place(place) = self.reach(libc::AT_FDCWD as u64, path, |walk| walk)? else {
+            return Err(Errno::CONNREFUSED.into());
+        };
+        let stat = self.state.tree.stat(place.node()?)?;
+        if stat.kind == Kind::Device && stat.device == SOCKET {
+            return Ok(());
+        }
+        Err(Errno::CONNREFUSED.into())
     }
 
     pub(super) fn listen(&mut self, descriptor: u64) -> Served {
@@ -229,9 +294,10 @@ impl Person {
             Stage::New => {}
             Stage::Listening(_) => return Ok(DONE),
             Stage::Connected { .. } => return Err(Errno::INVAL.into()),
+            Stage::Datagrams { .. } => return Err(Errno::OPNOTSUPP.into()),
         }
         let port = match socket.own.is_internet() && socket.own.port() == 0 {
-            true => Some(self.state.free_port()?),
+            true => Some(self.state.free_port(false)?),
             false => None,
         };
         let socket = self.socket_mut(descriptor)?;
@@ -281,6 +347,9 @@ impl Person {
             Stage::New => {}
             Stage::Connected { .. } => return Err(Errno::ISCONN.into()),
             Stage::Listening(_) => return Err(Errno::INVAL.into()),
+            Stage::Datagrams { .. } => {
+                return self.connect_datagrams(descriptor, address_in(process, at, len)?);
+            }
         }
         let address = address_in(process, at, len)?;
         if !address.is_of(socket.family) {
@@ -289,11 +358,12 @@ impl Person {
         if !address.is_local() {
             return Err(Errno::NETUNREACH.into());
         }
+        self.check_name(&address)?;
         let to = self.state.listener_at(&address).ok_or(Errno::CONNREFUSED)?;
         let (family, port) = (socket.family, socket.own.port());
         let mut own = socket.own.clone();
         if own.is_internet() {
-            let port = if port == 0 { self.state.free_port()? } else { port };
+            let port = if port == 0 { self.state.free_port(false)? } else { port };
             own = Address::loopback(family, port);
         }
         let theirs = match self.state.table.description(to).map(|d| &d.open) {
@@ -307,79 +377,6 @@ impl Person {
         Ok(DONE)
     }
 
-    pub(super) fn receive(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
-        self.socket_of(a[0])?;
-        let len = a[2].min(super::transfer_calls::AT_ONCE);
-        self.receive_into(process, a[0], &[(a[1], len)], a[3])
-    }
-
-    fn receive_into(
-        &mut self,
-        process: &mut Process,
-        descriptor: u64,
-        pieces: &[(u64, u64)],
-        flags: u64,
-    ) -> Served {
-        // There is nothing out of band.
-        if flags as i32 & libc::MSG_OOB != 0 {
-            return Err(Errno::INVAL.into());
-        }
-        let outcome = self.take(process, descriptor, pieces, flags as i32 & libc::MSG_PEEK != 0)?;
-        match outcome {
-            Outcome::Wait(_) if flags as i32 & libc::MSG_DONTWAIT != 0 => Err(Errno::AGAIN.into()),
-            outcome => Ok(outcome),
-        }
-    }
-
-    pub(super) fn receive_message(
-        &mut self,
-        process: &mut Process,
-        descriptor: u64,
-        at: u64,
-        flags: u64,
-    ) -> Served {
-        self.socket_of(descriptor)?;
-        let message = message_in(process, at)?;
-        let pieces = pieces(process, message.vector, message.count)?;
-        let outcome = self.receive_into(process, descriptor, &pieces, flags)?;
-        if matches!(outcome, Outcome::Value(_)) {
-            // No name, no ancillary bytes, no flags.
-            copy_out(process, at.wrapping_add(8), &[0; 4])?;
-            copy_out(process, at.wrapping_add(40), &[0; 12])?;
-        }
-        Ok(outcome)
-    }
-
-    pub(super) fn send(&mut self, process: &Process, a: &[u64; 6]) -> Served {
-        self.socket_of(a[0])?;
-        let bytes = copy_in(process, a[1], a[2].min(super::transfer_calls::AT_ONCE) as usize)?;
-        self.send_bytes(a[0], &bytes, a[3])
-    }
-
-    pub(super) fn send_message(
-        &mut self,
-        process: &Process,
-        descriptor: u64,
-        at: u64,
-        flags: u64,
-    ) -> Served {
-        self.socket_of(descriptor)?;
-        let message = message_in(process, at)?;
-        let bytes = gather(process, message.vector, message.count)?;
-        self.send_bytes(descriptor, &bytes, flags)
-    }
-
-    fn send_bytes(&mut self, descriptor: u64, bytes: &[u8], flags: u64) -> Served {
-        let outcome = self.pour(descriptor, bytes, flags as i32 & libc::MSG_NOSIGNAL != 0)?;
-        match outcome {
-            Outcome::Wait(wait) if flags as i32 & libc::MSG_DONTWAIT != 0 => match wait.done {
-                0 => Err(Errno::AGAIN.into()),
-                done => Ok(Outcome::Value(done)),
-            },
-            outcome => Ok(outcome),
-        }
-    }
-
     pub(super) fn shut_down(&mut self, descriptor: u64, how: u64) -> Served {
         let stage = self.socket_of(descriptor)?.stage.clone();
         let (read, write) = match how as i32 {
@@ -388,20 +385,25 @@ impl Person {
             libc::SHUT_RDWR => (true, true),
             _ => return Err(Errno::INVAL.into()),
         };
-        let Stage::Connected { incoming, outgoing } = stage else {
-            return Err(Errno::NOTCONN.into());
+        let (incoming, outgoing) = match stage {
+            Stage::Connected { incoming, outgoing } => (incoming, outgoing),
+            // Who sends it more is not told that nobody looks.
+            Stage::Datagrams { .. } if !self.socket_of(descriptor)?.peer.0.is_empty() => {
+                return Ok(DONE);
+            }
+            _ => return Err(Errno::NOTCONN.into()),
         };
         let stage = Stage::Connected {
             incoming: incoming.filter(|_| !read),
             outgoing: outgoing.filter(|_| !write),
         };
         self.socket_mut(descriptor)?.stage = stage;
-        let channels = &mut self.change().channels;
+        let state = self.change();
         if let Some(id) = incoming.filter(|_| read) {
-            channels.leave(id, false);
+            state.leave(id, false);
         }
         if let Some(id) = outgoing.filter(|_| write) {
-            channels.leave(id, true);
+            state.leave(id, true);
         }
         Ok(DONE)
     }
@@ -427,7 +429,8 @@ impl Person {
 
     pub(super) fn peer_address(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
         let socket = self.socket_of(a[0])?;
-        if !matches!(socket.stage, Stage::Connected { .. }) {
+        let mail = socket.is_for_datagrams() && !socket.peer.0.is_empty();
+        if !matches!(socket.stage, Stage::Connected { .. }) && !mail {
             return Err(Errno::NOTCONN.into());
         }
         let address = socket.peer.clone();
@@ -449,9 +452,17 @@ impl Person {
         let socket = self.socket_of(a[0])?;
         check_level(socket, a[1])?;
         let value: u32 = match (a[1] as i32, a[2] as i32) {
+            (libc::SOL_SOCKET, libc::SO_TYPE) if socket.is_for_datagrams() => {
+                libc::SOCK_DGRAM as u32
+            }
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM as u32,
+            (libc::SOL_SOCKET, libc::SO_ERROR) => match self.take_refusal(a[0])? {
+                true => libc::ECONNREFUSED as u32,
+                false => 0,
+            },
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.family.into(),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => match socket.own.is_internet() {
+                true if socket.is_for_datagrams() => libc::IPPROTO_UDP as u32,
                 true => libc::IPPROTO_TCP as u32,
                 false => 0,
             },

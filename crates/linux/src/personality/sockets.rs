@@ -1,4 +1,4 @@
-//! Sockets of a guest: streams between its own descriptors, and to whoever calls it. There is no network.
+//! Sockets of a guest: streams and datagrams between its own descriptors, and to whoever calls it. There is no network.
 
 use serde::{Deserialize, Serialize};
 
@@ -78,12 +78,28 @@ impl Address {
         }
     }
 
+    /// Whether it is as long as addresses are, at most.
+    pub(crate) fn is_short(&self) -> bool {
+        self.0.len() <= LONGEST + 18
+    }
+
+    /// The path by which a local socket is found; nothing of one without a name, or with one that is no file's.
+    pub(crate) fn path(&self) -> Option<&[u8]> {
+        let name = self.0.get(2..).filter(|_| i32::from(self.family()) == libc::AF_UNIX)?;
+        let name = name.split(|&byte| byte == 0).next()?;
+        (!name.is_empty()).then_some(name)
+    }
+
     /// Whether a connection to `other` arrives at a socket that is bound here.
     pub(crate) fn takes(&self, other: &Self) -> bool {
         if self.is_internet() {
             return other.is_internet() && self.port() == other.port();
         }
-        self == other
+        match (self.path(), other.path()) {
+            // With a zero behind it, or without.
+            (Some(own), Some(path)) => own == path,
+            _ => self == other,
+        }
     }
 }
 
@@ -105,9 +121,17 @@ pub(crate) enum Stage {
         incoming: Option<u64>,
         outgoing: Option<u64>,
     },
+    /// It takes datagrams out of this channel.
+    Datagrams {
+        inbox: u64,
+        /// The local socket that it is connected to.
+        mate: Option<u64>,
+        /// Whether a message has found nobody, which its sender was not told yet.
+        refused: bool,
+    },
 }
 
-/// A stream socket.
+/// A socket.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Socket {
     pub(crate) family: u16,
@@ -124,6 +148,20 @@ impl Socket {
         Self { family, own, peer: Address::default(), stage: Stage::New, edges: 0 }
     }
 
+    /// One for datagrams, which takes them out of a channel.
+    pub(crate) fn for_datagrams(family: u16, inbox: u64) -> Self {
+        Self { stage: Stage::Datagrams { inbox, mate: None, refused: false }, ..Self::new(family) }
+    }
+
+    pub(crate) fn is_for_datagrams(&self) -> bool {
+        matches!(self.stage, Stage::Datagrams { .. })
+    }
+
+    /// Whether it has an address of its own.
+    pub(crate) fn is_bound(&self) -> bool {
+        self.own != Address::loopback(self.family, 0)
+    }
+
     pub(crate) fn connected(own: Address, peer: Address, incoming: u64, outgoing: u64) -> Self {
         let stage = Stage::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
         Self { family: own.family(), own, peer, stage, edges: 0 }
@@ -132,7 +170,7 @@ impl Socket {
     /// Whether it is what a guest could have.
     pub(crate) fn is_sound(&self) -> bool {
         let families = [libc::AF_UNIX, libc::AF_INET, libc::AF_INET6];
-        let short = |address: &Address| address.0.len() <= LONGEST + 18;
+        let short = Address::is_short;
         let queue = match &self.stage {
             Stage::Listening(queue) => {
                 queue.len() <= BACKLOG && queue.iter().all(|arrival| short(&arrival.peer))
@@ -146,6 +184,7 @@ impl Socket {
     pub(crate) fn ends(&self) -> Vec<(u64, bool)> {
         match &self.stage {
             Stage::New => Vec::new(),
+            Stage::Datagrams { inbox, .. } => vec![(*inbox, false)],
             Stage::Listening(queue) => {
                 queue.iter().flat_map(|a| [(a.incoming, false), (a.outgoing, true)]).collect()
             }

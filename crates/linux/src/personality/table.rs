@@ -7,6 +7,7 @@ use afresh_files::{Node, OpenFile};
 use rustix::io::Errno;
 
 use super::devices::Device;
+use super::parcels::Parcels;
 use super::pipe_calls::Timer;
 use super::poll_calls::Set;
 use super::proc_paths::Folder;
@@ -118,6 +119,7 @@ pub(crate) struct Table {
     next: u64,
     /// Numbers that the current process may have descriptors of.
     room: u32,
+    carried: Parcels,
 }
 
 /// A table taken apart.
@@ -126,14 +128,21 @@ pub(super) struct Parts<D> {
     pub(super) descriptors: Vec<(u32, u32, u64, bool)>,
     pub(super) descriptions: BTreeMap<u64, D>,
     pub(super) next: u64,
+    pub(super) carried: Parcels,
 }
 
 impl Table {
     /// Input, output and messages.
     pub(crate) fn new() -> Self {
         let (descriptors, others) = (BTreeMap::new(), BTreeMap::new());
-        let mut table =
-            Self { descriptors, others, descriptions: BTreeMap::new(), next: 0, room: DESCRIPTORS };
+        let mut table = Self {
+            descriptors,
+            others,
+            descriptions: BTreeMap::new(),
+            next: 0,
+            room: DESCRIPTORS,
+            carried: Parcels::default(),
+        };
         for (number, (open, flags)) in [
             (Open::Input, libc::O_RDONLY),
             (Open::Output, libc::O_WRONLY),
@@ -163,6 +172,7 @@ impl Table {
             descriptors: descriptors.collect(),
             descriptions: descriptions.collect(),
             next: self.next,
+            carried: self.carried.clone(),
         }
     }
 
@@ -172,7 +182,7 @@ impl Table {
         own: u32,
         lives: impl Fn(u32) -> bool,
     ) -> Option<Self> {
-        let Parts { descriptors, descriptions, next } = parts;
+        let Parts { descriptors, descriptions, next, carried } = parts;
         let fits = descriptors.iter().all(|(process, number, description, _)| {
             lives(*process) && *number < DESCRIPTORS && descriptions.contains_key(description)
         });
@@ -189,6 +199,7 @@ impl Table {
             descriptions,
             next,
             room: DESCRIPTORS,
+            carried,
         })
     }
 
@@ -230,7 +241,7 @@ impl Table {
         self.descriptions.get_mut(&id)
     }
 
-    pub(crate) fn descriptions(&self) -> impl Iterator<Item = (u64, &Description)> + '_ {
+    pub(crate) fn descriptions(&self) -> impl DoubleEndedIterator<Item = (u64, &Description)> + '_ {
         self.descriptions.iter().map(|(&id, description)| (id, description))
     }
 
@@ -252,10 +263,10 @@ impl Table {
         &mut self,
         description: Description,
         close_on_exec: bool,
-    ) -> Result<u32, (Errno, Description)> {
+    ) -> Result<u32, (Errno, Box<Description>)> {
         let number = match self.free(0) {
             Ok(number) => number,
-            Err(errno) => return Err((errno, description)),
+            Err(errno) => return Err((errno, Box::new(description))),
         };
         let id = self.next;
         self.next += 1;
@@ -304,10 +315,60 @@ impl Table {
         let gone = self.descriptors.remove(&(descriptor as u32)).ok_or(Errno::BADF)?;
         let mut all =
             self.descriptors.values().chain(self.others.values().flat_map(|o| o.values()));
-        if all.any(|d| d.description == gone.description) {
+        if all.any(|d| d.description == gone.description) || self.carried.has(gone.description) {
             return Ok(None);
         }
         Ok(self.descriptions.remove(&gone.description))
+    }
+
+    /// What is on its way between processes.
+    pub(super) fn carried(&self) -> &Parcels {
+        &self.carried
+    }
+
+    /// Sends descriptors of the current process on their way.
+    pub(super) fn carry(&mut self, descriptors: &[u64]) -> Result<u64, Errno> {
+        let descriptions = descriptors.iter().map(|descriptor| self.id(*descriptor));
+        let descriptions = descriptions.collect::<Result<Vec<_>, _>>()?;
+        self.carried.add(descriptions)
+    }
+
+    /// Descriptors for what has arrived, so many at most, what nobody has open any more, and whether any found no room.
+    pub(super) fn unpack(
+        &mut self,
+        parcel: u64,
+        most: usize,
+        close_on_exec: bool,
+    ) -> (Vec<u32>, Vec<Description>, bool) {
+        let list = self.carried.take(parcel);
+        let mut numbers = Vec::new();
+        for description in list.iter().take(most) {
+            let Ok(number) = self.free(0) else { break };
+            self.descriptors
+                .insert(number, Descriptor { description: *description, close_on_exec });
+            numbers.push(number);
+        }
+        let cut = numbers.len() < list.len();
+        (numbers, self.unused(list), cut)
+    }
+
+    /// What nobody receives: what nobody has open any more of it.
+    pub(super) fn drop_parcel(&mut self, parcel: u64) -> Vec<Description> {
+        let list = self.carried.take(parcel);
+        self.unused(list)
+    }
+
+    /// Takes out those of the descriptions that are open nowhere.
+    fn unused(&mut self, list: Vec<u64>) -> Vec<Description> {
+        let mut gone = Vec::new();
+        for id in list {
+            let mut all =
+                self.descriptors.values().chain(self.others.values().flat_map(|o| o.values()));
+            if !all.any(|d| d.description == id) && !self.carried.has(id) {
+                gone.extend(self.descriptions.remove(&id));
+            }
+        }
+        gone
     }
 
     pub(crate) fn closes_on_exec(&self, descriptor: u64) -> Result<bool, Errno> {

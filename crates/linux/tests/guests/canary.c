@@ -4,14 +4,20 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <immintrin.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/signalfd.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
+#include <sys/un.h>
+#include <time.h>
 #include <unistd.h>
 
 #define SIZE (1 << 16)
@@ -20,8 +26,24 @@ static int zero[1000];
 static const char text[] = "constant";
 static __thread int local = 5;
 static char *heap, *map, *shut, *left;
-static int file;
+static int file, stream[2], mail[2];
 static unsigned long calls;
+
+static int ready(int fd) {
+    struct pollfd poll_ = {fd, POLLIN};
+    return poll(&poll_, 1, 0);
+}
+
+/* A message with the file's descriptor. */
+static void give(int to) {
+    char byte = 'x', control[CMSG_SPACE(sizeof file)] = {0};
+    struct iovec piece = {&byte, 1};
+    struct msghdr message = {.msg_iov = &piece, .msg_iovlen = 1, .msg_control = control, .msg_controllen = sizeof control};
+    struct cmsghdr *rights = CMSG_FIRSTHDR(&message);
+    rights->cmsg_level = SOL_SOCKET, rights->cmsg_type = SCM_RIGHTS, rights->cmsg_len = CMSG_LEN(sizeof file);
+    memcpy(CMSG_DATA(rights), &file, sizeof file);
+    sendmsg(to, &message, 0);
+}
 
 static void look(char *out, char *stack) {
     char where[256] = "?", name[32] = "?", bytes[64] = {0};
@@ -35,16 +57,21 @@ static void look(char *out, char *stack) {
     __asm__ volatile("rdgsbase %0" : "=r"(far_));
     unsigned segment;
     __asm__ volatile("mov %%es, %0" : "=r"(segment));
+    struct rlimit files;
+    struct itimerspec left_ = {0};
+    getrlimit(RLIMIT_NOFILE, &files);
+    long timer = syscall(SYS_timer_gettime, 0, &left_);
     mode_t old = umask(0);
     umask(old);
     sprintf(out,
             "calls %lu data %d zero %d local %d heap %s map %d stack %d brk %d env %s cwd %s file %s at %ld "
-            "made %d new fd %d gone %d host %d usr1 %d mask %d name %s rounding %lu gs %lx es %x umask %o protected %d left %d\n",
+            "made %d new fd %d gone %d host %d usr1 %d mask %d name %s rounding %lu gs %lx es %x umask %o protected %d left %d sent %d %d timer %ld files %d named %d\n",
             ++calls, data, zero[777], local, heap, map[12345], stack[100], sbrk(0) != heap + 0 ? (int)((long)sbrk(0) & 0xffff) : 0,
             getenv("CANARY"), getcwd(where, 256), bytes, (long)lseek(file, 0, SEEK_CUR), access("/tmp/made", F_OK) == 0,
             fcntl(file + 1, F_GETFD), access("/usr/bin/env", F_OK) == 0, open("/usr/bin/env", O_WRONLY | O_CREAT | O_EXCL, 0600) >= 0,
             action.sa_handler != SIG_DFL, sigismember(&mask, SIGUSR2), name, rounding, far_, segment, (unsigned)old,
-            access("/proc/self", F_OK) == 0, left ? left[0] + left[(1 << 20) - 1] : 0);
+            access("/proc/self", F_OK) == 0, left ? left[0] + left[(1 << 20) - 1] : 0,
+            ready(stream[1]), ready(mail[1]), timer, (int)files.rlim_cur, access("/tmp/named", F_OK) == 0);
 }
 
 static void dirty(char *stack) {
@@ -63,6 +90,16 @@ static void dirty(char *stack) {
     sigset_t mask;
     sigemptyset(&mask), sigaddset(&mask, SIGUSR2), sigprocmask(SIG_BLOCK, &mask, 0);
     prctl(PR_SET_NAME, "dirty");
+    /* Descriptors of each kind, what is on its way, a timer that rings for nobody, a limit, a local name. */
+    give(stream[0]), give(mail[0]);
+    signalfd(-1, &mask, 0), syscall(SYS_pidfd_open, getpid(), 0), open("/proc/self/fd", O_RDONLY | O_DIRECTORY);
+    struct sockaddr_un name = {AF_UNIX, "/tmp/named"};
+    bind(socket(AF_UNIX, SOCK_DGRAM, 0), (struct sockaddr *)&name, sizeof name);
+    struct sigevent nobody = {.sigev_notify = SIGEV_NONE};
+    struct itimerspec late = {{0, 0}, {3600, 0}};
+    int id;
+    syscall(SYS_timer_create, CLOCK_MONOTONIC, &nobody, &id), syscall(SYS_timer_settime, id, 0, &late, 0);
+    setrlimit(RLIMIT_NOFILE, &(struct rlimit){100, 200});
     _mm_setcsr(_mm_getcsr() | 0x6000);
     __asm__ volatile("wrgsbase %0" ::"r"(0x1234000UL));
     __asm__ volatile("mov %0, %%es" ::"r"(0x2b));
@@ -93,6 +130,7 @@ int main(void) {
     memset(map, 11, SIZE);
     setenv("CANARY", "clean", 1);
     mkdir("/tmp/clean", 0700), chdir("/tmp/clean");
+    socketpair(AF_UNIX, SOCK_STREAM, 0, stream), socketpair(AF_UNIX, SOCK_DGRAM, 0, mail);
     file = open("/tmp/file", O_CREAT | O_RDWR, 0600), write(file, "clean", 5);
     __asm__ volatile("wrgsbase %0" ::"r"(0x42000UL));
     for (;;) {

@@ -30,9 +30,12 @@ fn a_canary_of_each_kind_is_gone_after_the_call() {
         "{clean}"
     );
     assert!(clean.contains(" gs 42000 es 0 "), "{clean}");
+    assert!(clean.ends_with(" sent 0 0 timer -1 files 1024 named 0\n"), "{clean}");
     assert!(clean.contains("env clean cwd /tmp/clean file clean at 5 made 0"), "{clean}");
     for round in 0..20 {
         assert_eq!(warm.call_pristine(b"dirty\n").unwrap(), b"done\n");
+        let dirty = String::from_utf8(warm.call(b"look\n").unwrap()).unwrap();
+        assert!(dirty.ends_with(" sent 1 1 timer 0 files 100 named 1\n"), "{dirty}");
         let compared = warm.verify().unwrap();
         assert!(compared > 8 << 20, "{compared}");
         assert_eq!(look(&mut warm), clean, "round {round}");

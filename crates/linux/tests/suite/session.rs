@@ -79,11 +79,11 @@ fn memory_that_was_empty_in_a_state_is_empty_again_however_often_it_is_written()
     assert_eq!(ask(&mut line, "reserve\n"), "done\n");
     let reserved = line.snapshot().unwrap();
     let empty = look(&mut line);
-    assert!(empty.ends_with("left 0\n"), "{empty}");
+    assert!(empty.contains(" left 0 "), "{empty}");
     for round in 0..8 {
         line.restore(reserved).unwrap();
         assert_eq!(ask(&mut line, "scribble\n"), "done\n", "round {round}");
-        assert!(look(&mut line).ends_with("left 3\n"), "round {round}");
+        assert!(look(&mut line).contains(" left 3 "), "round {round}");
         line.restore(reserved).unwrap();
         assert_eq!(look(&mut line), empty, "round {round}");
         line.guest_mut().unwrap().verify().unwrap();

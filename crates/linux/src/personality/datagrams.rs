@@ -1,0 +1,225 @@
+//! Datagrams: between local sockets, and over loopback addresses. Each socket has one channel, which others put whole messages into.
+//!
+//! Promises: a message arrives whole, once, in order, or not at all; what is on its way is bounded by the receiver's channel. A local
+//! sender waits for room; over loopback what finds none is lost, as on a network.
+
+use rustix::io::Errno;
+
+use super::message_calls::Came;
+use super::readiness::{ERR, IN, OUT, ROOM};
+use super::sockets::{Address, Socket, Stage};
+use super::table::Open;
+use super::threads::{On, Wait};
+use super::{Outcome, Person, Served, State, copy_out};
+use crate::platform::Process;
+
+/// Most bytes of a datagram over loopback, and between local sockets.
+const LONGEST_INTERNET: usize = 65507;
+const LONGEST_LOCAL: usize = super::channels::CAPACITY / 2;
+
+impl State {
+    fn datagram_socket(&self, id: u64) -> Option<(&Socket, u64)> {
+        match self.table.description(id).map(|description| &description.open) {
+            Some(Open::Socket(socket)) => match &socket.stage {
+                Stage::Datagrams { inbox, .. } => Some((socket, *inbox)),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Who takes what is sent to `to` from `own`, and its channel.
+    fn addressee(&self, to: &Address, own: &Address) -> Option<(u64, u64)> {
+        let all = self.table.descriptions();
+        // A path may have been another's before: the last who took it has it.
+        let mut found = all.filter_map(|(id, _)| {
+            let (socket, inbox) = self.datagram_socket(id)?;
+            // One that is connected hears its peer alone.
+            let heard =
+                socket.peer.0.is_empty() || !to.is_internet() || socket.peer.port() == own.port();
+            (socket.own.takes(to) && socket.is_bound() && heard).then_some((id, inbox))
+        });
+        found.next_back()
+    }
+
+    /// What a socket for datagrams is ready for.
+    pub(super) fn mail_readiness(&self, socket: &Socket) -> (u16, u64) {
+        let Stage::Datagrams { inbox, mate, refused } = &socket.stage else { return (0, 0) };
+        let Some(channel) = self.channels.get(*inbox) else { return (ERR, 0) };
+        let full = mate
+            .and_then(|mate| self.datagram_socket(mate))
+            .and_then(|(_, inbox)| self.channels.get(inbox))
+            .is_some_and(|channel| !channel.takes(LONGEST_LOCAL));
+        let when = |holds: bool, events: u16| if holds { events } else { 0 };
+        let events = when(channel.letter().is_some() || *refused, IN)
+            | when(!full, OUT)
+            | when(*refused, ERR)
+            | when(channel.takes(LONGEST_LOCAL), ROOM);
+        (events, channel.edges + u64::from(*refused))
+    }
+}
+
+impl Person {
+    /// Whether the last message has found nobody; that is told once.
+    pub(super) fn take_refusal(&mut self, descriptor: u64) -> Served<bool> {
+        match &self.socket_of(descriptor)?.stage {
+            Stage::Datagrams { refused: true, .. } => {}
+            _ => return Ok(false),
+        }
+        if let Stage::Datagrams { refused, .. } = &mut self.socket_mut(descriptor)?.stage {
+            *refused = false;
+        }
+        Ok(true)
+    }
+
+    /// Sends a datagram: to `to`, or to whom the socket is connected.
+    pub(super) fn post_letter(
+        &mut self,
+        descriptor: u64,
+        bytes: &[u8],
+        to: Option<Address>,
+        rights: &[u64],
+    ) -> Served {
+        if self.take_refusal(descriptor)? {
+            return Err(Errno::CONNREFUSED.into());
+        }
+        let socket = self.socket_of(descriptor)?;
+        let (family, internet) = (socket.family, socket.own.is_internet());
+        let longest = if internet { LONGEST_INTERNET } else { LONGEST_LOCAL };
+        if bytes.len() > longest {
+            return Err(Errno::MSGSIZE.into());
+        }
+        let connected = !socket.peer.0.is_empty();
+        let to = to.or_else(|| Some(socket.peer.clone()).filter(|_| internet && connected));
+        let mate = match &socket.stage {
+            Stage::Datagrams { mate, .. } if to.is_none() => *mate,
+            _ => None,
+        };
+        if let Some(to) = &to {
+            if !to.is_of(family) {
+                return Err(Errno::AFNOSUPPORT.into());
+            }
+            if !to.is_local() {
+                return Err(Errno::NETUNREACH.into());
+            }
+        }
+        if internet && socket.own.port() == 0 {
+            let port = self.state.free_port(true)?;
+            self.socket_mut(descriptor)?.own.set_port(port);
+        }
+        let own = self.socket_of(descriptor)?.own.clone();
+        let found = match (&to, mate) {
+            (Some(to), _) if !internet => {
+                self.check_name(to)?;
+                Some(self.state.addressee(to, &own).ok_or(Errno::CONNREFUSED)?)
+            }
+            (Some(to), _) => self.state.addressee(to, &own),
+            (None, Some(mate)) => {
+                let there = self.state.datagram_socket(mate).ok_or(Errno::CONNREFUSED)?;
+                Some((mate, there.1))
+            }
+            (None, None) if internet => return Err(Errno::DESTADDRREQ.into()),
+            (None, None) => return Err(Errno::NOTCONN.into()),
+        };
+        let sent = Outcome::Value(bytes.len() as u64);
+        let Some((id, inbox)) = found else {
+            // Who is connected hears of it with its next call.
+            if connected
+                && let Stage::Datagrams { refused, .. } = &mut self.socket_mut(descriptor)?.stage
+            {
+                *refused = true;
+            }
+            return Ok(sent);
+        };
+        let channel = self.state.channels.get(inbox).ok_or(Errno::IO)?;
+        if !channel.takes(bytes.len()) {
+            if internet {
+                return Ok(sent);
+            }
+            if self.state.table.get(descriptor)?.flags & libc::O_NONBLOCK as u32 != 0 {
+                return Err(Errno::AGAIN.into());
+            }
+            return Ok(Outcome::Wait(Wait::new(On::Files(vec![(id, ROOM)]), None)));
+        }
+        let from = match internet {
+            true => Address::loopback(family, own.port()),
+            false if self.socket_of(descriptor)?.is_bound() => own,
+            false => Address::default(),
+        };
+        let state = self.change();
+        let parcel = match rights {
+            [] => None,
+            rights => Some(state.table.carry(rights)?),
+        };
+        if let Some(channel) = state.channels.get_mut(inbox) {
+            channel.post(bytes, from, parcel);
+        }
+        Ok(sent)
+    }
+
+    /// Takes a datagram into pieces of memory; what finds no room there is lost.
+    pub(super) fn take_letter(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        inbox: u64,
+        pieces: &[(u64, u64)],
+        stays: bool,
+    ) -> Served<(Outcome, Came)> {
+        if self.take_refusal(descriptor)? {
+            return Err(Errno::CONNREFUSED.into());
+        }
+        let channel = self.state.channels.get(inbox).ok_or(Errno::IO)?;
+        let Some(letter) = channel.letter().cloned() else {
+            return Ok((self.wait_for(descriptor, IN, 0)?, Came::default()));
+        };
+        let bytes = channel.peek(letter.len);
+        let mut rest = &bytes[..];
+        for &(to, len) in pieces {
+            let (now, later) = rest.split_at(rest.len().min(len as usize));
+            copy_out(process, to, now)?;
+            rest = later;
+        }
+        let done = (bytes.len() - rest.len()) as u64;
+        let whole = (!rest.is_empty()).then_some(bytes.len() as u64);
+        let mut came = Came { from: Some(letter.from), parcel: None, whole };
+        if !stays && let Some(channel) = self.change().channels.get_mut(inbox) {
+            came.parcel = channel.open_letter().and_then(|letter| letter.parcel);
+        }
+        Ok((Outcome::Value(done), came))
+    }
+
+    /// Has datagrams go to `address`, and come from there alone.
+    pub(super) fn connect_datagrams(&mut self, descriptor: u64, address: Address) -> Served {
+        let socket = self.socket_of(descriptor)?;
+        if i32::from(address.family()) == libc::AF_UNSPEC {
+            let socket = self.socket_mut(descriptor)?;
+            socket.peer = Address::default();
+            if let Stage::Datagrams { mate, .. } = &mut socket.stage {
+                *mate = None;
+            }
+            return Ok(super::DONE);
+        }
+        if !address.is_of(socket.family) {
+            return Err(Errno::AFNOSUPPORT.into());
+        }
+        if !address.is_local() {
+            return Err(Errno::NETUNREACH.into());
+        }
+        let mut found = None;
+        if !address.is_internet() {
+            self.check_name(&address)?;
+            let own = socket.own.clone();
+            found = Some(self.state.addressee(&address, &own).ok_or(Errno::CONNREFUSED)?.0);
+        } else if socket.own.port() == 0 {
+            let (family, port) = (socket.family, self.state.free_port(true)?);
+            self.socket_mut(descriptor)?.own = Address::loopback(family, port);
+        }
+        let socket = self.socket_mut(descriptor)?;
+        socket.peer = address;
+        if let Stage::Datagrams { mate, .. } = &mut socket.stage {
+            *mate = found;
+        }
+        Ok(super::DONE)
+    }
+}

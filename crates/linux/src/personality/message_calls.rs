@@ -1,0 +1,231 @@
+//! Messages over sockets: what is sent and received in one piece, with addresses and with descriptors.
+
+use rustix::io::Errno;
+
+use super::encode::Bytes;
+use super::sockets::{Address, Stage};
+use super::table::Open;
+use super::transfer_calls::{AT_ONCE, gather, pieces};
+use super::{Outcome, Person, Served, copy_in, copy_out, word_in};
+use crate::platform::Process;
+
+/// Most bytes beside a message's own (`optmem_max`).
+const CONTROL: u64 = 1 << 16;
+const SCM_CREDENTIALS: i32 = 2;
+/// Bytes before the descriptors (`struct cmsghdr`).
+const HEADER: usize = 16;
+
+/// A message's header (`struct msghdr`).
+struct Message {
+    name: u64,
+    name_len: u64,
+    vector: u64,
+    count: u64,
+    control: u64,
+    control_len: u64,
+}
+
+/// What came with bytes that were received.
+#[derive(Debug, Default)]
+pub(super) struct Came {
+    pub(super) from: Option<Address>,
+    pub(super) parcel: Option<u64>,
+    /// Bytes of a datagram, of which not all had room.
+    pub(super) whole: Option<u64>,
+}
+
+fn message_in(process: &Process, at: u64) -> Served<Message> {
+    let word = |offset: u64| word_in(process, at.wrapping_add(offset));
+    Ok(Message {
+        name: word(0)?,
+        name_len: word(8)? & u64::from(u32::MAX),
+        vector: word(16)?,
+        count: word(24)?,
+        control: word(32)?,
+        control_len: word(40)?,
+    })
+}
+
+/// Descriptors that a message is sent with.
+fn rights_in(process: &Process, message: &Message) -> Served<Vec<u64>> {
+    if message.control == 0 || message.control_len == 0 {
+        return Ok(Vec::new());
+    }
+    if message.control_len > CONTROL {
+        return Err(Errno::NOBUFS.into());
+    }
+    let bytes = copy_in(process, message.control, message.control_len as usize)?;
+    let (mut rights, mut at) = (Vec::new(), 0);
+    while bytes.len() - at >= HEADER {
+        let int = |at: usize| i32::from_le_bytes([0, 1, 2, 3].map(|n| bytes[at + n]));
+        let len = u64::from(int(at) as u32) | u64::from(int(at + 4) as u32) << 32;
+        let len = usize::try_from(len).ok().filter(|len| (HEADER..=bytes.len() - at).contains(len));
+        let len = len.ok_or(Errno::INVAL)?;
+        match (int(at + 8), int(at + 12)) {
+            (libc::SOL_SOCKET, libc::SCM_RIGHTS) => {
+                let list = bytes[at + HEADER..at + len].chunks_exact(4);
+                rights
+                    .extend(list.map(|n| u64::from(u32::from_le_bytes([n[0], n[1], n[2], n[3]]))));
+            }
+            // Everybody is the same user.
+            (libc::SOL_SOCKET, SCM_CREDENTIALS) => {}
+            _ => return Err(Errno::INVAL.into()),
+        }
+        at = (at + len.next_multiple_of(8)).min(bytes.len());
+    }
+    Ok(rights)
+}
+
+impl Person {
+    pub(super) fn receive(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
+        self.socket_of(a[0])?;
+        let len = a[2].min(AT_ONCE);
+        let (outcome, came) = self.receive_into(process, a[0], &[(a[1], len)], a[3])?;
+        if let Some(parcel) = came.parcel {
+            self.change().drop_parcel(parcel);
+        }
+        if let Some(from) = came.from.filter(|_| a[4] != 0) {
+            super::socket_calls::address_out(process, &from, a[4], a[5])?;
+        }
+        Ok(outcome)
+    }
+
+    fn receive_into(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        flags: u64,
+    ) -> Served<(Outcome, Came)> {
+        // There is nothing out of band.
+        if flags as i32 & libc::MSG_OOB != 0 {
+            return Err(Errno::INVAL.into());
+        }
+        let stays = flags as i32 & libc::MSG_PEEK != 0;
+        let (outcome, came) = self.take_with(process, descriptor, pieces, stays)?;
+        match (outcome, came.whole) {
+            (Outcome::Wait(_), _) if flags as i32 & libc::MSG_DONTWAIT != 0 => {
+                Err(Errno::AGAIN.into())
+            }
+            (Outcome::Value(_), Some(whole)) if flags as i32 & libc::MSG_TRUNC != 0 => {
+                Ok((Outcome::Value(whole), came))
+            }
+            (outcome, _) => Ok((outcome, came)),
+        }
+    }
+
+    pub(super) fn receive_message(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        at: u64,
+        flags: u64,
+    ) -> Served {
+        self.socket_of(descriptor)?;
+        let message = message_in(process, at)?;
+        let pieces = pieces(process, message.vector, message.count)?;
+        let (outcome, came) = self.receive_into(process, descriptor, &pieces, flags)?;
+        if !matches!(outcome, Outcome::Value(_)) {
+            return Ok(outcome);
+        }
+        let mut told = if came.whole.is_some() { libc::MSG_TRUNC } else { 0 };
+        let mut control = Vec::new();
+        if let Some(parcel) = came.parcel {
+            let close = flags as i32 & libc::MSG_CMSG_CLOEXEC;
+            told |= close;
+            let room = if message.control == 0 { 0 } else { message.control_len };
+            let most = (room as usize).min(CONTROL as usize).saturating_sub(HEADER) / 4;
+            let state = self.change();
+            let (numbers, gone, cut) = state.table.unpack(parcel, most, close != 0);
+            gone.into_iter().for_each(|gone| state.forget(Some(gone)));
+            if cut {
+                told |= libc::MSG_CTRUNC;
+            }
+            if !numbers.is_empty() {
+                let len = HEADER + 4 * numbers.len();
+                let header = Bytes::default().word(len as u64);
+                let header = header.int(libc::SOL_SOCKET as u32).int(libc::SCM_RIGHTS as u32);
+                control = numbers.iter().fold(header, |bytes, number| bytes.int(*number)).0;
+                control.resize(len.next_multiple_of(8).min(room as usize), 0);
+            }
+        }
+        copy_out(process, message.control, &control)?;
+        copy_out(process, at.wrapping_add(40), &(control.len() as u64).to_le_bytes())?;
+        copy_out(process, at.wrapping_add(48), &told.to_le_bytes())?;
+        let from = came.from.unwrap_or_default().0;
+        if message.name != 0 {
+            let len = from.len().min(message.name_len as usize);
+            copy_out(process, message.name, &from[..len])?;
+        }
+        copy_out(process, at.wrapping_add(8), &(from.len() as u32).to_le_bytes())?;
+        Ok(outcome)
+    }
+
+    pub(super) fn send(&mut self, process: &Process, a: &[u64; 6]) -> Served {
+        self.socket_of(a[0])?;
+        let bytes = copy_in(process, a[1], a[2].min(AT_ONCE) as usize)?;
+        let to = self.address_to(process, a[0], a[4], a[5])?;
+        self.send_bytes(a[0], &bytes, a[3], to, &[])
+    }
+
+    /// Where a message goes, where that is said, and means something.
+    fn address_to(
+        &self,
+        process: &Process,
+        descriptor: u64,
+        at: u64,
+        len: u64,
+    ) -> Served<Option<Address>> {
+        // A connection goes where it goes.
+        let is_mail = matches!(self.socket_of(descriptor)?.stage, Stage::Datagrams { .. });
+        if at == 0 || len == 0 || !is_mail {
+            return Ok(None);
+        }
+        Ok(Some(super::socket_calls::address_in(process, at, len)?))
+    }
+
+    pub(super) fn send_message(
+        &mut self,
+        process: &Process,
+        descriptor: u64,
+        at: u64,
+        flags: u64,
+    ) -> Served {
+        let family = self.socket_of(descriptor)?.family;
+        let message = message_in(process, at)?;
+        let bytes = gather(process, message.vector, message.count)?;
+        let rights = rights_in(process, &message)?;
+        if !rights.is_empty() && i32::from(family) != libc::AF_UNIX {
+            return Err(Errno::INVAL.into());
+        }
+        for number in &rights {
+            self.state.table.get(*number)?;
+        }
+        let to = self.address_to(process, descriptor, message.name, message.name_len)?;
+        self.send_bytes(descriptor, &bytes, flags, to, &rights)
+    }
+
+    fn send_bytes(
+        &mut self,
+        descriptor: u64,
+        bytes: &[u8],
+        flags: u64,
+        to: Option<Address>,
+        rights: &[u64],
+    ) -> Served {
+        let quiet = flags as i32 & libc::MSG_NOSIGNAL != 0;
+        let outcome = match &self.state.table.get(descriptor)?.open {
+            Open::Socket(socket) if matches!(socket.stage, Stage::Datagrams { .. }) => {
+                self.post_letter(descriptor, bytes, to, rights)?
+            }
+            _ => self.pour_with(descriptor, bytes, quiet, rights)?,
+        };
+        match outcome {
+            Outcome::Wait(wait) if flags as i32 & libc::MSG_DONTWAIT != 0 => match wait.done {
+                0 => Err(Errno::AGAIN.into()),
+                done => Ok(Outcome::Value(done)),
+            },
+            outcome => Ok(outcome),
+        }
+    }
+}

@@ -1,0 +1,128 @@
+//! Descriptors on their way from one process to another (`SCM_RIGHTS`): what was sent is open as long as it may still be received.
+//!
+//! Promises: so many at most. What nobody can receive any more is closed. May be left open: a socket that is on its way to itself, until
+//! a reset; it counts against the same bound.
+
+use std::collections::BTreeMap;
+
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+
+use super::State;
+use super::table::{DESCRIPTORS, Description};
+
+/// Descriptors that may be on their way.
+const CARRIED: usize = DESCRIPTORS as usize;
+/// Descriptors that one message may have (`SCM_MAX_FD`).
+const TOGETHER: usize = 253;
+
+/// All that is on its way: descriptions, by message.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Parcels {
+    list: BTreeMap<u64, Vec<u64>>,
+    next: u64,
+}
+
+impl Parcels {
+    /// Notes descriptions that are sent together.
+    pub(super) fn add(&mut self, descriptions: Vec<u64>) -> Result<u64, Errno> {
+        if descriptions.len() > TOGETHER {
+            return Err(Errno::INVAL);
+        }
+        let carried: usize = self.list.values().map(Vec::len).sum();
+        if carried + descriptions.len() > CARRIED {
+            return Err(Errno::TOOMANYREFS);
+        }
+        let id = self.next;
+        self.next += 1;
+        self.list.insert(id, descriptions);
+        Ok(id)
+    }
+
+    pub(super) fn take(&mut self, id: u64) -> Vec<u64> {
+        self.list.remove(&id).unwrap_or_default()
+    }
+
+    /// Whether a description is on its way.
+    pub(super) fn has(&self, description: u64) -> bool {
+        self.list.values().any(|list| list.contains(&description))
+    }
+
+    /// Whether all that is on its way is open, and exactly what `carried` says is on its way.
+    pub(super) fn is_sound(
+        &self,
+        is_open: impl Fn(u64) -> bool,
+        carried: impl Iterator<Item = u64>,
+    ) -> bool {
+        let mut carried: Vec<u64> = carried.collect();
+        carried.sort_unstable();
+        let sum: usize = self.list.values().map(Vec::len).sum();
+        let sound = self.list.iter().all(|(id, list)| {
+            *id < self.next && list.len() <= TOGETHER && list.iter().all(|one| is_open(*one))
+        });
+        sound && sum <= CARRIED && self.next < 1 << 62 && self.list.keys().eq(carried.iter())
+    }
+}
+
+impl State {
+    /// Closes what the last descriptor of a description was open on, and what was on its way to nobody else.
+    pub(crate) fn forget(&mut self, description: Option<Description>) {
+        use super::table::Open;
+        let Some(description) = description else { return };
+        let mut gone = vec![description];
+        while let Some(description) = gone.pop() {
+            match description.open {
+                Open::File(open) | Open::Device(_, open) => self.tree.close(open),
+                open => {
+                    // What nobody accepted has no other side any more.
+                    for (id, writes) in open.ends() {
+                        for parcel in self.channels.leave(id, writes) {
+                            gone.extend(self.table.drop_parcel(parcel));
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    /// An end of a channel less.
+    pub(super) fn leave(&mut self, id: u64, writes: bool) {
+        for parcel in self.channels.leave(id, writes) {
+            self.drop_parcel(parcel);
+        }
+    }
+
+    /// Nobody receives these.
+    pub(super) fn drop_parcel(&mut self, parcel: u64) {
+        for gone in self.table.drop_parcel(parcel) {
+            self.forget(Some(gone));
+        }
+        self.drop_unowned();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_on_its_way_is_bounded_and_sound() {
+        let mut parcels = Parcels::default();
+        assert_eq!(parcels.add(vec![1; TOGETHER + 1]), Err(Errno::INVAL));
+        assert_eq!((parcels.add(vec![1, 2]), parcels.add(vec![2])), (Ok(0), Ok(1)));
+        for _ in 0..4 {
+            let _ = parcels.add(vec![3; TOGETHER]);
+        }
+        assert_eq!(parcels.add(vec![3; 10]), Err(Errno::TOOMANYREFS));
+        assert!(parcels.has(2) && !parcels.has(4));
+        let sound = |parcels: &Parcels, open: u64, ids: &[u64]| {
+            parcels.is_sound(|id| id <= open, ids.iter().copied())
+        };
+        assert!(sound(&parcels, 3, &[5, 0, 1, 2, 3, 4]));
+        assert!(!sound(&parcels, 2, &[0, 1, 2, 3, 4, 5]), "one is not open");
+        assert!(!sound(&parcels, 3, &[0, 1, 2, 3, 4]), "one is nowhere");
+        assert!(!sound(&parcels, 3, &[0, 1, 1, 2, 3, 4, 5]), "one is in two places");
+        parcels.next = 2;
+        assert!(!sound(&parcels, 3, &[0, 1, 2, 3, 4, 5]));
+    }
+}
