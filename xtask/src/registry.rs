@@ -1,6 +1,6 @@
 //! Guests out of registries. Handlers of `wasi:http` that the tools of other languages build from sources of ours:
 //! `target/guests/js-http.wasm` by componentize-js and `target/guests/py-http.wasm` by componentize-py, each in one version from
-//! its registry. And CPython with numpy and pandas as PyPI has it, in `target/guests/python`.
+//! its registry; `target/guests/warehouse.wasm`, a module by AssemblyScript's compiler. And CPython with numpy and pandas as PyPI has it, in `target/guests/python`.
 //!
 //! A command of its own: the tools are 400 MiB, CPython is 250, and both take a minute and more. Tests and benchmarks that want the
 //! handlers are left out, loudly, where they are not built.
@@ -16,8 +16,17 @@ use crate::host;
 use crate::wasm::{self, Kind};
 use crate::{stamp, tools};
 
-/// A handler and the tool that builds it.
-struct Handler {
+/// What a tool makes.
+#[derive(Clone, Copy)]
+enum Makes {
+    /// A handler of `wasi:http`, in the version of WASI that the tool's own engine has.
+    Handler(&'static str),
+    /// A module with these exports.
+    Module(&'static [&'static str]),
+}
+
+/// A guest and the tool that builds it.
+struct Guest {
     /// What its file in `target/guests` is called.
     name: &'static str,
     /// Its source in `guests/registry`.
@@ -27,24 +36,26 @@ struct Handler {
     needs: &'static [&'static str],
     /// Installs the package, its argument, in the folder `$0`.
     install: &'static str,
-    /// Builds `$1`, in its folder, to `$3` in the world of `$2`, with the tool in `$0`.
+    /// Builds `$1`, in its folder, to `$3` with the tool in `$0`; a handler in the world of `$2`.
     build: &'static str,
-    /// The version of WASI that the tool's own engine has.
-    wasi: &'static str,
+    makes: Makes,
 }
 
-const ALL: [Handler; 2] = [
-    Handler {
+/// Installs a package of npm.
+const NPM: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && \
+    npm install --silent --no-audit --no-fund --prefix \"$0\" \"$1\"";
+
+const ALL: [Guest; 3] = [
+    Guest {
         name: "js-http",
         source: "handler.js",
         package: "@bytecodealliance/componentize-js@0.23.0",
         needs: &["node", "npm"],
-        install: "rm -rf \"$0\" && mkdir -p \"$0\" && \
-            npm install --silent --no-audit --no-fund --prefix \"$0\" \"$1\"",
+        install: NPM,
         build: "\"$0/node_modules/.bin/componentize-js\" \"$1\" --wit \"$2\" --world-name handler --out \"$3\"",
-        wasi: "0.2.10",
+        makes: Makes::Handler("0.2.10"),
     },
-    Handler {
+    Guest {
         name: "py-http",
         source: "handler.py",
         package: "componentize-py==0.25.1",
@@ -52,7 +63,16 @@ const ALL: [Handler; 2] = [
         install: tools::PIP,
         build: "\"$0/bin/componentize-py\" --wit-path \"$2\" --world handler componentize \
             --output \"$3\" \"$(basename \"$1\" .py)\"",
-        wasi: WASI,
+        makes: Makes::Handler(WASI),
+    },
+    Guest {
+        name: "warehouse",
+        source: "warehouse.ts",
+        package: "assemblyscript@0.28.20",
+        needs: &["node", "npm"],
+        install: NPM,
+        build: "\"$0/node_modules/.bin/asc\" \"$1\" -O --runtime incremental --outFile \"$3\"",
+        makes: Makes::Module(&["warm", "handle", "memory"]),
     },
 ];
 
@@ -69,7 +89,7 @@ pub(crate) fn main(arguments: &[String]) -> Result<()> {
         bail!("unknown argument {first:?}; usage: cargo xtask registry-guests");
     }
     cpython()?;
-    ALL.iter().try_for_each(Handler::build)
+    ALL.iter().try_for_each(Guest::build)
 }
 
 /// CPython as a module, its library and their digests.
@@ -108,13 +128,17 @@ fn interfaces() -> Result<PathBuf> {
     Ok(Path::new(manifest).with_file_name("wit").join("deps"))
 }
 
-impl Handler {
+impl Guest {
     fn build(&self) -> Result<()> {
         let repository = host::repository();
         let file = host::target_folder().join("guests").join(self.name).with_extension("wasm");
         let source = repository.join("guests/registry").join(self.source);
+        let (wasi, kind) = match self.makes {
+            Makes::Handler(wasi) => (wasi, Kind::Component),
+            Makes::Module(_) => ("", Kind::Module),
+        };
         let digest =
-            stamp::digest(std::slice::from_ref(&source), &[self.package, self.build, self.wasi])?;
+            stamp::digest(std::slice::from_ref(&source), &[self.package, self.build, wasi])?;
         if stamp::is_current(&file, &digest) {
             println!("guest {}: unchanged", self.name);
             return Ok(());
@@ -128,30 +152,33 @@ impl Handler {
             fs::write(tool.join("installed"), "")?;
         }
         let work = host::target_folder().join("guests/registry").join(self.name);
-        let world = self.world(&work)?;
+        let handler = format!("wasi:http/incoming-handler@{wasi}");
+        let (world, exports) = match self.makes {
+            Makes::Handler(wasi) => (world(&work, wasi)?, vec![handler.as_str()]),
+            Makes::Module(exports) => (work, exports.to_vec()),
+        };
         let fresh = file.with_extension("wasm.new");
         let mut build = Command::new("sh");
         build.current_dir(source.parent().unwrap_or(&repository)).args(["-c", self.build]);
         build.env("PYTHONDONTWRITEBYTECODE", "1");
         run(build.arg(&tool).arg(&source).arg(&world).arg(&fresh))
             .with_context(|| format!("cannot build the guest {}", self.name))?;
-        let export = format!("wasi:http/incoming-handler@{}", self.wasi);
-        wasm::check(&fs::read(&fresh)?, Kind::Component, &[&export])
+        wasm::check(&fs::read(&fresh)?, kind, &exports)
             .with_context(|| format!("the guest {} did not build as expected", self.name))?;
         fs::rename(&fresh, &file)?;
         stamp::record(&file, &digest)
     }
+}
 
-    /// A folder with the world and what it includes, in the version of the tool's engine.
-    fn world(&self, work: &Path) -> Result<PathBuf> {
-        let world = work.join("wit");
-        fs::create_dir_all(world.join("deps"))?;
-        fs::write(world.join("world.wit"), WORLD.replace("VERSION", self.wasi))?;
-        for entry in fs::read_dir(interfaces()?)? {
-            let entry = entry?;
-            let text = fs::read_to_string(entry.path())?;
-            fs::write(world.join("deps").join(entry.file_name()), text.replace(WASI, self.wasi))?;
-        }
-        Ok(world)
+/// A folder with the world and what it includes, in the version of the tool's engine.
+fn world(work: &Path, wasi: &str) -> Result<PathBuf> {
+    let world = work.join("wit");
+    fs::create_dir_all(world.join("deps"))?;
+    fs::write(world.join("world.wit"), WORLD.replace("VERSION", wasi))?;
+    for entry in fs::read_dir(interfaces()?)? {
+        let entry = entry?;
+        let text = fs::read_to_string(entry.path())?;
+        fs::write(world.join("deps").join(entry.file_name()), text.replace(WASI, wasi))?;
     }
+    Ok(world)
 }

@@ -17,6 +17,7 @@ mod nested;
 mod owned;
 mod poor;
 mod preview2;
+mod registry;
 mod reset;
 mod roots;
 mod store;
