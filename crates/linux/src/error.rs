@@ -31,7 +31,7 @@ pub enum WarmError {
         /// Why not.
         error: afresh_files::Refused,
     },
-    /// It is a script.
+    /// It is a script that cannot be run by what its first line names.
     #[error("{path} is a script for {interpreter}: {help}")]
     Script {
         /// Which file.

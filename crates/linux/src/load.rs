@@ -155,17 +155,22 @@ fn interpreter(line: &[u8]) -> String {
     }
 }
 
-/// What to do about a script: most are arguments of their interpreter, but a version manager's stands for another program.
+/// Whether a script stands for another program, which a version manager chooses.
+fn is_shim(path: &Path) -> bool {
+    path.parent().and_then(Path::file_name).is_some_and(|parent| parent == "shims")
+}
+
+/// What to do about a script that cannot be run as it is.
 fn way_past(path: &Path) -> String {
-    let parent = path.parent().and_then(Path::file_name);
-    if parent.is_some_and(|parent| parent == "shims") {
+    if is_shim(path) {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
         return format!(
             "it stands for a program that a version manager chooses: give that program's own path (`pyenv which \
              {name}`, `asdf which {name}` or the like tells it)"
         );
     }
-    "name the interpreter, and the script as its argument".to_owned()
+    "it cannot be run by that, which must be granted, too, and the script executable; or name the interpreter, and the script as its argument"
+        .to_owned()
 }
 
 /// The beginning of a file of the guest's, and how long that is.
@@ -344,14 +349,19 @@ pub(crate) fn load(
     let name = path.as_os_str().as_bytes();
     let node = tree.find(name).map_err(|_| WarmError::NotFound(path.to_path_buf()))?;
     let (head, size) = read_head(tree, node, name)?;
-    if let Some(line) = head.strip_prefix(b"#!") {
-        return Err(WarmError::Script {
+    let loadable = if let Some(line) = head.strip_prefix(b"#!") {
+        let command = Command { path: name.to_vec(), from: Tree::ROOT, args, env };
+        let found = if is_shim(path) { Err(Errno::NOEXEC) } else { command.find(tree) };
+        let (loadable, known) = found.map_err(|_| WarmError::Script {
             path: path.to_path_buf(),
             interpreter: interpreter(line),
             help: way_past(path),
-        });
-    }
-    let loadable = Loadable::new(tree, name, Object::new(name, node, &head, size)?, args, env)?;
+        })?;
+        guest.person.change().family.own.program = known;
+        loadable
+    } else {
+        Loadable::new(tree, name, Object::new(name, node, &head, size)?, args, env)?
+    };
     guest.person.change().family.own.strings = loadable.strings();
     place(guest, &loadable)
 }

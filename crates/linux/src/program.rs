@@ -68,7 +68,7 @@ pub fn find_in_path(word: &str) -> Option<PathBuf> {
 
 impl Program {
     /// The program at `path`: an absolute path of the host's, or of a file given by [`Program::file`], to an ELF file for
-    /// x86-64, static or dynamic.
+    /// x86-64, static or dynamic, or to an executable script whose interpreter it may read.
     #[must_use]
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {

@@ -13,6 +13,8 @@ const ROOM: usize = 4096;
 /// Channels a guest may have.
 const CHANNELS: usize = 4096;
 
+/// What is counted in a channel is less than this, however long it lasts.
+const COUNTED: u64 = 1 << 62;
 /// Datagrams that a channel holds.
 const LETTERS: usize = 256;
 
@@ -100,7 +102,8 @@ impl Channel {
 
     /// How many bytes may be read together: those of a message with descriptors end there.
     pub(crate) fn together(&self) -> usize {
-        let end = self.parcels.front().map(|parcel| (parcel.until - self.taken) as usize);
+        let first = self.parcels.front();
+        let end = first.map(|parcel| parcel.until.saturating_sub(self.taken) as usize);
         end.map_or(self.len(), |end| end.min(self.len()))
     }
 
@@ -164,7 +167,8 @@ impl Channel {
         let letters =
             self.letters.is_empty() || sum == Some(self.data.len()) && self.parcels.is_empty();
         let short = self.letters.iter().all(|letter| letter.from.is_short());
-        parcels && letters && short && self.letters.len() <= LETTERS
+        let counts = self.taken < COUNTED && self.edges < COUNTED;
+        parcels && letters && short && counts && self.letters.len() <= LETTERS
     }
 
     /// Adds what there is room for; how many bytes that were.
@@ -363,6 +367,10 @@ mod tests {
         (0..LETTERS).for_each(|_| channel.post(b"x", Address::default(), None));
         assert!(!channel.takes(0) && channel.is_sound());
         channel.data.pop_front();
+        assert!(!channel.is_sound());
+        let mut channel = Channel { letters: VecDeque::new(), ..channel.clone() };
+        assert!(channel.is_sound());
+        channel.taken = u64::MAX;
         assert!(!channel.is_sound());
     }
 

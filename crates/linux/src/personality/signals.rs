@@ -102,7 +102,9 @@ pub(crate) struct Pending {
 impl Pending {
     /// Whether it is what a guest could have sent.
     pub(crate) fn is_sound(&self) -> bool {
-        self.list.len() <= PENDING && self.list.iter().all(|info| (1..=64).contains(&info.signal))
+        self.came < 1 << 62
+            && self.list.len() <= PENDING
+            && self.list.iter().all(|info| (1..=64).contains(&info.signal))
     }
 
     pub(crate) fn is_empty(&self) -> bool {

@@ -4,6 +4,7 @@
 
 use crate::common;
 
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use afresh_linux::{End, Program, WarmError};
@@ -37,9 +38,12 @@ fn a_dynamic_program_runs() {
 fn what_is_no_program_is_refused_by_name() {
     let refused = |program: Program| program.run(b"").expect_err("it cannot run");
     assert!(matches!(refused(Program::new("/nowhere/at/all")), WarmError::NotFound(_)));
-    let script = refused(Program::new("/usr/bin/ldd")).to_string();
-    if Path::new("/usr/bin/ldd").exists() && !script.contains("cannot run Linux guests") {
-        assert!(script.contains("is a script for"), "{script}");
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("by-nobody");
+    std::fs::write(&path, "#!/nowhere/at/all -x\n").unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let script = refused(Program::new(&path)).to_string();
+    if !script.contains("cannot run Linux guests") {
+        assert!(script.contains("is a script for /nowhere/at/all -x"), "{script}");
         assert!(script.contains("as its argument"), "{script}");
     }
     let shims = Path::new(env!("CARGO_TARGET_TMPDIR")).join("shims");
@@ -50,6 +54,19 @@ fn what_is_no_program_is_refused_by_name() {
     if !error.contains("cannot run Linux guests") {
         assert!(error.contains("for bash") && error.contains("pyenv which python3"), "{error}");
     }
+}
+
+#[test]
+fn a_script_is_run_by_what_its_first_line_names() {
+    let path = Path::new(env!("CARGO_TARGET_TMPDIR")).join("script");
+    std::fs::write(&path, "#!/bin/sh -e\necho $0 $1\nreadlink /proc/self/exe\nfalse\necho no\n")
+        .unwrap();
+    std::fs::set_permissions(&path, std::fs::Permissions::from_mode(0o755)).unwrap();
+    let run = Program::new(&path).arg("one").env("PATH", "/usr/bin:/bin").run(b"");
+    let Some(run) = common::here(run) else { return };
+    let output = String::from_utf8_lossy(&run.output);
+    assert!(output.starts_with(&format!("{} one\n/", path.display())), "{run:?}");
+    assert!(!output.contains("no\n") && run.end == afresh_linux::End::Exit(1), "{run:?}");
 }
 
 #[test]
