@@ -5,10 +5,13 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::sync::Arc;
 
+mod common;
+
 use afresh_files::{
     Access, Budget, Change, Kind, Layer, LayerBytes, LayerError, LayerLimits, Refused, Rename,
     SavedTree, Time, Tree, TreeError, Walk,
 };
+use common::{Keeper, Pages};
 use sha2::{Digest, Sha256};
 
 const NOW: Time = Time { seconds: 1, nanos: 2 };
@@ -121,7 +124,7 @@ fn a_host_directory_is_read_below_and_never_written_or_left() {
     assert!(tree.diff(&again).unwrap().is_empty());
     assert_eq!(again.used(), tree.used());
     assert!(matches!(empty().restored(&saved), Err(TreeError::Layers { .. })));
-    let alone = kept_whole(&tree);
+    let alone = Keeper::new(&tree).tree(&tree);
     drop(directory);
     assert_eq!(read(&alone, "a").unwrap()[4999..5008], *b"\x07changed\x07");
     assert_eq!(read(&alone, "moved/b").unwrap(), b"bee");
@@ -522,56 +525,6 @@ fn a_layer_of_one_file_shows_it_under_its_name_and_is_told_by_what_it_is_known_a
     }
 }
 
-/// Pages that were kept.
-#[derive(Debug)]
-struct Pages(Vec<u8>);
-
-impl LayerBytes for Pages {
-    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
-        let part = self.0.get(at as usize..at as usize + out.len());
-        out.copy_from_slice(part.ok_or("it lies outside")?);
-        Ok(())
-    }
-}
-
-/// Layers as whoever saves a tree keeps them.
-struct Keeper {
-    description: Vec<u8>,
-    pages: u64,
-    bytes: Vec<u8>,
-}
-
-impl Keeper {
-    fn new(tree: &Tree) -> Self {
-        let kept = tree.kept_layers().unwrap();
-        let mut bytes = vec![0; kept.pages() as usize * 4096];
-        kept.read(|page, part| {
-            bytes[page as usize * 4096..][..part.len()].copy_from_slice(part);
-            Ok::<_, Refused>(())
-        })
-        .unwrap();
-        let shared: Arc<dyn LayerBytes> = Arc::new(Pages(bytes.clone()));
-        assert!(kept.settle(&shared));
-        Self { description: kept.description().to_vec(), pages: kept.pages(), bytes }
-    }
-
-    fn over(&self, description: &[u8]) -> Result<Tree, TreeError> {
-        let bytes: Arc<dyn LayerBytes> = Arc::new(Pages(self.bytes.clone()));
-        Tree::over_kept(Budget::default(), description, self.pages, &bytes)
-    }
-
-    /// A tree as it comes back over them.
-    fn tree(&self, tree: &Tree) -> Tree {
-        let saved = tree.gathered().unwrap().saved().unwrap();
-        self.over(&self.description).unwrap().restored(&saved).unwrap()
-    }
-}
-
-/// A tree as it comes back in another process, where its layers are not.
-fn kept_whole(tree: &Tree) -> Tree {
-    Keeper::new(tree).tree(tree)
-}
-
 #[test]
 fn layers_that_were_kept_are_those_that_they_were_kept_of() {
     let zip = zipped(&[("a", &[7; 10_000]), ("sub/b", b"bee"), ("empty", b""), ("c", b"sea")]);
@@ -610,7 +563,7 @@ fn layers_that_were_kept_are_those_that_they_were_kept_of() {
     // With a host directory among them.
     let host = host();
     let mixed = clean.over("/host", &Layer::directory(host.path()).unwrap()).unwrap();
-    let alone = kept_whole(&mixed);
+    let alone = Keeper::new(&mixed).tree(&mixed);
     for path in ["/a", "/sub/d", "/host/top/a", "/host/top/sub/b"] {
         assert_eq!(read(&mixed, path), read(&alone, path), "{path}");
     }

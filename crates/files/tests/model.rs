@@ -5,9 +5,11 @@ use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use afresh_files::{Budget, Kind, Layer, LayerBytes, New, Refused, Rename, Time, Tree, Walk};
+mod common;
+
+use afresh_files::{Budget, Kind, Layer, New, Refused, Rename, Time, Tree, Walk};
+use common::Keeper;
 use proptest::prelude::*;
 use rustix::fs::{AtFlags, CWD, RenameFlags, linkat, renameat_with, unlinkat};
 
@@ -69,18 +71,6 @@ struct Both {
     root: PathBuf,
     tree: Tree,
     kept: Option<(Tree, BTreeMap<String, Seen>)>,
-}
-
-/// Kept layers' bytes.
-#[derive(Debug)]
-struct Pages(Vec<u8>);
-
-impl LayerBytes for Pages {
-    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
-        let part = self.0.get(at as usize..at as usize + out.len());
-        out.copy_from_slice(part.ok_or("it lies outside")?);
-        Ok(())
-    }
 }
 
 /// A file as it is seen: kind, mode, names, and content or target.
@@ -348,15 +338,7 @@ proptest! {
             both.run(step)?;
         }
         let (then, before) = (seen(&both.tree), both.tree.clone());
-        let kept = both.tree.kept_layers().unwrap();
-        let mut pages = vec![0; kept.pages() as usize * 4096];
-        kept.read(|page, bytes| {
-            pages[page as usize * 4096..][..bytes.len()].copy_from_slice(bytes);
-            Ok::<_, Refused>(())
-        })
-        .unwrap();
-        let bytes: Arc<dyn LayerBytes> = Arc::new(Pages(pages));
-        prop_assert!(kept.settle(&bytes));
+        let kept = Keeper::new(&both.tree);
         below.close().unwrap();
         // Whatever was there goes on without the directory.
         for step in &steps[half..] {
@@ -364,13 +346,11 @@ proptest! {
         }
         let now = seen(&both.tree);
         prop_assert_eq!(&now, &seen_on_host(directory.path()));
-        let budget = both.tree.budget();
-        let ground = Tree::over_kept(budget, kept.description(), kept.pages(), &bytes).unwrap();
         for (tree, seen_before) in [(&both.tree, &now), (&before, &then)] {
-            let saved = tree.gathered().unwrap().saved().unwrap();
-            let again = ground.restored(&saved).unwrap();
+            let again = kept.tree(tree);
             prop_assert_eq!(&seen(&again), seen_before);
             prop_assert_eq!(again.used(), tree.used());
+            let saved = tree.gathered().unwrap().saved().unwrap();
             prop_assert_eq!(again.saved().unwrap(), saved);
         }
     }

@@ -1,0 +1,50 @@
+//! Layers kept as whoever saves a tree keeps them.
+
+use std::sync::Arc;
+
+use afresh_files::{Budget, LayerBytes, Refused, Tree, TreeError};
+
+/// Pages that were kept.
+#[derive(Debug)]
+pub(crate) struct Pages(pub(crate) Vec<u8>);
+
+impl LayerBytes for Pages {
+    fn read_at(&self, at: u64, out: &mut [u8]) -> Result<(), String> {
+        let part = self.0.get(at as usize..at as usize + out.len());
+        out.copy_from_slice(part.ok_or("it lies outside")?);
+        Ok(())
+    }
+}
+
+/// Layers as whoever saves a tree keeps them.
+pub(crate) struct Keeper {
+    pub(crate) description: Vec<u8>,
+    pub(crate) pages: u64,
+    pub(crate) bytes: Vec<u8>,
+}
+
+impl Keeper {
+    pub(crate) fn new(tree: &Tree) -> Self {
+        let kept = tree.kept_layers().unwrap();
+        let mut bytes = vec![0; kept.pages() as usize * 4096];
+        kept.read(|page, part| {
+            bytes[page as usize * 4096..][..part.len()].copy_from_slice(part);
+            Ok::<_, Refused>(())
+        })
+        .unwrap();
+        let shared: Arc<dyn LayerBytes> = Arc::new(Pages(bytes.clone()));
+        assert!(kept.settle(&shared));
+        Self { description: kept.description().to_vec(), pages: kept.pages(), bytes }
+    }
+
+    pub(crate) fn over(&self, description: &[u8]) -> Result<Tree, TreeError> {
+        let bytes: Arc<dyn LayerBytes> = Arc::new(Pages(self.bytes.clone()));
+        Tree::over_kept(Budget::default(), description, self.pages, &bytes)
+    }
+
+    /// A tree as it comes back over them.
+    pub(crate) fn tree(&self, tree: &Tree) -> Tree {
+        let saved = tree.gathered().unwrap().saved().unwrap();
+        self.over(&self.description).unwrap().restored(&saved).unwrap()
+    }
+}
