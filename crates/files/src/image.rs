@@ -1,45 +1,208 @@
-//! OCI images in a directory of the OCI layout: which layers, in which order.
+//! OCI images: which layers one has, in which order, and how its program is started.
 //!
-//! Every blob that is used is checked against its digest first.
+//! Promises: every blob that is used was checked against its digest; what a document may say is bounded before it is
+//! believed. May break it: nothing outside; a layout that changes while it is opened fails a digest.
 
 use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
 
 use crate::archive::Archive;
 use crate::error::LayerError;
-use crate::layer::LayerLimits;
+use crate::layer::{Layer, LayerLimits, Part};
 use crate::tar;
 
-/// Bytes of an index or a manifest, at most.
-const DOCUMENT: u64 = 4 << 20;
 /// Layers of an image, at most.
 const LAYERS: usize = 512;
 /// Indexes that may name indexes.
 const DEPTH: usize = 4;
+/// Names that an index gives its images: the specification's, and what Docker writes beside it.
+const NAMES: [&str; 2] = ["org.opencontainers.image.ref.name", "io.containerd.image.name"];
 
-#[derive(Deserialize)]
+/// A blob of an image, as a document names it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OciBlob {
+    /// `sha256:` and 64 hexadecimal digits.
+    pub digest: String,
+    /// Bytes that it has.
+    pub size: u64,
+}
+
+#[derive(Clone, Debug, Deserialize)]
 struct Descriptor {
     #[serde(rename = "mediaType", default)]
     media: String,
     digest: String,
+    #[serde(default)]
+    size: u64,
     platform: Option<Platform>,
+    #[serde(default)]
+    annotations: std::collections::BTreeMap<String, String>,
 }
 
-#[derive(Deserialize)]
+#[derive(Clone, Debug, Deserialize)]
 struct Platform {
     architecture: String,
     os: String,
 }
 
+impl Platform {
+    fn is_here(&self) -> bool {
+        self.os == "linux" && self.architecture == architecture()
+    }
+}
+
+impl Descriptor {
+    fn blob(&self) -> OciBlob {
+        OciBlob { digest: self.digest.clone(), size: self.size }
+    }
+
+    fn is_called(&self, name: &str) -> bool {
+        NAMES.iter().any(|key| self.annotations.get(*key).is_some_and(|called| called == name))
+    }
+}
+
 /// An index or a manifest, told by what it has.
-#[derive(Deserialize)]
-struct Document {
+#[derive(Clone, Debug, Deserialize)]
+struct Fields {
     manifests: Option<Vec<Descriptor>>,
     layers: Option<Vec<Descriptor>>,
+    config: Option<Descriptor>,
+}
+
+/// A document that leads to an image's layers: an index of several images, or the manifest of one.
+#[derive(Clone, Debug)]
+pub struct OciDocument {
+    what: String,
+    fields: Fields,
+}
+
+impl OciDocument {
+    /// Bytes of a document, at most.
+    pub const LONGEST: u64 = 4 << 20;
+
+    /// Reads one; `what` is what errors call it.
+    ///
+    /// # Errors
+    /// [`LayerError::Bad`] for what is neither.
+    pub fn parse(what: &str, bytes: &[u8]) -> Result<Self, LayerError> {
+        let what = what.to_owned();
+        let bad = |why: String| LayerError::Bad { path: what.clone(), why };
+        if bytes.len() as u64 > Self::LONGEST {
+            return Err(bad("it is too long for an index or a manifest".to_owned()));
+        }
+        let fields: Fields = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
+        let layers = fields.layers.as_ref().map_or(0, Vec::len);
+        if layers > LAYERS {
+            return Err(bad(format!("it has {layers} layers; {LAYERS} are allowed")));
+        }
+        Ok(Self { what, fields })
+    }
+
+    /// The document to go on with, where this is an index: that of the image called `name`, of the only one, or of the one
+    /// for this machine. Nothing for a manifest.
+    ///
+    /// # Errors
+    /// [`LayerError::Bad`] where there is none.
+    pub fn leads_to(&self, name: Option<&str>) -> Result<Option<OciBlob>, LayerError> {
+        let bad = |why: String| LayerError::Bad { path: self.what.clone(), why };
+        if self.fields.layers.is_some() {
+            return Ok(None);
+        }
+        let manifests = self.fields.manifests.as_deref().unwrap_or_default();
+        let named: Vec<&Descriptor> = match name {
+            Some(name) => manifests.iter().filter(|one| one.is_called(name)).collect(),
+            None => manifests.iter().collect(),
+        };
+        let here = |one: &&&Descriptor| one.platform.as_ref().is_some_and(Platform::is_here);
+        let chosen = match (&named[..], name) {
+            ([only], _) => Some(*only),
+            ([], Some(name)) => {
+                let known = manifests.iter().filter_map(|one| one.annotations.get(NAMES[0]));
+                let known = known.map(String::as_str).collect::<Vec<_>>().join(", ");
+                return Err(bad(format!("it has no image {name:?}, only these names: {known}")));
+            }
+            (several, _) => several.iter().find(here).copied(),
+        };
+        match chosen {
+            Some(chosen) => Ok(Some(chosen.blob())),
+            None => Err(bad(format!(
+                "it has {} images, and not one for linux/{}",
+                named.len(),
+                architecture()
+            ))),
+        }
+    }
+
+    /// The blobs that a manifest names: the configuration, and then the layers.
+    #[must_use]
+    pub fn blobs(&self) -> Vec<OciBlob> {
+        let layers = self.fields.layers.iter().flatten();
+        self.fields.config.iter().chain(layers).map(Descriptor::blob).collect()
+    }
+}
+
+/// How an image's program is started.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct OciConfig {
+    /// What every command line begins with.
+    pub entrypoint: Vec<String>,
+    /// What follows where nobody gives arguments.
+    pub command: Vec<String>,
+    /// Variables of the environment.
+    pub env: Vec<(String, String)>,
+    /// The directory to start in; empty for the root.
+    pub directory: String,
+}
+
+#[derive(Deserialize)]
+struct ConfigFile {
+    architecture: Option<String>,
+    os: Option<String>,
+    config: Option<ConfigFields>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "PascalCase", default)]
+struct ConfigFields {
+    entrypoint: Option<Vec<String>>,
+    cmd: Option<Vec<String>>,
+    env: Option<Vec<String>>,
+    working_dir: Option<String>,
+}
+
+impl OciConfig {
+    fn parse(path: &Path, bytes: &[u8]) -> Result<Self, LayerError> {
+        let bad = |why: String| LayerError::Bad { path: path.display().to_string(), why };
+        let file: ConfigFile = serde_json::from_slice(bytes).map_err(|e| bad(e.to_string()))?;
+        if let (Some(architecture), Some(os)) = (file.architecture, file.os) {
+            let platform = Platform { architecture, os };
+            if !platform.is_here() {
+                let Platform { architecture, os } = platform;
+                return Err(bad(format!(
+                    "the image is for {os}/{architecture}, and this is linux/{}",
+                    self::architecture()
+                )));
+            }
+        }
+        let fields = file.config.unwrap_or_default();
+        let variable = |text: String| {
+            let (name, value) = text.split_once('=')?;
+            Some((name.to_owned(), value.to_owned()))
+        };
+        Ok(Self {
+            entrypoint: fields.entrypoint.unwrap_or_default(),
+            command: fields.cmd.unwrap_or_default(),
+            env: fields.env.unwrap_or_default().into_iter().filter_map(variable).collect(),
+            directory: fields.working_dir.unwrap_or_default(),
+        })
+    }
 }
 
 /// How OCI calls this machine.
@@ -51,33 +214,70 @@ fn architecture() -> &'static str {
     }
 }
 
-pub(crate) fn open(path: &Path, limits: &LayerLimits) -> Result<Vec<Archive>, LayerError> {
-    let bad = |why: String| LayerError::Bad { path: path.display().to_string(), why };
-    let mut document = parse(&path.join("index.json"), None)?;
-    for _ in 0..DEPTH {
-        if let Some(layers) = document.layers {
-            return read_layers(path, &layers, limits);
+/// An OCI image: what lies below a tree, and how its program is started.
+#[derive(Debug)]
+pub struct OciImage {
+    pub(crate) layer: Layer,
+    config: OciConfig,
+}
+
+impl OciImage {
+    /// The image in a directory of the OCI layout that `name` means there: a name that the layout's index gives, or the digest
+    /// of a manifest or an index. Without a name it is the only image, or the one for this machine.
+    ///
+    /// # Errors
+    /// [`LayerError`]. Bytes and files beyond the limits are refused before they are unpacked.
+    pub fn open(
+        path: impl AsRef<Path>,
+        name: Option<&str>,
+        limits: &LayerLimits,
+    ) -> Result<Self, LayerError> {
+        let path = path.as_ref();
+        let digest = name.filter(|name| name.starts_with("sha256:"));
+        let mut document = match digest {
+            Some(digest) => document(&blob(path, digest)?, Some(digest))?,
+            None => document(&path.join("index.json"), None)?,
+        };
+        let mut name = name.filter(|_| digest.is_none());
+        for _ in 0..DEPTH {
+            let Some(next) = document.leads_to(name.take())? else {
+                return Self::of_manifest(path, &document, limits);
+            };
+            document = self::document(&blob(path, &next.digest)?, Some(&next.digest))?;
         }
-        let manifests = document.manifests.unwrap_or_default();
-        let here = |descriptor: &&Descriptor| {
-            descriptor.platform.as_ref().is_some_and(|platform| {
-                platform.os == "linux" && platform.architecture == architecture()
-            })
-        };
-        let chosen = match &manifests[..] {
-            [only] => Some(only),
-            several => several.iter().find(here),
-        };
-        let chosen = chosen.ok_or_else(|| {
-            bad(format!(
-                "it has {} images, and not one for linux/{}",
-                manifests.len(),
-                architecture()
-            ))
-        })?;
-        document = parse(&blob(path, &chosen.digest)?, Some(&chosen.digest))?;
+        let why = "its indexes name one another".to_owned();
+        Err(LayerError::Bad { path: path.display().to_string(), why })
     }
-    Err(bad("its indexes name one another".to_owned()))
+
+    fn of_manifest(
+        path: &Path,
+        manifest: &OciDocument,
+        limits: &LayerLimits,
+    ) -> Result<Self, LayerError> {
+        let config = match &manifest.fields.config {
+            Some(descriptor) => {
+                let file = blob(path, &descriptor.digest)?;
+                OciConfig::parse(&file, &read(&file, Some(&descriptor.digest))?)?
+            }
+            None => OciConfig::default(),
+        };
+        let layers = manifest.fields.layers.as_deref().unwrap_or_default();
+        let archives = read_layers(path, layers, limits)?;
+        let parts = archives.into_iter().map(|a| Part::Archive(Arc::new(a))).collect();
+        Ok(Self { layer: Layer { parts }, config })
+    }
+
+    /// What it has of files.
+    #[must_use]
+    pub fn layer(&self) -> &Layer {
+        &self.layer
+    }
+
+    /// How its program is started.
+    #[must_use]
+    pub fn config(&self) -> &OciConfig {
+        &self.config
+    }
 }
 
 fn read_layers(
@@ -86,9 +286,6 @@ fn read_layers(
     limits: &LayerLimits,
 ) -> Result<Vec<Archive>, LayerError> {
     let bad = |why: String| LayerError::Bad { path: path.display().to_string(), why };
-    if layers.len() > LAYERS {
-        return Err(bad(format!("it has {} layers; {LAYERS} are allowed", layers.len())));
-    }
     let mut left = *limits;
     let mut archives = Vec::with_capacity(layers.len());
     for layer in layers {
@@ -145,17 +342,24 @@ fn same(path: &Path, found: &[u8], digest: &str) -> Result<(), LayerError> {
     }
 }
 
-fn parse(path: &Path, digest: Option<&str>) -> Result<Document, LayerError> {
+/// A small file, whole and checked.
+fn read(path: &Path, digest: Option<&str>) -> Result<Vec<u8>, LayerError> {
     let failed = |source| LayerError::Read { path: path.display().to_string(), source };
     let mut bytes = Vec::new();
     let file = File::open(path).map_err(failed)?;
-    file.take(DOCUMENT + 1).read_to_end(&mut bytes).map_err(failed)?;
-    let bad = |why: String| LayerError::Bad { path: path.display().to_string(), why };
-    if bytes.len() as u64 > DOCUMENT {
-        return Err(bad("it is too long for an index or a manifest".to_owned()));
+    file.take(OciDocument::LONGEST + 1).read_to_end(&mut bytes).map_err(failed)?;
+    if bytes.len() as u64 > OciDocument::LONGEST {
+        return Err(LayerError::Bad {
+            path: path.display().to_string(),
+            why: "it is too long for an index or a manifest".to_owned(),
+        });
     }
     if let Some(digest) = digest {
         same(path, &Sha256::digest(&bytes), digest)?;
     }
-    serde_json::from_slice(&bytes).map_err(|e| bad(e.to_string()))
+    Ok(bytes)
+}
+
+fn document(path: &Path, digest: Option<&str>) -> Result<OciDocument, LayerError> {
+    OciDocument::parse(&path.display().to_string(), &read(path, digest)?)
 }

@@ -14,7 +14,7 @@ use crate::error::{LayerError, Refused};
 use crate::host::{HOST, HostDirectory, HostFile};
 use crate::node::{Body, Directory, Entry, Inode, Kind, Node, Time};
 use crate::tree::{Ground, New, Tree, check_name};
-use crate::{image, tar, zip};
+use crate::{OciImage, tar, zip};
 
 /// What an archive may hold, counted before it is used. For those from strangers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -123,8 +123,7 @@ impl Layer {
     /// # Errors
     /// [`LayerError`].
     pub fn image(path: impl AsRef<Path>, limits: &LayerLimits) -> Result<Self, LayerError> {
-        let archives = image::open(path.as_ref(), limits)?;
-        Ok(Self { parts: archives.into_iter().map(|a| Part::Archive(Arc::new(a))).collect() })
+        Ok(OciImage::open(path, None, limits)?.layer)
     }
 }
 

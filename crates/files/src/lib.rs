@@ -62,6 +62,7 @@ mod zip;
 pub use diff::{Change, FileChange, FileDifference};
 pub use error::{LayerError, Refused};
 pub use host::HostFile;
+pub use image::{OciBlob, OciConfig, OciDocument, OciImage};
 pub use kept::{KeptLayers, LayerBytes};
 pub use layer::{Layer, LayerLimits};
 pub use node::{Kind, Node, Stat, Time, Times};

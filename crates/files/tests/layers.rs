@@ -2,17 +2,18 @@
 
 use std::io::Write;
 use std::os::unix::fs::symlink;
-use std::path::Path;
 use std::sync::Arc;
 
+#[path = "common/archives.rs"]
+mod archives;
 mod common;
 
 use afresh_files::{
-    Access, Budget, Change, Kind, Layer, LayerBytes, LayerError, LayerLimits, Refused, Rename,
-    SavedTree, Time, Tree, TreeError, Walk,
+    Access, Budget, Change, Layer, LayerBytes, LayerError, LayerLimits, Refused, Rename, SavedTree,
+    Time, Tree, TreeError, Walk,
 };
+use archives::{FILE, entry, tarred};
 use common::{Keeper, Pages};
-use sha2::{Digest, Sha256};
 
 const NOW: Time = Time { seconds: 1, nanos: 2 };
 
@@ -296,38 +297,11 @@ fn a_zip_is_read_as_it_is_and_a_bomb_is_refused() {
 }
 
 /// One entry of a tar, with whatever name.
-fn entry(
-    out: &mut tar::Builder<impl Write>,
-    name: &str,
-    kind: tar::EntryType,
-    target: &str,
-    bytes: &[u8],
-) {
-    let mut header = tar::Header::new_ustar();
-    header.as_old_mut().name[..name.len()].copy_from_slice(name.as_bytes());
-    header.as_old_mut().linkname[..target.len()].copy_from_slice(target.as_bytes());
-    header.set_entry_type(kind);
-    header.set_size(bytes.len() as u64);
-    header.set_mode(0o640);
-    header.set_cksum();
-    out.append(&header, bytes).unwrap();
-}
-
-fn tarred(entries: &[(&str, tar::EntryType, &str, &[u8])]) -> Vec<u8> {
-    let mut out = tar::Builder::new(Vec::new());
-    for (name, kind, target, bytes) in entries {
-        entry(&mut out, name, *kind, target, bytes);
-    }
-    out.into_inner().unwrap()
-}
-
 fn written(bytes: &[u8]) -> tempfile::NamedTempFile {
     let mut file = tempfile::NamedTempFile::new().unwrap();
     file.write_all(bytes).unwrap();
     file
 }
-
-const FILE: tar::EntryType = tar::EntryType::Regular;
 
 #[test]
 fn a_tar_is_read_plain_and_packed_and_its_names_stay_inside() {
@@ -378,77 +352,6 @@ fn a_tar_is_read_plain_and_packed_and_its_names_stay_inside() {
         {
             let _ = read(&tree, "a/b");
         }
-    }
-}
-
-/// An OCI layout with these layers.
-fn image(directory: &Path, layers: &[Vec<u8>]) {
-    let blobs = directory.join("blobs/sha256");
-    std::fs::create_dir_all(&blobs).unwrap();
-    let put = |bytes: &[u8]| {
-        let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
-        std::fs::write(blobs.join(&hex), bytes).unwrap();
-        format!("sha256:{hex}")
-    };
-    let layers: Vec<String> = layers
-        .iter()
-        .map(|layer| {
-            let media = "application/vnd.oci.image.layer.v1.tar";
-            format!(r#"{{"mediaType":"{media}","digest":"{}","size":{}}}"#, put(layer), layer.len())
-        })
-        .collect();
-    let manifest = format!(r#"{{"schemaVersion":2,"layers":[{}]}}"#, layers.join(","));
-    let digest = put(manifest.as_bytes());
-    let index = format!(r#"{{"schemaVersion":2,"manifests":[{{"digest":"{digest}","size":1}}]}}"#);
-    std::fs::write(directory.join("index.json"), index).unwrap();
-    std::fs::write(directory.join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#).unwrap();
-}
-
-#[test]
-fn an_images_layers_lie_over_one_another_with_what_is_gone_gone() {
-    let directory = tempfile::tempdir().unwrap();
-    let directories = tar::EntryType::Directory;
-    image(
-        directory.path(),
-        &[
-            tarred(&[
-                ("etc/", directories, "", b""),
-                ("etc/a", FILE, "", b"old"),
-                ("etc/b", FILE, "", b"goes"),
-                ("var/cache/x", FILE, "", b"goes too"),
-                ("lib", tar::EntryType::Symlink, "usr/lib", b""),
-                ("usr/lib/one", FILE, "", b"1"),
-            ]),
-            tarred(&[
-                ("etc/a", FILE, "", b"new"),
-                ("etc/.wh.b", FILE, "", b""),
-                ("var/cache/y", FILE, "", b"stays"),
-                ("var/cache/.wh..wh..opq", FILE, "", b""),
-                ("lib/two", FILE, "", b"2"),
-                ("usr/hard", tar::EntryType::Link, "usr/lib/one", b""),
-            ]),
-        ],
-    );
-    let tree = over(Layer::open(directory.path(), &LayerLimits::default()).unwrap());
-    assert_eq!(read(&tree, "etc/a").unwrap(), b"new");
-    assert_eq!(read(&tree, "etc/b"), Err(Refused::Missing));
-    assert_eq!(read(&tree, "etc/.wh.b"), Err(Refused::Missing));
-    let cache = tree.list_path("var/cache").unwrap();
-    assert_eq!(cache.iter().map(|e| &*e.name).collect::<Vec<_>>(), [b"y"]);
-    assert_eq!(read(&tree, "usr/lib/two").unwrap(), b"2");
-    assert_eq!(read(&tree, "usr/hard").unwrap(), b"1");
-    assert_eq!(tree.stat_path("lib").unwrap().kind, Kind::Directory);
-
-    // A layer that is not what the manifest says is refused.
-    for blob in std::fs::read_dir(directory.path().join("blobs/sha256")).unwrap() {
-        let path = blob.unwrap().path();
-        let mut bytes = std::fs::read(&path).unwrap();
-        let keep = bytes.clone();
-        *bytes.last_mut().unwrap() ^= 1;
-        std::fs::write(&path, bytes).unwrap();
-        let error = Layer::open(directory.path(), &LayerLimits::default()).unwrap_err();
-        assert!(error.to_string().contains("damaged"), "{error}");
-        std::fs::write(&path, keep).unwrap();
     }
 }
 

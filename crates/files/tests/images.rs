@@ -1,0 +1,205 @@
+//! OCI images: layers over one another, the image that is meant, and how its program is started.
+
+use std::path::Path;
+
+#[path = "common/archives.rs"]
+mod archives;
+
+use afresh_files::{
+    Budget, Kind, Layer, LayerError, LayerLimits, OciConfig, OciImage, Refused, Tree,
+};
+use archives::{FILE, tarred};
+use sha2::{Digest, Sha256};
+
+/// A directory of the OCI layout, blob by blob.
+struct Layout(tempfile::TempDir);
+
+impl Layout {
+    fn new() -> Self {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::create_dir_all(directory.path().join("blobs/sha256")).unwrap();
+        std::fs::write(directory.path().join("oci-layout"), r#"{"imageLayoutVersion":"1.0.0"}"#)
+            .unwrap();
+        Self(directory)
+    }
+
+    fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Puts a blob there and says how a document names it; `more` is what the name has beside.
+    fn put(&self, media: &str, bytes: &[u8], more: &str) -> String {
+        let hex: String = Sha256::digest(bytes).iter().map(|b| format!("{b:02x}")).collect();
+        std::fs::write(self.path().join("blobs/sha256").join(&hex), bytes).unwrap();
+        let size = bytes.len();
+        format!(r#"{{"mediaType":"{media}","digest":"sha256:{hex}","size":{size}{more}}}"#)
+    }
+
+    /// An image, and how an index names it.
+    fn image(&self, layers: &[Vec<u8>], config: &str, more: &str) -> String {
+        let media = "application/vnd.oci.image.layer.v1.tar";
+        let layers: Vec<_> = layers.iter().map(|layer| self.put(media, layer, "")).collect();
+        let config = self.put("application/vnd.oci.image.config.v1+json", config.as_bytes(), "");
+        let manifest =
+            format!(r#"{{"schemaVersion":2,"config":{config},"layers":[{}]}}"#, layers.join(","));
+        self.put("application/vnd.oci.image.manifest.v1+json", manifest.as_bytes(), more)
+    }
+
+    fn index(&self, images: &[String]) {
+        let index = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, images.join(","));
+        std::fs::write(self.path().join("index.json"), index).unwrap();
+    }
+
+    fn open(&self, name: Option<&str>) -> Result<OciImage, LayerError> {
+        OciImage::open(self.path(), name, &LayerLimits::default())
+    }
+}
+
+fn over(layer: &Layer) -> Tree {
+    Tree::new(Budget::default()).over("/", layer).unwrap()
+}
+
+fn read(tree: &Tree, path: &str) -> Result<Vec<u8>, Refused> {
+    tree.read_path(path, 1 << 20)
+}
+
+fn one(name: &str, bytes: &[u8]) -> Vec<Vec<u8>> {
+    vec![tarred(&[(name, FILE, "", bytes)])]
+}
+
+#[test]
+fn an_images_layers_lie_over_one_another_with_what_is_gone_gone() {
+    let layout = Layout::new();
+    let directories = tar::EntryType::Directory;
+    let image = layout.image(
+        &[
+            tarred(&[
+                ("etc/", directories, "", b""),
+                ("etc/a", FILE, "", b"old"),
+                ("etc/b", FILE, "", b"goes"),
+                ("var/cache/x", FILE, "", b"goes too"),
+                ("lib", tar::EntryType::Symlink, "usr/lib", b""),
+                ("usr/lib/one", FILE, "", b"1"),
+            ]),
+            tarred(&[
+                ("etc/a", FILE, "", b"new"),
+                ("etc/.wh.b", FILE, "", b""),
+                ("var/cache/y", FILE, "", b"stays"),
+                ("var/cache/.wh..wh..opq", FILE, "", b""),
+                ("lib/two", FILE, "", b"2"),
+                ("usr/hard", tar::EntryType::Link, "usr/lib/one", b""),
+            ]),
+        ],
+        "{}",
+        "",
+    );
+    layout.index(&[image]);
+    let tree = over(&Layer::open(layout.path(), &LayerLimits::default()).unwrap());
+    assert_eq!(read(&tree, "etc/a").unwrap(), b"new");
+    assert_eq!(read(&tree, "etc/b"), Err(Refused::Missing));
+    assert_eq!(read(&tree, "etc/.wh.b"), Err(Refused::Missing));
+    let cache = tree.list_path("var/cache").unwrap();
+    assert_eq!(cache.iter().map(|e| &*e.name).collect::<Vec<_>>(), [b"y"]);
+    assert_eq!(read(&tree, "usr/lib/two").unwrap(), b"2");
+    assert_eq!(read(&tree, "usr/hard").unwrap(), b"1");
+    assert_eq!(tree.stat_path("lib").unwrap().kind, Kind::Directory);
+
+    // A layer that is not what the manifest says is refused.
+    for blob in std::fs::read_dir(layout.path().join("blobs/sha256")).unwrap() {
+        let path = blob.unwrap().path();
+        let mut bytes = std::fs::read(&path).unwrap();
+        let keep = bytes.clone();
+        *bytes.last_mut().unwrap() ^= 1;
+        std::fs::write(&path, bytes).unwrap();
+        let error = Layer::open(layout.path(), &LayerLimits::default()).unwrap_err();
+        assert!(error.to_string().contains("damaged"), "{error}");
+        std::fs::write(&path, keep).unwrap();
+    }
+}
+
+#[test]
+fn an_image_says_how_its_program_is_started() {
+    let layout = Layout::new();
+    let config = r#"{"architecture":"amd64","os":"linux","config":{"Entrypoint":["/bin/tool","-v"],"Cmd":["serve"],
+        "Env":["PATH=/bin","EMPTY=","A=b=c"],"WorkingDir":"/srv","User":"root","Labels":null}}"#;
+    layout.index(&[layout.image(&one("a", b"1"), config, "")]);
+    let image = layout.open(None).unwrap();
+    let config = image.config();
+    assert_eq!(config.entrypoint, ["/bin/tool", "-v"]);
+    assert_eq!(config.command, ["serve"]);
+    let env = config.env.iter().map(|(name, value)| (&**name, &**value));
+    assert_eq!(env.collect::<Vec<_>>(), [("PATH", "/bin"), ("EMPTY", ""), ("A", "b=c")]);
+    assert_eq!(config.directory, "/srv");
+    assert_eq!(read(&over(image.layer()), "a").unwrap(), b"1");
+
+    // One that says nothing is an image like any other; one for another machine is none for this.
+    layout.index(&[layout.image(&one("a", b"1"), "{}", "")]);
+    assert_eq!(*layout.open(None).unwrap().config(), OciConfig::default());
+    let other = r#"{"architecture":"s390x","os":"linux"}"#;
+    layout.index(&[layout.image(&one("a", b"1"), other, "")]);
+    let error = layout.open(None).unwrap_err().to_string();
+    assert!(error.contains("is for linux/s390x"), "{error}");
+}
+
+#[test]
+fn the_image_that_is_meant_is_told_by_name_digest_or_machine() {
+    let layout = Layout::new();
+    let name =
+        |name: &str| format!(r#","annotations":{{"org.opencontainers.image.ref.name":"{name}"}}"#);
+    let first = layout.image(&one("a", b"first"), "{}", &name("first"));
+    let second = layout.image(&one("a", b"second"), "{}", &name("second"));
+    layout.index(&[first.clone(), second]);
+    let bytes = |name: Option<&str>| read(&over(layout.open(name).unwrap().layer()), "a").unwrap();
+    assert_eq!(bytes(Some("first")), b"first");
+    assert_eq!(bytes(Some("second")), b"second");
+    let digest = &first[first.find("sha256:").unwrap()..][..71];
+    assert_eq!(bytes(Some(digest)), b"first");
+    let error = layout.open(Some("third")).unwrap_err().to_string();
+    assert!(error.contains("\"third\"") && error.contains("first, second"), "{error}");
+    let error = layout.open(None).unwrap_err().to_string();
+    assert!(error.contains("2 images"), "{error}");
+
+    // By machine, below an index of its own, as builders for several machines write it.
+    let machine = |name: &str| format!(r#","platform":{{"architecture":"{name}","os":"linux"}}"#);
+    let (theirs, ours) =
+        if cfg!(target_arch = "x86_64") { ("arm64", "amd64") } else { ("amd64", "arm64") };
+    let images = [
+        layout.image(&one("a", b"theirs"), "{}", &machine(theirs)),
+        layout.image(&one("a", b"ours"), "{}", &machine(ours)),
+    ];
+    let below = format!(r#"{{"schemaVersion":2,"manifests":[{}]}}"#, images.join(","));
+    let below =
+        layout.put("application/vnd.oci.image.index.v1+json", below.as_bytes(), &name("both"));
+    layout.index(&[below]);
+    assert_eq!(bytes(Some("both")), b"ours");
+    assert_eq!(bytes(None), b"ours");
+}
+
+#[test]
+fn documents_from_strangers_end_in_an_error() {
+    let layout = Layout::new();
+    // An index that leads to itself cannot be had by digest; a chain of them ends.
+    let mut index = layout.image(&one("a", b"1"), "{}", "");
+    for _ in 0..8 {
+        let document = format!(r#"{{"manifests":[{index}]}}"#);
+        index = layout.put("application/vnd.oci.image.index.v1+json", document.as_bytes(), "");
+    }
+    layout.index(&[index]);
+    assert!(layout.open(None).unwrap_err().to_string().contains("name one another"));
+    for digest in ["sha256:../../../../etc/passwd", "sha512:00", "sha256:"] {
+        layout.index(&[format!(r#"{{"digest":"{digest}"}}"#)]);
+        let error = layout.open(None).unwrap_err().to_string();
+        assert!(error.contains("not a SHA-256 digest"), "{error}");
+    }
+    let blob = r#"{"mediaType":"x.tar","digest":"sha256:00"}"#;
+    let many = format!(r#"{{"layers":[{}]}}"#, vec![blob; 600].join(","));
+    layout.index(&[layout.put("m", many.as_bytes(), "")]);
+    assert!(layout.open(None).unwrap_err().to_string().contains("600 layers"));
+    let tight = LayerLimits { bytes: 10, files: 10 };
+    layout.index(&[layout.image(
+        &[one("a", b"6 byte").remove(0), one("b", b"6 more").remove(0)],
+        "{}",
+        "",
+    )]);
+    assert!(OciImage::open(layout.path(), None, &tight).is_err(), "limits are for the whole image");
+}
