@@ -13,8 +13,13 @@ pub enum WarmError {
     #[error(transparent)]
     Platform(#[from] PlatformError),
     /// The program, or what it names as its loader, is not there for the guest.
-    #[error("{0} is not there for the guest: it must exist, and be granted with Program::grant")]
+    #[error(
+        "{0} is not there for the guest: it must exist, and be granted with Program::grant or lie in its image"
+    )]
     NotFound(PathBuf),
+    /// The image has no entry point and no command, and nobody gave one.
+    #[error("the image names no program: give one, and its arguments, as arguments")]
+    NoProgram,
     /// It is not a program that can be loaded.
     #[error("{path} cannot be loaded: {why}")]
     Unloadable {

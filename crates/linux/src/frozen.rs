@@ -1,8 +1,8 @@
 //! A warm program as pages and bytes: what a snapshot holds of it.
 //!
-//! The pages are those of its memory, and then those of the files that it wrote. The bytes are all the rest: where that memory
-//! lies, registers, descriptors, signals. Files of the host's that it was granted are in neither: they are granted again by whoever opens
-//! the snapshot, and those that the program has open must not have changed.
+//! The pages are those of the image that it stands on, if it does, those of its memory, and those of the files that it wrote. The
+//! bytes are all the rest: where that memory lies, registers, descriptors, signals. Files of the host's that it was granted are in
+//! neither: they are granted again by whoever opens the snapshot, and those that the program has open must not have changed.
 //!
 //! Promises: what was frozen is what every instance starts with, bit for bit; nothing in the bytes reaches the host but through
 //! checks, and no host path is opened that the caller did not grant.
@@ -12,9 +12,11 @@ use std::time::Duration;
 
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
+use afresh_snapshot::{LayerImage, SavedLayers};
 use afresh_store::{GuestBuild, Sha256, Snapshot, Store, host_cpu_features};
 use serde::{Deserialize, Serialize};
 
+use crate::base::Base;
 use crate::error::{FreezeError, Misfit, ThawError};
 use crate::instance::Instance;
 use crate::personality::{Layout, PROCESSES, Packed, State, damaged};
@@ -28,7 +30,7 @@ use crate::warm::Warm;
 const KIND: &str = "linux";
 /// What gives the state its meaning: the form of the bytes below, and the stub's. Goes up when either changes in a way that
 /// older states do not survive.
-const ENGINE: &str = "afresh-linux state 5";
+const ENGINE: &str = "afresh-linux state 6";
 
 /// How long what nobody has asked for yet stays in its file: a first answer needs little of it, and the processor itself.
 const HEAD_START: Duration = Duration::from_millis(10);
@@ -36,6 +38,8 @@ const HEAD_START: Duration = Duration::from_millis(10);
 /// The bytes of a frozen program.
 #[derive(Serialize, Deserialize)]
 struct Header {
+    /// What it stands on, whose pages come first: their places never change while it is saved turn by turn.
+    layers: Option<SavedLayers>,
     /// Its memories, whose pages lie one after the other.
     parts: Vec<PackedPart>,
     wait: Wait,
@@ -94,7 +98,10 @@ fn frozen(standing: &Standing) -> Result<Frozen, FreezeError> {
     let mut pages = ImageBuilder::new(files.len().div_ceil(PAGE_SIZE));
     let stored = |error: ImageError| FreezeError::State(error.to_string());
     let pages = pages.segment(0, &files).map(drop).and_then(|()| pages.build()).map_err(stored)?;
+    let kept = |base: &Arc<Base>| base.kept().map_err(|e| FreezeError::State(e.to_string()));
+    let layers = rest.state.base.as_ref().map(kept).transpose()?;
     let header = Header {
+        layers: layers.as_ref().map(LayerImage::saved),
         parts: rest.parts.iter().map(|part| PackedPart::new(part)).collect(),
         wait: rest.wait,
         state,
@@ -102,7 +109,8 @@ fn frozen(standing: &Standing) -> Result<Frozen, FreezeError> {
         files: files.len() as u64,
     };
     let bytes = postcard::to_allocvec(&header).map_err(|e| FreezeError::State(e.to_string()))?;
-    let images: Vec<_> = standing.images.iter().cloned().chain([pages]).collect();
+    let below = layers.iter().map(LayerImage::image);
+    let images: Vec<_> = below.chain(standing.images.iter()).chain([&pages]).cloned().collect();
     let memory = Image::join(&images).into();
     Ok(Frozen { memory, bytes: bytes.into() })
 }
@@ -154,7 +162,14 @@ impl Warm {
         let behind = usize::try_from(header.files.div_ceil(PAGE_SIZE as u64));
         let own = behind.ok().and_then(|behind| all.pages().checked_sub(behind));
         let own = own.ok_or_else(|| damaged("its files are longer than its pages"))?;
-        let mut left = all.slice(PageRange::new(0, own));
+        let below = header.layers.map_or(0, |saved| saved.page_bytes()) / PAGE_SIZE as u64;
+        let below = usize::try_from(below).ok().filter(|below| *below <= own);
+        let below = below.ok_or_else(|| damaged("what it stands on is longer than its pages"))?;
+        let base = header.layers.map(|saved| {
+            Base::thawed(saved.take(all.slice(PageRange::new(0, below)))).map(Arc::new)
+        });
+        let base = base.transpose().map_err(|e| damaged(&e.to_string()))?;
+        let mut left = all.slice(PageRange::new(below, own - below));
         let written = all.slice(PageRange::new(own, all.pages() - own));
         let there = written.resolve(PageRange::new(0, written.pages()));
         there.map_err(ThawError::Image)?;
@@ -165,7 +180,7 @@ impl Warm {
         }
         let parts = header.parts.into_iter().map(|part| part.open(&mut left));
         let grounds = parts.collect::<Result<Vec<_>, _>>()?;
-        let state = State::unpack(header.state, &files, &program.all_granted())?;
+        let state = State::unpack(header.state, &files, base, &program.granted())?;
         let parts: Vec<_> = grounds.iter().map(|ground| &*ground.part).collect();
         let mapped = |(part, (_, layout)): (&&Part, (u32, &Layout))| {
             let segments = part.segments.iter().map(|s| (s.start, s.len, s.protection));

@@ -26,6 +26,7 @@
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod base;
 mod bodies;
 mod body;
 mod contents;

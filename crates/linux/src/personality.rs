@@ -53,6 +53,7 @@ use std::sync::Arc;
 use afresh_files::{Node, Refused, Tree};
 use rustix::io::Errno;
 
+use crate::base::Base;
 use crate::contents::Contents;
 use crate::load::Command;
 use crate::platform::{Call, PlatformError, Process};
@@ -90,7 +91,9 @@ const PATH_LEN: usize = 4096;
 pub(crate) struct State {
     pub(crate) layout: Layout,
     pub(crate) tree: Tree,
-    /// Directories of the host's that the tree lies over.
+    /// The image that the tree lies over, if it does.
+    pub(crate) base: Option<Arc<Base>>,
+    /// Directories of the host's that it lies over, too.
     layers: Arc<[PathBuf]>,
     pub(crate) table: Table,
     pub(crate) directory: Node,
@@ -111,11 +114,17 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// The state of a program that starts at the top of `tree`, which lies over `layers`.
-    pub(crate) fn new(layout: Layout, tree: Tree, layers: Vec<PathBuf>) -> Self {
+    /// The state of a program that starts at the top of `tree`, which lies over `base` and `layers`.
+    pub(crate) fn new(
+        layout: Layout,
+        tree: Tree,
+        base: Option<Arc<Base>>,
+        layers: Vec<PathBuf>,
+    ) -> Self {
         Self {
             layout,
             tree,
+            base,
             layers: layers.into(),
             table: Table::new(),
             directory: Tree::ROOT,

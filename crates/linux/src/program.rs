@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use afresh_files::{Refused, Time};
+use afresh_files::{LayerError, OciImage, Refused, Time};
 
+use crate::base::{self, Root};
 use crate::bodies::Others;
 use crate::body::Body;
 use crate::error::WarmError;
@@ -44,6 +45,7 @@ const SYSTEM: [&str; 10] = [
 #[derive(Clone, Debug)]
 pub struct Program {
     path: PathBuf,
+    root: Option<Root>,
     args: Vec<OsString>,
     env: Vec<(OsString, OsString)>,
     granted: Vec<PathBuf>,
@@ -73,6 +75,7 @@ impl Program {
     pub fn new(path: impl Into<PathBuf>) -> Self {
         Self {
             path: path.into(),
+            root: None,
             args: Vec::new(),
             env: Vec::new(),
             granted: Vec::new(),
@@ -88,6 +91,23 @@ impl Program {
         }
     }
 
+    /// The program of an OCI image, as the image says: its entry point, environment and directory. It stands on the image's layers, and
+    /// sees of the host's files only what is [granted](Program::grant): not the system's programs and libraries. Arguments
+    /// take the place of the image's own behind its entry point, as with containers; where it has none, the first of them is the
+    /// program. Snapshots hold the layers.
+    ///
+    /// # Errors
+    /// [`LayerError`] for layers whose names make no sense.
+    pub fn of_image(image: &OciImage) -> Result<Self, LayerError> {
+        let config = image.config();
+        let mut program = Self::new("");
+        program.root = Some(Root::new(image)?);
+        for (name, value) in &config.env {
+            program = program.env(name, value);
+        }
+        Ok(program.directory(Path::new("/").join(&config.directory)))
+    }
+
     /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {
@@ -95,10 +115,14 @@ impl Program {
         self
     }
 
-    /// Sets a variable of the environment, which is empty otherwise.
+    /// Sets a variable of the environment, which is empty otherwise, or the image's.
     #[must_use]
     pub fn env(mut self, name: impl AsRef<OsStr>, value: impl AsRef<OsStr>) -> Self {
-        self.env.push((name.as_ref().to_os_string(), value.as_ref().to_os_string()));
+        let (name, value) = (name.as_ref().to_os_string(), value.as_ref().to_os_string());
+        match self.env.iter_mut().find(|(known, _)| *known == name) {
+            Some((_, known)) => *known = value,
+            None => self.env.push((name, value)),
+        }
         self
     }
 
@@ -126,7 +150,7 @@ impl Program {
         self
     }
 
-    /// The directory that the program starts in; `/` otherwise.
+    /// The directory that the program starts in; `/` otherwise, or the image's, which is made if it is missing.
     #[must_use]
     pub fn directory(mut self, path: impl Into<PathBuf>) -> Self {
         self.directory = path.into();
@@ -176,34 +200,49 @@ impl Program {
         self
     }
 
-    /// What of the host the guest may read, by all of its names.
-    pub(crate) fn all_granted(&self) -> Vec<PathBuf> {
-        let mut granted: Vec<PathBuf> = SYSTEM.iter().map(PathBuf::from).collect();
-        granted.extend(self.granted.iter().cloned());
-        granted.push(self.path.clone());
-        granted.retain(|path| path.is_absolute());
-        // What a grant leads to through links is granted by its own name, too.
-        let meant: Vec<_> = granted.iter().filter_map(|path| path.canonicalize().ok()).collect();
-        granted.extend(meant);
-        granted.sort();
-        granted.dedup();
-        granted
+    /// What of the host a guest may read that comes out of a snapshot, by all of its names. The program's own file is none of
+    /// it: it may be anything, and the snapshot has it.
+    pub(crate) fn granted(&self) -> Vec<PathBuf> {
+        self.granted_with(None)
+    }
+
+    /// What of the host the guest may read when it is started: its own file, too.
+    fn granted_with(&self, own: Option<&Path>) -> Vec<PathBuf> {
+        let system = SYSTEM.iter().map(PathBuf::from);
+        let own = own.map(Path::to_path_buf);
+        by_all_names(system.chain(self.granted.iter().cloned()).chain(own).collect())
     }
 
     pub(crate) fn limits(&self) -> Limits {
         Limits { output: self.output, time: self.time, slice: self.slice, ..Limits::default() }
     }
 
+    /// The path of what is run, and its arguments, its own name first.
+    fn command_line(&self) -> Result<(PathBuf, Vec<OsString>), WarmError> {
+        let Some(root) = &self.root else {
+            let name = [self.path.clone().into_os_string()];
+            return Ok((self.path.clone(), name.into_iter().chain(self.args.clone()).collect()));
+        };
+        let args = root.command(&self.args);
+        let word = args.first().ok_or(WarmError::NoProgram)?;
+        let path = self.env.iter().find(|(name, _)| name == "PATH").map(|(_, value)| value);
+        let found = root.find(word, &self.directory, path);
+        Ok((found.ok_or_else(|| WarmError::NotFound(word.into()))?, args))
+    }
+
+    /// The program's path without links, where it is the host's.
+    fn real_path(&self, path: &Path) -> Result<PathBuf, WarmError> {
+        let own = self.root.is_some() || self.files.iter().any(|(own, _)| own == path);
+        match own {
+            true => Ok(path.to_path_buf()),
+            false => path.canonicalize().map_err(|_| WarmError::NotFound(path.to_path_buf())),
+        }
+    }
+
     /// Starts the program in a process of its own, with nothing mapped but the program.
     fn start(&self) -> Result<Guest, WarmError> {
-        let own = self.files.iter().any(|(path, _)| *path == self.path);
-        let real = match own {
-            true => self.path.clone(),
-            false => {
-                let missing = |_| WarmError::NotFound(self.path.clone());
-                self.path.canonicalize().map_err(missing)?
-            }
-        };
+        let (path, args) = self.command_line()?;
+        let real = self.real_path(&path)?;
         // What it begins with does not count against what it may store.
         let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
         let unfit = |path: &Path| {
@@ -211,8 +250,14 @@ impl Program {
             move |error: Refused| WarmError::File { path, error }
         };
         let storage = self.storage.saturating_add(given);
+        let base = self.root.as_ref().map(|root| root.base.clone());
+        let granted = match &base {
+            None => self.granted_with(Some(&path)),
+            Some(_) => by_all_names(self.granted.clone()),
+        };
+        let below = base::over(base.as_ref());
         let (mut tree, layers) =
-            personality::prepare(&self.all_granted(), storage).map_err(unfit(&self.path))?;
+            personality::prepare(below, &granted, storage).map_err(unfit(&path))?;
         let memory = self.memory.min(IMAGE_LEN);
         personality::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
         for (path, bytes) in &self.files {
@@ -220,20 +265,23 @@ impl Program {
             written.map_err(unfit(path))?;
         }
         let directory = &self.directory;
+        if base.is_some() {
+            let made = tree.make_directories(personality::bytes(directory), Time::default());
+            made.map_err(unfit(directory))?;
+        }
         let at = tree.find(personality::bytes(directory)).map_err(unfit(directory))?;
-        let mut state = State::new(Layout::new(memory), tree, layers);
+        let mut state = State::new(Layout::new(memory), tree, base, layers);
         state.enter(at).map_err(unfit(directory))?;
         state.family.own.program = personality::bytes(&real).to_vec();
         let body =
             Body::new(Process::new(None)?, FIRST, None, Ranges::default(), Showing::default());
         let person = Person::new(Arc::new(state), self.output);
         let mut guest = Guest::new(body, person, Others::new(None));
-        let mut args = vec![self.path.as_os_str().as_bytes().to_vec()];
-        args.extend(self.args.iter().map(|arg| arg.as_bytes().to_vec()));
+        let args = args.iter().map(|arg| arg.as_bytes().to_vec()).collect();
         let pair =
             |(name, value): &(OsString, OsString)| [name.as_bytes(), value.as_bytes()].join(&b'=');
         let env: Vec<_> = self.env.iter().map(pair).collect();
-        load::load(&mut guest, &self.path, args, env)?;
+        load::load(&mut guest, &path, args, env)?;
         Ok(guest)
     }
 
@@ -303,6 +351,16 @@ impl Program {
             }
         }
     }
+}
+
+/// Grants, and what they lead to through links, which is granted by its own name, too.
+fn by_all_names(mut granted: Vec<PathBuf>) -> Vec<PathBuf> {
+    granted.retain(|path| path.is_absolute());
+    let meant: Vec<_> = granted.iter().filter_map(|path| path.canonicalize().ok()).collect();
+    granted.extend(meant);
+    granted.sort();
+    granted.dedup();
+    granted
 }
 
 /// Where the guest halts next, unless it has already.

@@ -10,14 +10,16 @@
 //!
 //! [`Tree`] keeps states with their names and parents; [`Branch`] is a live guest that knows which
 //! state it stands on; a [`Difference`] says in what two states differ. A guest takes part by implementing
-//! [`Guest`].
+//! [`Guest`]. What lies below a guest's files goes with its states as a [`LayerImage`].
 
 mod branch;
 mod difference;
 mod guest;
+mod layers;
 mod tree;
 
 pub use branch::{Branch, BranchError};
 pub use difference::Difference;
 pub use guest::{Frozen, Guest, SlotGuestError};
+pub use layers::{LayerImage, LayersError, SavedLayers};
 pub use tree::{SnapshotId, SnapshotInfo, Tree, TreeError};

@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use afresh_files::{Access, Budget, OpenFile, SavedTree, Tree, TreeError};
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
+use afresh_snapshot::LayerImage;
 use serde::{Deserialize, Serialize};
 
-use crate::layers::Layers;
 
 /// Descriptors that a guest may have.
 pub(crate) const DESCRIPTORS: usize = 4096;
@@ -45,7 +45,7 @@ pub struct Files {
     pub(crate) tree: Tree,
     pub(crate) descriptors: Arc<BTreeMap<u32, Descriptor>>,
     /// What the tree lies over as pages, once it was saved. All that come of these files share it.
-    layers: Arc<OnceLock<Layers>>,
+    layers: Arc<OnceLock<LayerImage>>,
 }
 
 /// Two are equal when their trees are, and what is open there.
@@ -102,11 +102,11 @@ impl Files {
     }
 
     /// What the tree lies over as pages, made once.
-    fn kept_layers(&self) -> Result<Layers, String> {
+    fn kept_layers(&self) -> Result<LayerImage, String> {
         if let Some(layers) = self.layers.get() {
             return Ok(layers.clone());
         }
-        let layers = Layers::of(&self.tree)?;
+        let layers = LayerImage::of(&self.tree).map_err(|e| e.to_string())?;
         Ok(self.layers.get_or_init(|| layers).clone())
     }
 }
@@ -119,7 +119,7 @@ pub(crate) struct SavedFiles {
     tree: Described,
     /// Those that the tree needs, where the snapshot has them.
     #[serde(skip)]
-    pub(crate) layers: Option<Layers>,
+    pub(crate) layers: Option<LayerImage>,
 }
 
 /// A tree's description on its own in bytes, and its pages beside it.
@@ -174,7 +174,7 @@ impl SavedFiles {
             tree = below.restored(&saved);
         }
         if let (Err(TreeError::Layers { .. }), Some(layers)) = (&tree, &self.layers) {
-            tree = layers.tree(allowed)?.restored(&saved);
+            tree = layers.tree(allowed).map_err(|e| e.to_string())?.restored(&saved);
         }
         let tree = tree.map_err(|e| e.to_string())?;
         let (had, used) = (tree.budget(), tree.used());

@@ -13,12 +13,12 @@ use std::sync::{Arc, OnceLock};
 use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
 use afresh_rewrite::WarmState;
+use afresh_snapshot::SavedLayers;
 use afresh_store::{GuestBuild, Sha256, Snapshot, Store};
 use serde::{Deserialize, Serialize};
 
 use crate::engine::MOST_STACK;
 use crate::files::{Files, SavedFiles};
-use crate::layers::SavedLayers;
 use crate::linear::Shape;
 use crate::reset::{Present, WarmMemory};
 use crate::warm::Pools;

@@ -54,7 +54,6 @@ mod guest;
 #[cfg(feature = "call-hook")]
 mod hook;
 mod host;
-mod layers;
 mod lease;
 mod lease_async;
 mod leasing;

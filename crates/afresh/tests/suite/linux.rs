@@ -248,3 +248,25 @@ fn an_answer_of_a_program_is_heard_while_it_is_written() {
     lease.call_heard("handle", b"", move |_, piece| sender.send(piece.to_vec()).is_ok()).unwrap();
     assert_eq!(receiver.iter().collect::<Vec<_>>(), [b"hi"]);
 }
+
+#[test]
+fn a_snapshot_reads_of_the_host_what_its_opener_grants() {
+    let granted = tempfile::tempdir().unwrap();
+    std::fs::write(granted.path().join("secret"), "hush").unwrap();
+    let script = format!("while read -r line; do cat {}/secret; done", granted.path().display());
+    let path = granted.path().to_path_buf();
+    let also = path.clone();
+    let grants = Options::new().linux(move |program| program.grant(&path));
+    let runs = Options::new().linux(move |program| program.grant(&also).arg("-c").arg(&script));
+    let Some(guest) = opened(afresh::open("/bin/sh", &runs)) else { return };
+    assert_eq!(guest.call("", b"go\n").unwrap(), b"hush");
+    let place = tempfile::tempdir().unwrap();
+    let reference: Reference = format!("{}@sh", place.path().display()).parse().unwrap();
+    guest.save(&reference, &SaveOptions::default()).unwrap();
+    // The snapshot may be a stranger's: it names the directory, and whoever opens it has to grant it.
+    let error = afresh::open(reference.to_string(), &Options::new()).unwrap_err();
+    let cause = std::error::Error::source(&error).unwrap().to_string();
+    assert!(cause.contains("grant it again"), "{error}: {cause}");
+    let again = afresh::open(reference.to_string(), &grants).unwrap();
+    assert_eq!(again.call("", b"go\n").unwrap(), b"hush");
+}

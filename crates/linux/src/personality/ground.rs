@@ -56,9 +56,8 @@ impl Plan {
     }
 }
 
-/// An empty tree over directories of the host's; those that could be opened.
-pub(crate) fn over(directories: &[PathBuf]) -> (Tree, Vec<PathBuf>) {
-    let mut tree = Tree::new(Budget { bytes: u64::MAX / 2, files: u64::MAX / 2 });
+/// The tree with directories of the host's below it, too; those that could be opened.
+pub(crate) fn over(mut tree: Tree, directories: &[PathBuf]) -> (Tree, Vec<PathBuf>) {
     let mut mounted = Vec::new();
     for path in directories {
         let joined =
@@ -71,12 +70,16 @@ pub(crate) fn over(directories: &[PathBuf]) -> (Tree, Vec<PathBuf>) {
     (tree, mounted)
 }
 
-/// The tree over what is granted (sorted), with room for `storage` bytes of the guest's own; and the directories of the host's
-/// that it lies over.
-pub(crate) fn prepare(granted: &[PathBuf], storage: u64) -> Result<(Tree, Vec<PathBuf>), Refused> {
+/// The tree with what is granted (sorted) below it, too, and room for `storage` bytes of the guest's own; and the directories of the
+/// host's that it lies over.
+pub(crate) fn prepare(
+    below: Tree,
+    granted: &[PathBuf],
+    storage: u64,
+) -> Result<(Tree, Vec<PathBuf>), Refused> {
     let mut plan = Plan::default();
     granted.iter().for_each(|path| plan.add(path));
-    let (mut tree, mounted) = over(&plan.directories);
+    let (mut tree, mounted) = over(below, &plan.directories);
     for path in ["/dev/shm", "/proc", "/tmp"] {
         tree.make_directories(path, Time::default())?;
     }

@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use afresh_files::{Kind, Node, OpenFile, SavedTree, Time, Tree};
 use serde::{Deserialize, Serialize};
@@ -29,6 +30,7 @@ use super::signals::Pending;
 use super::sockets::Socket;
 use super::table::{Description, Open, Parts, Table};
 use super::threads::{Moment, Threads};
+use crate::base::{self, Base};
 use crate::error::{FreezeError, Misfit, ThawError};
 
 /// Longest name of a file.
@@ -161,10 +163,11 @@ impl State {
         Ok((packed, files.to_bytes()))
     }
 
-    /// The state that was packed, over what the caller grants of the host, which must be all that it lay over.
+    /// The state that was packed, over `base` and what the caller grants of the host, which must be all that it lay over.
     pub(crate) fn unpack(
         packed: Packed,
         files: &[u8],
+        base: Option<Arc<Base>>,
         granted: &[PathBuf],
     ) -> Result<Self, ThawError> {
         packed.family.check(&packed.threads, &packed.layout).map_err(damaged)?;
@@ -177,7 +180,7 @@ impl State {
                 return Err(Misfit::NotGranted(layer.clone()).into());
             }
         }
-        let (below, mounted) = ground::over(&layers);
+        let (below, mounted) = ground::over(base::over(base.as_ref()), &layers);
         if let Some(path) = layers.iter().find(|path| !mounted.contains(path)) {
             let path = path.clone();
             return Err(
@@ -278,6 +281,7 @@ impl State {
         let mut state = Self {
             layout: packed.layout,
             tree,
+            base,
             layers: layers.into(),
             table,
             directory: packed.directory,

@@ -7,6 +7,7 @@ mod common;
 mod families;
 mod fork;
 mod http;
+mod image;
 mod messages;
 mod model;
 mod odd;

@@ -1,5 +1,7 @@
 //! Guests for tests: C programs, compiled when they are needed.
 
+pub(crate) mod layout;
+
 use std::path::{Path, PathBuf};
 use std::process::Command;
 

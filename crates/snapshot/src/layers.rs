@@ -1,4 +1,4 @@
-//! The layers that lie below a guest's files, in its snapshots: once, however often it is saved.
+//! The layers that lie below a guest's files, as an image: in its snapshots once, however often it is saved.
 //!
 //! What it promises: whoever saves a guest again, or a session of it turn by turn, saves the same pages for them, which
 //! cost nothing more; and whoever opens it reads of them what calls read. What may break it: as for any page of a
@@ -6,44 +6,61 @@
 
 use std::sync::Arc;
 
-use afresh_files::{Budget, LayerBytes, Refused, Tree};
-use afresh_memory::{Image, ImageBuilder, PAGE_SIZE, PageRange, page_align_up};
+use afresh_files::{Budget, LayerBytes, Refused, Tree, TreeError};
+use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange, page_align_up};
 use serde::{Deserialize, Serialize};
+
+/// Layers could not be made pages, or pages layers.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum LayersError {
+    /// A layer cannot be read, or what was kept of it is damaged.
+    #[error(transparent)]
+    Tree(#[from] TreeError),
+    /// Pages cannot be stored or fetched.
+    #[error(transparent)]
+    Image(#[from] ImageError),
+}
+
+impl From<Refused> for LayersError {
+    fn from(error: Refused) -> Self {
+        Self::Tree(error.into())
+    }
+}
 
 /// Layers as pages: those of their description, and then those of their files.
 #[derive(Clone, Debug)]
-pub(crate) struct Layers {
+pub struct LayerImage {
     described: usize,
     pages: Image,
 }
 
 /// How the two are told apart, in a snapshot.
 #[derive(Clone, Copy, Debug, Serialize, Deserialize)]
-pub(crate) struct SavedLayers {
+pub struct SavedLayers {
     /// Bytes of the description.
     described: u64,
     /// Pages of files.
     pages: u64,
 }
 
-impl Layers {
+impl LayerImage {
     /// Those of a tree. What host directories hold is from then on what was kept here, for every tree over them.
-    pub(crate) fn of(tree: &Tree) -> Result<Self, String> {
+    ///
+    /// # Errors
+    /// [`LayersError`].
+    pub fn of(tree: &Tree) -> Result<Self, LayersError> {
         loop {
-            let kept = tree.kept_layers().map_err(|e| e.to_string())?;
+            let kept = tree.kept_layers()?;
             let described = kept.description().len();
             let first = page_align_up(described) / PAGE_SIZE;
             let mut image = ImageBuilder::new(first + kept.pages() as usize);
-            let failed = |e: afresh_memory::ImageError| e.to_string();
-            image.segment(0, kept.description()).map_err(failed)?;
+            image.segment(0, kept.description())?;
             kept.read(|page, bytes| {
-                match image.segment((first + page as usize) * PAGE_SIZE, bytes) {
-                    Ok(_) => Ok(()),
-                    Err(error) => Err(Refused::Layer(error.to_string())),
-                }
-            })
-            .map_err(|e| e.to_string())?;
-            let layers = Self { described, pages: image.build().map_err(failed)? };
+                let at = (first + page as usize) * PAGE_SIZE;
+                image.segment(at, bytes).map(drop).map_err(LayersError::from)
+            })?;
+            let layers = Self { described, pages: image.build()? };
             // Where another has kept them meanwhile, its bytes count, and are there the next time.
             if kept.settle(&layers.bytes()) {
                 return Ok(layers);
@@ -52,26 +69,29 @@ impl Layers {
     }
 
     /// The pages.
-    pub(crate) fn image(&self) -> &Image {
+    #[must_use]
+    pub fn image(&self) -> &Image {
         &self.pages
     }
 
     /// What has to be known of them besides.
-    pub(crate) fn saved(&self) -> SavedLayers {
+    #[must_use]
+    pub fn saved(&self) -> SavedLayers {
         let pages = self.pages.pages() - page_align_up(self.described) / PAGE_SIZE;
         SavedLayers { described: self.described as u64, pages: pages as u64 }
     }
 
     /// A tree over them, with nothing of its own. Bytes from strangers are checked.
-    pub(crate) fn tree(&self, budget: Budget) -> Result<Tree, String> {
+    ///
+    /// # Errors
+    /// [`LayersError`] where they are damaged or cannot be fetched.
+    pub fn tree(&self, budget: Budget) -> Result<Tree, LayersError> {
         let first = page_align_up(self.described) / PAGE_SIZE;
-        let described = PageRange::new(0, first);
-        self.pages.resolve(described).map_err(|e| e.to_string())?;
+        self.pages.resolve(PageRange::new(0, first))?;
         let mut description = vec![0; self.described];
         self.pages.read(0, &mut description);
         let pages = self.pages.pages() - first;
-        Tree::over_kept(budget, &description, pages as u64, &self.bytes())
-            .map_err(|e| e.to_string())
+        Ok(Tree::over_kept(budget, &description, pages as u64, &self.bytes())?)
     }
 
     /// The files' bytes.
@@ -84,15 +104,17 @@ impl Layers {
 
 impl SavedLayers {
     /// Bytes of the pages; more than any snapshot has where they do not add up.
-    pub(crate) fn page_bytes(&self) -> u64 {
+    #[must_use]
+    pub fn page_bytes(&self) -> u64 {
         let described = self.described.checked_next_multiple_of(PAGE_SIZE as u64);
         let files = self.pages.checked_mul(PAGE_SIZE as u64);
         described.zip(files).and_then(|(a, b)| a.checked_add(b)).unwrap_or(u64::MAX)
     }
 
-    /// Takes the pages, as many as said, out of a snapshot's.
-    pub(crate) fn take(self, pages: Image) -> Layers {
-        Layers { described: self.described as usize, pages }
+    /// Takes the pages, [as many as said](SavedLayers::page_bytes), out of a snapshot's.
+    #[must_use]
+    pub fn take(self, pages: Image) -> LayerImage {
+        LayerImage { described: self.described as usize, pages }
     }
 }
 

@@ -1,0 +1,106 @@
+//! What a guest stands on in place of the host's system: the layers of an OCI image.
+//!
+//! Promises: all guests of an image, and all states of theirs, share one; a snapshot holds the layers' bytes once, so that
+//! it opens without the image, and saving it again costs nothing for them. May break it: a page of a snapshot that cannot
+//! be had; the read fails then, with its reason.
+
+use std::ffi::OsString;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+
+use afresh_files::{Budget, Kind, LayerError, OciImage, Tree};
+use afresh_snapshot::{LayerImage, LayersError};
+
+/// What layers hold counts for nobody's budget.
+const UNCOUNTED: Budget = Budget { bytes: u64::MAX / 2, files: u64::MAX / 2 };
+/// Where programs are looked for if an image does not say.
+const USUAL_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Layers, and the same as pages once they were saved.
+#[derive(Debug)]
+pub(crate) struct Base {
+    tree: Tree,
+    kept: OnceLock<LayerImage>,
+}
+
+impl PartialEq for Base {
+    fn eq(&self, other: &Self) -> bool {
+        self.tree == other.tree
+    }
+}
+
+impl Eq for Base {}
+
+impl Base {
+    /// Out of a snapshot's pages.
+    pub(crate) fn thawed(kept: LayerImage) -> Result<Self, LayersError> {
+        Ok(Self { tree: kept.tree(UNCOUNTED)?, kept: OnceLock::from(kept) })
+    }
+
+    /// A tree over the layers, with nothing of its own.
+    pub(crate) fn tree(&self) -> &Tree {
+        &self.tree
+    }
+
+    /// The layers as pages, made once.
+    pub(crate) fn kept(&self) -> Result<LayerImage, LayersError> {
+        if let Some(kept) = self.kept.get() {
+            return Ok(kept.clone());
+        }
+        let kept = LayerImage::of(&self.tree)?;
+        Ok(self.kept.get_or_init(|| kept).clone())
+    }
+}
+
+/// An empty tree, or one over `base`.
+pub(crate) fn over(base: Option<&Arc<Base>>) -> Tree {
+    base.map_or_else(|| Tree::new(UNCOUNTED), |base| base.tree().clone())
+}
+
+/// An image as the root of a program, and what is started there.
+#[derive(Clone, Debug)]
+pub(crate) struct Root {
+    pub(crate) base: Arc<Base>,
+    /// What every command line begins with.
+    entry: Vec<OsString>,
+    /// What follows where there are no arguments.
+    usual: Vec<OsString>,
+}
+
+impl Root {
+    pub(crate) fn new(image: &OciImage) -> Result<Self, LayerError> {
+        let tree = Tree::new(UNCOUNTED).over("/", image.layer())?;
+        let words = |words: &[String]| words.iter().map(OsString::from).collect();
+        Ok(Self {
+            base: Arc::new(Base { tree, kept: OnceLock::new() }),
+            entry: words(&image.config().entrypoint),
+            usual: words(&image.config().command),
+        })
+    }
+
+    /// The command line that is run with these arguments; empty where the image names no program, and nobody else does.
+    pub(crate) fn command(&self, arguments: &[OsString]) -> Vec<OsString> {
+        let rest = if arguments.is_empty() { &self.usual } else { arguments };
+        self.entry.iter().chain(rest).cloned().collect()
+    }
+
+    /// The path of the program that `word` means: one with a slash is taken from `directory`, another looked for in `path`.
+    pub(crate) fn find(
+        &self,
+        word: &OsString,
+        directory: &Path,
+        path: Option<&OsString>,
+    ) -> Option<PathBuf> {
+        if word.as_bytes().contains(&b'/') {
+            return Some(directory.join(word));
+        }
+        let usual = OsString::from(USUAL_PATH);
+        let folders = std::env::split_paths(path.unwrap_or(&usual));
+        let mut files = folders.map(|folder| directory.join(folder).join(word));
+        files.find(|file| {
+            let stat = self.base.tree.stat_path(file.as_os_str().as_bytes());
+            stat.is_ok_and(|stat| stat.kind == Kind::File && stat.mode & 0o111 != 0)
+        })
+    }
+}
