@@ -147,7 +147,7 @@ impl Session {
             #[cfg(feature = "linux")]
             (Line::Program(branch), Ready::Program(_)) => {
                 let frozen = afresh_linux::Frozen::from_parts(memory, state);
-                let grants = guest.options.program(std::path::Path::new("/"));
+                let grants = guest.options.grants();
                 let state = afresh_linux::Warm::thaw_state(&frozen, &grants);
                 let state = state.map_err(|e| bad(e.into()))?;
                 let id = branch.tree().insert(state, Some(branch.at()));

@@ -121,8 +121,9 @@ impl std::fmt::Debug for Guest {
 }
 
 /// Opens what `reference` names and makes a guest of it, warm and ready to be called: a file (a Wasm
-/// module or component, a static-PIE ELF for a micro-VM, or a Linux program), or a snapshot of a warm guest, in
-/// a directory, an archive or a remote. See [`Reference`] for how snapshots are named.
+/// module or component, a static-PIE ELF for a micro-VM, or a Linux program), a snapshot of a warm guest, in
+/// a directory, an archive or a remote, or a container's image, in a directory of the OCI layout or a registry, whose
+/// program is run as one of Linux. See [`Reference`] for how snapshots and images are named.
 ///
 /// # Errors
 /// [`OpenError`], with the cause and the way out.
@@ -230,14 +231,22 @@ impl Guest {
     /// Makes a guest of a snapshot.
     fn thaw(reference: &Reference, options: &Options) -> Result<Self, OpenError> {
         let said = reference.to_string();
+        let started = Instant::now();
+        let (reference, snapshot) = match reference.find(options) {
+            Ok(found) => found,
+            #[cfg(feature = "linux")]
+            Err(error) if crate::image::may_be_meant(reference, &error) => {
+                let ready = crate::image::ready(reference, options).unwrap_or(Err(error))?;
+                return Ok(Self::put_together(ready, options, None, said));
+            }
+            Err(error) => return Err(error),
+        };
         if !options.warm_up.is_empty() {
             return Err(refused(
                 &said,
                 "it is a snapshot of a warm guest; only a guest that is not warm yet takes a warm-up",
             ));
         }
-        let started = Instant::now();
-        let (reference, snapshot) = reference.find(options)?;
         let (ready, memory) = match snapshot.guest().kind.as_str() {
             #[cfg(feature = "wasm")]
             "wasm" => {
@@ -262,7 +271,7 @@ impl Guest {
             "linux" => {
                 let frozen = afresh_linux::Frozen::load(snapshot.clone(), &lazily())
                     .map_err(|e| failed(&said, e))?;
-                let grants = options.program(Path::new("/"));
+                let grants = options.grants();
                 let warm =
                     afresh_linux::Warm::thaw(&frozen, &grants).map_err(|e| failed(&said, e))?;
                 let ready = program::programs(warm, options).map_err(|e| failed(&said, e))?;

@@ -99,6 +99,8 @@ mod delta;
 mod error;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod guest;
+#[cfg(feature = "linux")]
+mod image;
 #[cfg(any(feature = "wasm", feature = "vm", feature = "linux"))]
 mod lease;
 #[cfg(feature = "vm")]

@@ -69,7 +69,7 @@ impl Options {
         self
     }
 
-    /// Where compiled guests, and pages of remote snapshots, are kept between runs. The files are native
+    /// Where compiled guests, pages of remote snapshots and containers' images are kept between runs. The files are native
     /// code, so the directory must be the embedder's own. Nothing is kept if not set.
     pub fn cache(mut self, dir: impl Into<PathBuf>) -> Self {
         self.cache = Some(dir.into());
@@ -81,6 +81,12 @@ impl Options {
     pub fn cache_pages(mut self, dir: impl Into<PathBuf>) -> Self {
         self.page_cache = Some(dir.into());
         self
+    }
+
+    /// Where containers' images are kept.
+    #[cfg(all(feature = "linux", feature = "remote"))]
+    pub(crate) fn image_cache(&self) -> Option<PathBuf> {
+        Some(self.cache.as_ref()?.join("images"))
     }
 
     #[cfg(feature = "remote")]

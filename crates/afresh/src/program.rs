@@ -57,13 +57,20 @@ pub(crate) fn ready(
     bytes: Option<&[u8]>,
     options: &Options,
 ) -> Result<Ready, OpenError> {
-    let failed = |source| OpenError::Guest { reference: name.to_owned(), source };
     let path = std::path::absolute(path)
         .map_err(|source| OpenError::Read { path: path.to_owned(), source })?;
-    let mut program = options.program(&path);
-    if let Some(bytes) = bytes {
-        program = program.file(&path, bytes);
-    }
+    let program = Program::new(&path);
+    let program = match bytes {
+        Some(bytes) => program.file(&path, bytes),
+        None => program,
+    };
+    warmed(name, program, options)
+}
+
+/// Warms a program, as the options shape it.
+pub(crate) fn warmed(name: &str, program: Program, options: &Options) -> Result<Ready, OpenError> {
+    let failed = |source| OpenError::Guest { reference: name.to_owned(), source };
+    let mut program = options.shaped(program);
     for call in &options.warm_up {
         program = program.request(match &call.given {
             Given::Bytes(input) => input.clone(),
@@ -177,9 +184,13 @@ impl Lease<'_> {
 }
 
 impl Options {
-    /// The program at `path`, as these options shape it.
-    pub(crate) fn program(&self, path: &Path) -> Program {
-        let mut program = Program::new(path);
+    /// What a snapshot of a program may read of the host.
+    pub(crate) fn grants(&self) -> Program {
+        self.shaped(Program::new("/"))
+    }
+
+    /// The program, as these options shape it.
+    pub(crate) fn shaped(&self, mut program: Program) -> Program {
         if let Some(shape) = &self.linux {
             program = shape(program);
         }

@@ -251,7 +251,7 @@ impl Frozen {
             #[cfg(feature = "linux")]
             Self::Program(_) => {
                 let frozen = afresh_linux::Frozen::record(snapshot)?;
-                let grants = options.program(std::path::Path::new("/"));
+                let grants = options.grants();
                 let warm = afresh_linux::Warm::thaw(&frozen, &grants)?;
                 let guest = Guest::assemble(crate::program::programs(warm, options)?, options);
                 guest.ask(call)?;

@@ -13,8 +13,8 @@ use crate::output::spinner;
 /// A guest and how to run it.
 #[derive(Debug, Args)]
 pub(crate) struct GuestArguments {
-    /// A Wasm module or component, a static-PIE ELF for a micro-VM, a Linux program, or a snapshot:
-    /// PLACE[@NAME].
+    /// A Wasm module or component, a static-PIE ELF for a micro-VM, a Linux program, or a snapshot or a container's image:
+    /// PLACE[@NAME], also oci://REGISTRY/REPOSITORY[:TAG].
     pub(crate) guest: String,
     #[command(flatten)]
     how: OpenArguments,
@@ -29,7 +29,7 @@ pub(crate) struct OpenArguments {
     #[arg(long)]
     linux: bool,
     /// Exported functions to call, in order, to warm the guest; arguments after a colon, separated
-    /// by commas: `warm:100,2`. For a Linux program, lines that it answers first; for a server, requests: `GET /path`.
+    /// by commas: `warm:100,2`. For a Linux program, an image's too, lines that it answers first; for a server, requests: `GET /path`.
     #[arg(long = "warm", value_name = "F[:ARGS]")]
     warm: Vec<String>,
     /// How often those calls are made. Programs that compile what they run often, as Node does, answer twenty times
@@ -171,7 +171,9 @@ impl OpenArguments {
             }
         }
         for call in std::iter::repeat_n(&self.warm, self.warm_times).flatten() {
-            options = options.warm(match self.is_program() {
+            // What is no file is an image, whose program takes lines, or a snapshot, which takes no warm-up.
+            let lines = self.is_program() || !std::path::Path::new(guest).is_file();
+            options = options.warm(match lines {
                 true => Call::bytes("", format!("{call}\n")),
                 false => text_call(call),
             });

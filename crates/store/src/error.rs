@@ -234,6 +234,12 @@ pub enum OpenError {
         /// Its type.
         found: String,
     },
+    /// It is an image of a container's, or an index of such.
+    #[error(
+        "it is a container image, and no snapshot: what runs guests (`afresh run`, `afresh snapshot`) takes it as a \
+         Linux program"
+    )]
+    ContainerImage,
     /// A page layer is damaged.
     #[error("layer {digest}: {source}")]
     Layer {

@@ -25,6 +25,9 @@ const PAGES_RAW: &str = "application/vnd.afresh.snapshot.pages.v1";
 const PAGES_ZSTD: &str = "application/vnd.afresh.snapshot.pages.v1+zstd";
 const WORKING_SET_RAW: &str = "application/vnd.afresh.snapshot.working-set.v1";
 const WORKING_SET_ZSTD: &str = "application/vnd.afresh.snapshot.working-set.v1+zstd";
+/// Configurations of containers' images.
+const IMAGE_TYPES: [&str; 2] =
+    ["application/vnd.oci.image.config.v1+json", "application/vnd.docker.container.image.v1+json"];
 /// What a sealed blob's type ends with.
 const SEALED: &str = "+sealed";
 
@@ -52,7 +55,38 @@ pub(crate) struct Manifest {
     pub(crate) annotations: BTreeMap<String, String>,
 }
 
+/// What a document says of itself, whatever it is.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Foreign {
+    manifests: Option<serde::de::IgnoredAny>,
+    config: Option<ForeignConfig>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ForeignConfig {
+    media_type: String,
+}
+
+impl Foreign {
+    fn is_image(&self) -> bool {
+        let image = |config: &ForeignConfig| IMAGE_TYPES.contains(&&*config.media_type);
+        self.manifests.is_some() || self.config.as_ref().is_some_and(image)
+    }
+}
+
 impl Manifest {
+    /// The manifest of a snapshot, checked.
+    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, OpenError> {
+        let parsed = parse::<Self>("the manifest", bytes);
+        let checked = parsed.and_then(|manifest| manifest.check().map(|()| manifest));
+        checked.map_err(|error| match serde_json::from_slice::<Foreign>(bytes) {
+            Ok(foreign) if foreign.is_image() => OpenError::ContainerImage,
+            _ => error,
+        })
+    }
+
     pub(crate) fn new(config: Descriptor, layers: Vec<Descriptor>) -> Self {
         Self {
             schema_version: 2,
@@ -93,7 +127,7 @@ impl Manifest {
         this
     }
 
-    pub(crate) fn check(&self) -> Result<(), OpenError> {
+    fn check(&self) -> Result<(), OpenError> {
         let types = [
             ("the manifest", &self.media_type, MANIFEST_TYPE),
             ("the snapshot", &self.artifact_type, ARTIFACT_TYPE),

@@ -42,10 +42,7 @@ pub(crate) fn read_small(
 }
 
 pub(crate) fn read_manifest(blobs: &dyn Blobs, id: Sha256) -> Result<Manifest, OpenError> {
-    let bytes = read_small(blobs, "the manifest", id, MAX_MANIFEST)?;
-    let manifest: Manifest = parse("the manifest", &bytes)?;
-    manifest.check()?;
-    Ok(manifest)
+    Manifest::parse(&read_small(blobs, "the manifest", id, MAX_MANIFEST)?)
 }
 
 /// What kind of artifact a manifest says it is of; empty for a container image.

@@ -13,7 +13,6 @@ use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_snapshot::LayerImage;
 use serde::{Deserialize, Serialize};
 
-
 /// Descriptors that a guest may have.
 pub(crate) const DESCRIPTORS: usize = 4096;
 /// The name under which a guest finds its tree.

@@ -10,7 +10,7 @@ use super::cache::CacheFile;
 use super::{Remote, RemoteError};
 use crate::access::Access;
 use crate::blob::BlobRead;
-use crate::manifest::{MAX_CONFIG, MAX_MANIFEST, Manifest, parse};
+use crate::manifest::{MAX_CONFIG, MAX_MANIFEST, Manifest};
 use crate::open::{parse_config, unlock};
 use crate::turn::{JournalFile, JournalPlace, MAX_JOURNAL};
 use crate::turns::Turned;
@@ -81,6 +81,12 @@ impl Remote {
 
     /// The checked manifest that `name` means.
     pub(super) async fn manifest_of(&self, name: &str) -> Result<(Sha256, Manifest), RemoteError> {
+        let (id, bytes) = self.document_of(name).await?;
+        Ok((id, Manifest::parse(&bytes)?))
+    }
+
+    /// The bytes that `name` means, which have the digest beside them.
+    pub(super) async fn document_of(&self, name: &str) -> Result<(Sha256, Vec<u8>), RemoteError> {
         let meaning = self.backend.resolve(name).await?;
         let id = meaning.id;
         let bytes = match meaning.manifest {
@@ -90,9 +96,7 @@ impl Remote {
                 self.small("the manifest", id, meaning.size, MAX_MANIFEST, fetch).await?
             }
         };
-        let manifest: Manifest = parse("the manifest", &bytes)?;
-        manifest.check()?;
-        Ok((id, manifest))
+        Ok((id, bytes))
     }
 
     /// The bytes of the configuration, checked against the manifest.

@@ -18,6 +18,7 @@ mod backend;
 mod blob;
 mod cache;
 mod collect;
+mod container;
 mod error;
 mod list;
 mod listen;

@@ -101,7 +101,7 @@ impl Remote {
     }
 
     /// Fetches a blob in parallel ranges, checks it, and puts it under its digest.
-    async fn download(
+    pub(super) async fn download(
         &self,
         local: &Store,
         digest: Sha256,

@@ -340,7 +340,7 @@ impl Backend for Registry {
         self.check_name(name)?;
         let url = self.url(&format!("manifests/{name}"))?;
         let what = format!("tag {name}");
-        match self.get(&what, &url, MANIFEST_TYPE, MAX_MANIFEST).await {
+        match self.get(&what, &url, ANY_MANIFEST, MAX_MANIFEST).await {
             Ok((headers, bytes)) => {
                 let id = Sha256::of(&bytes);
                 match digest_header(&headers) {
@@ -371,7 +371,7 @@ impl Backend for Registry {
 
     async fn manifest(&self, id: Sha256, limit: u64) -> Result<Vec<u8>, RemoteError> {
         let url = self.url(&format!("manifests/{id}"))?;
-        Ok(self.get("the manifest", &url, MANIFEST_TYPE, limit).await?.1)
+        Ok(self.get("the manifest", &url, ANY_MANIFEST, limit).await?.1)
     }
 
     async fn blob(
