@@ -69,7 +69,7 @@ impl Others {
     }
 
     fn make(&self, memory: u32) -> Result<Body, PlatformError> {
-        let limits = self.origin.as_ref().map(|(_, limits)| *limits).unwrap_or_default();
+        let limits = self.origin.as_ref().map(|(_, limits)| limits.clone()).unwrap_or_default();
         Body::made(&self.frozen(memory)?, &limits)
     }
 
@@ -107,7 +107,11 @@ impl Guest {
     /// Freezes all of it, while it waits for the caller as `wait` says. With `moves` it stands on that from then on.
     pub(crate) fn freeze(&mut self, wait: Idle, moves: bool) -> Result<Standing, PlatformError> {
         self.publish()?;
-        let state = Arc::clone(&self.person.state);
+        let mut state = Arc::clone(&self.person.state);
+        if state.has_lines() {
+            // Who goes on from there has none of these connections.
+            Arc::make_mut(&mut state).cut_lines();
+        }
         let mut grounds = Vec::new();
         for (memory, layout) in state.memories() {
             let body = match memory == self.others.memory {

@@ -111,6 +111,7 @@ impl Guest {
     fn serve_one(&mut self, call: &Call, deadline: Instant) -> Result<Option<Halt>, PlatformError> {
         let mut call = *call;
         loop {
+            self.person.pump();
             match self.person.serve(&mut self.body.process, &call)? {
                 Outcome::Value(value) => return self.finish(&call, value),
                 Outcome::Memory(value, change) => {
@@ -223,6 +224,7 @@ impl Guest {
                 self.person.streams.expects = false;
                 return Ok(Next::Halts(Halt::Idle(Wait::Resting(ear))));
             }
+            self.person.pump();
             let now = now_moment();
             let Some((member, id)) = self.find(now) else {
                 match self.nobody(now, deadline)? {
@@ -301,14 +303,23 @@ impl Guest {
         let state = &self.person.state;
         let until = state.next_moment(now).map(|at| Duration::from_nanos(at - now));
         let left = deadline.saturating_duration_since(Instant::now());
+        let lines = &self.person.lines;
         Ok(match (state.ear(self.person.streams.through), until) {
             (Some(ear), until) => {
+                if self.owes(ear) && lines.is_owed() {
+                    lines.wait(state, until.map_or(left, |until| until.min(left)));
+                    return Ok(None);
+                }
                 if let Some(until) = until.filter(|until| *until < left && self.owes(ear)) {
                     self.body.process.pause(until);
                     return Ok(None);
                 }
                 self.person.streams.expects = false;
                 Some(Halt::Idle(Wait::Parked(ear)))
+            }
+            (None, until) if !lines.is_empty() => {
+                lines.wait(state, until.map_or(left, |until| until.min(left)));
+                None
             }
             (None, Some(until)) if until < left => {
                 self.body.process.pause(until);

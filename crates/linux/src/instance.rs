@@ -28,6 +28,9 @@ use crate::warm::{Limits, Stats};
 
 use compare::compare;
 
+/// How long a program with connections to the outside is left alone between calls.
+const LISTENS: Duration = Duration::from_millis(20);
+
 /// Whether calls may be made.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Footing {
@@ -71,13 +74,19 @@ impl Live {
     fn new(standing: &Standing, limits: &Limits) -> Result<Self, PlatformError> {
         let first = standing.ground(FIRST).ok_or(PlatformError::Lost)?;
         let body = Body::made(&first, limits)?;
-        let person = Person::new(Arc::clone(&standing.rest.state), limits.output);
-        let others = Others::new(Some((standing.clone(), *limits)));
+        let person = Person::new(
+            Arc::clone(&standing.rest.state),
+            limits.output,
+            Arc::clone(&limits.granted),
+        );
+        let others = Others::new(Some((standing.clone(), limits.clone())));
         Ok(Self { guest: Guest::new(body, person, others), unused: true })
     }
 
     /// Everything that is neither memory nor registers.
     fn set_state(&mut self, rest: &Rest) {
+        // What was connected to is not of that state.
+        self.guest.person.lines.clear();
         if !planted::is(Bug::HostState) {
             self.guest.person.state = Arc::clone(&rest.state);
         }
@@ -182,7 +191,13 @@ impl Instance {
             Footing::Live => self.wait,
             _ => self.standing.rest.wait,
         };
-        wait.due(self.state())
+        let due = wait.due(self.state());
+        let lines = matches!(&self.live, Some(live) if !live.guest.person.lines.is_empty());
+        match lines && self.footing == Footing::Live {
+            // Whatever comes from outside comes unasked.
+            true => Some(due.map_or(LISTENS, |due| due.min(LISTENS))),
+            false => due,
+        }
     }
 
     /// Whether a process of the program's lives.

@@ -20,9 +20,11 @@ mod kin;
 mod layout;
 mod limits;
 mod locks;
+mod many_calls;
 mod memory_calls;
 mod message_calls;
 mod name_calls;
+mod names;
 mod packed;
 mod parcels;
 mod pidfd_calls;
@@ -31,6 +33,7 @@ mod poll_calls;
 mod proc_calls;
 mod proc_paths;
 mod process_calls;
+mod reach_calls;
 mod readiness;
 mod shared;
 mod signal_calls;
@@ -55,8 +58,10 @@ use rustix::io::Errno;
 
 use crate::base::Base;
 use crate::contents::Contents;
+use crate::lines::Lines;
 use crate::load::Command;
 use crate::platform::{Call, PlatformError, Process};
+use crate::reach::Destination;
 use alarms::Alarms;
 use attribute_calls::Times;
 use channels::Channels;
@@ -72,6 +77,7 @@ pub(crate) use layout::{
 };
 use locks::Locks;
 pub(crate) use name_calls::path_of;
+use names::Names;
 pub(crate) use packed::{Packed, damaged};
 pub(crate) use process_calls::USER;
 pub(crate) use readiness::Ear;
@@ -109,6 +115,8 @@ pub(crate) struct State {
     locks: Locks,
     /// Files that are held because memory is shared through them.
     shares: BTreeSet<Node>,
+    /// Names of hosts that were asked for.
+    names: Names,
     /// Which process all of this belongs to, and the others.
     pub(crate) family: Family,
 }
@@ -136,6 +144,7 @@ impl State {
             channels: Channels::default(),
             locks: Locks::default(),
             shares: BTreeSet::new(),
+            names: Names::default(),
             family: Family::new(),
         }
     }
@@ -209,13 +218,22 @@ pub(crate) struct Person {
     pub(crate) resumed: Option<Wait>,
     /// What files hold that its processes have mapped.
     pub(crate) contents: Contents,
+    /// Its connections to the outside.
+    pub(crate) lines: Lines,
 }
 
 impl Person {
-    pub(crate) fn new(state: Arc<State>, output_limit: usize) -> Self {
+    /// One whose calls have so many bytes of output, and who may connect to what is granted.
+    pub(crate) fn new(state: Arc<State>, output_limit: usize, granted: Arc<[Destination]>) -> Self {
         let streams = Streams::default();
         let (unserved, contents) = (BTreeMap::new(), Contents::default());
-        Self { state, streams, output_limit, unserved, resumed: None, contents }
+        let lines = Lines::new(granted);
+        Self { state, streams, output_limit, unserved, resumed: None, contents, lines }
+    }
+
+    /// Moves what can be moved between the guest and the outside. Whether it sees something new.
+    pub(crate) fn pump(&mut self) -> bool {
+        !self.lines.is_empty() && self.lines.pump(&mut self.state)
     }
 
     /// The state, to be changed.
@@ -339,6 +357,8 @@ impl Person {
             libc::SYS_recvmsg => self.receive_message(process, a[0], a[1], a[2]),
             libc::SYS_sendto => self.send(process, &a),
             libc::SYS_sendmsg => self.send_message(process, a[0], a[1], a[2]),
+            libc::SYS_sendmmsg => self.send_messages(process, &a),
+            libc::SYS_recvmmsg => self.receive_messages(process, &a),
             libc::SYS_shutdown => self.shut_down(a[0], a[1]),
             libc::SYS_getsockname => self.own_address(process, &a),
             libc::SYS_getpeername => self.peer_address(process, &a),

@@ -18,6 +18,7 @@ use crate::load;
 use crate::personality::{self, Ear, End, FIRST, Layout, Person, State};
 use crate::platform::{IMAGE_LEN, Orders, Place, PlatformError, Process};
 use crate::ranges::Ranges;
+use crate::reach::Destination;
 use crate::showing::Showing;
 use crate::standing::Wait;
 use crate::warm::{Limits, Warm};
@@ -51,6 +52,7 @@ pub struct Program {
     granted: Vec<PathBuf>,
     files: Vec<(PathBuf, Vec<u8>)>,
     requests: Vec<Vec<u8>>,
+    reaches: Vec<Destination>,
     directory: PathBuf,
     memory: u64,
     storage: u64,
@@ -81,6 +83,7 @@ impl Program {
             granted: Vec::new(),
             files: Vec::new(),
             requests: Vec::new(),
+            reaches: Vec::new(),
             directory: PathBuf::from("/"),
             memory: 1 << 30,
             storage: 256 << 20,
@@ -139,6 +142,14 @@ impl Program {
     #[must_use]
     pub fn file(mut self, path: impl Into<PathBuf>, bytes: impl Into<Vec<u8>>) -> Self {
         self.files.push((path.into(), bytes.into()));
+        self
+    }
+
+    /// Lets the guest connect to a server outside, by TCP; to none otherwise. What it has connected to is closed by every reset,
+    /// rollback and fork, and when it becomes warm.
+    #[must_use]
+    pub fn reach(mut self, destination: Destination) -> Self {
+        self.reaches.push(destination);
         self
     }
 
@@ -214,7 +225,13 @@ impl Program {
     }
 
     pub(crate) fn limits(&self) -> Limits {
-        Limits { output: self.output, time: self.time, slice: self.slice, ..Limits::default() }
+        Limits {
+            output: self.output,
+            time: self.time,
+            slice: self.slice,
+            granted: self.reaches.clone().into(),
+            ..Limits::default()
+        }
     }
 
     /// The path of what is run, and its arguments, its own name first.
@@ -275,7 +292,7 @@ impl Program {
         state.family.own.program = personality::bytes(&real).to_vec();
         let body =
             Body::new(Process::new(None)?, FIRST, None, Ranges::default(), Showing::default());
-        let person = Person::new(Arc::new(state), self.output);
+        let person = Person::new(Arc::new(state), self.output, self.reaches.clone().into());
         let mut guest = Guest::new(body, person, Others::new(None));
         let args = args.iter().map(|arg| arg.as_bytes().to_vec()).collect();
         let pair =
@@ -323,14 +340,22 @@ impl Program {
         let deadline = after(self.start);
         let mut requests = self.requests.iter();
         let mut halt = None;
+        let mut cut = false;
         loop {
             match next(&mut guest, &mut halt, deadline)? {
                 Halt::Idle(wait) => {
                     guest.person.streams.output.clear();
                     let Some(request) = requests.next() else {
-                        // What a server does when a caller is gone it does now, and not in every call.
-                        if guest.person.state.has_callers() {
-                            guest.person.change().hang_up();
+                        // What a server does when a caller is gone it does now, and not in every call. Servers outside are
+                        // gone once: who connects to them anew at once is not waited for.
+                        let state = &guest.person.state;
+                        let hears = !cut && !matches!(wait, Wait::Read { .. });
+                        if state.has_callers() || hears && state.has_lines() {
+                            cut = true;
+                            guest.person.lines.clear();
+                            let state = guest.person.change();
+                            state.cut_lines();
+                            state.hang_up();
                             halt = guest.take_turns(deadline)?;
                             continue;
                         }

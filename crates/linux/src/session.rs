@@ -52,7 +52,7 @@ impl Warm {
     /// How its instances are run, for a tree.
     #[must_use]
     pub fn home(&self) -> Home {
-        Home(self.limits)
+        Home(self.limits.clone())
     }
 
     /// The warm state, for a tree.
@@ -68,11 +68,11 @@ impl Guest for Instance {
     type Error = SnapshotError;
 
     fn home(&self) -> Home {
-        Home(*self.limits())
+        Home(self.limits().clone())
     }
 
     fn make(home: &Home, from: &Frozen<ProgramState>) -> Result<Self, SnapshotError> {
-        Ok(Instance::new(standing(from)?, home.0))
+        Ok(Instance::new(standing(from)?, home.0.clone()))
     }
 
     fn checkpoint(&mut self) -> Result<Frozen<ProgramState>, SnapshotError> {

@@ -1,12 +1,14 @@
 //! A warm program: frozen where it first waited for input, and what every instance of it starts from.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Duration;
 
 use afresh_memory::{Image, Strategy};
 
 use crate::instance::Instance;
 use crate::personality::Ear;
+use crate::reach::Destination;
 use crate::standing::{Standing, Wait};
 
 /// Counts of an instance.
@@ -28,13 +30,15 @@ pub struct Stats {
 }
 
 /// What each call may take, and how memory is reset.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Limits {
     pub(crate) output: usize,
     pub(crate) time: Duration,
     /// How long a heard call goes on once it is answered.
     pub(crate) slice: Option<Duration>,
     pub(crate) strategy: Strategy,
+    /// Where it may connect to.
+    pub(crate) granted: Arc<[Destination]>,
     /// Pages of a write set beyond which it is not copied but learned anew.
     pub(crate) write_set: usize,
 }
@@ -46,6 +50,7 @@ impl Default for Limits {
             time: Duration::from_secs(10),
             slice: None,
             strategy: Strategy::Auto,
+            granted: [].into(),
             write_set: 8192,
         }
     }
@@ -70,7 +75,7 @@ impl Warm {
     /// An instance in this state, which its resets return to. Its process is made by its first call.
     #[must_use]
     pub fn instance(&self) -> Instance {
-        Instance::new(self.standing.clone(), self.limits)
+        Instance::new(self.standing.clone(), self.limits.clone())
     }
 
     /// Whether calls go to the port that it listens on, and not to its standard input.

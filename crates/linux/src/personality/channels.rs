@@ -47,17 +47,21 @@ pub(crate) enum End {
     Feeds,
     /// The host, which reads.
     Drains,
+    /// A server outside, whose bytes the sentry writes.
+    Comes,
+    /// A server outside, for which the sentry reads.
+    Goes,
 }
 
 impl End {
     /// Whether somebody outside writes there.
     fn writes(self) -> bool {
-        matches!(self, Self::Asks | Self::Feeds)
+        matches!(self, Self::Asks | Self::Feeds | Self::Comes)
     }
 
     /// Whether somebody outside reads there.
     fn reads(self) -> bool {
-        matches!(self, Self::Listens | Self::Drains)
+        matches!(self, Self::Listens | Self::Drains | Self::Goes)
     }
 }
 

@@ -123,6 +123,9 @@ impl Person {
         };
         let sent = Outcome::Value(bytes.len() as u64);
         let Some((id, inbox)) = found else {
+            if let Some(to) = to.filter(|to| self.state.is_question(to)) {
+                return self.ask_name(descriptor, bytes, to);
+            }
             // Who is connected hears of it with its next call.
             if connected
                 && let Stage::Datagrams { refused, .. } = &mut self.socket_mut(descriptor)?.stage

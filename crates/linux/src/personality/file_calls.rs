@@ -330,7 +330,12 @@ impl Person {
                 let ends = description.open.ends();
                 let read = ends.iter().find(|(_, writes)| !writes).or(ends.first());
                 let held = read.and_then(|(id, _)| self.state.channels.get(*id));
-                let len = held.map_or(0, |channel| channel.len()) as u32;
+                // Of datagrams the next one's alone.
+                let next = |channel: &super::channels::Channel| match channel.letter() {
+                    Some(letter) => letter.len,
+                    None => channel.len(),
+                };
+                let len = held.map_or(0, next) as u32;
                 copy_out(process, value, &len.to_le_bytes())?;
                 Ok(DONE)
             }

@@ -22,6 +22,7 @@ use super::family::{FIRST, Family};
 use super::ground;
 use super::layout::Layout;
 use super::locks::Locks;
+use super::names::Names;
 use super::parcels::Parcels;
 use super::pipe_calls::Timer;
 use super::poll_calls::Set;
@@ -55,6 +56,7 @@ pub(crate) struct Packed {
     threads: Threads,
     channels: Channels,
     locks: Locks,
+    names: Names,
     family: Family,
 }
 
@@ -157,6 +159,7 @@ impl State {
             threads,
             channels: self.channels.clone(),
             locks: self.locks.clone(),
+            names: self.names.clone(),
             family,
         };
         let files = self.tree.saved().map_err(|error| lost(&error))?;
@@ -248,6 +251,9 @@ impl State {
         if !packed.pending.is_sound() {
             return Err(damaged("a signal that is none"));
         }
+        if !packed.names.is_sound() {
+            return Err(damaged("a name of a host that is none"));
+        }
         if !packed.alarms.is_sound() {
             return Err(damaged("a timer that is none"));
         }
@@ -292,9 +298,11 @@ impl State {
             threads,
             channels: packed.channels,
             locks: packed.locks,
+            names: packed.names,
             shares,
             family,
         };
+        state.cut_lines();
         state.drop_unowned();
         state.heed_limits();
         state.count_memory();

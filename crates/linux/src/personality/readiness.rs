@@ -82,6 +82,8 @@ impl State {
             }
             Open::Socket(socket) => match &socket.stage {
                 Stage::New => (OUT | HUP, 0),
+                Stage::Reaching { .. } => (0, 0),
+                Stage::Refused(_) => (IN | OUT | ERR | HUP, 1),
                 Stage::Datagrams { .. } => self.mail_readiness(socket),
                 Stage::Listening(queue) => (when(!queue.is_empty(), IN), socket.edges),
                 Stage::Connected { incoming, outgoing } => {

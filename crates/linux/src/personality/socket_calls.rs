@@ -1,4 +1,4 @@
-//! Calls about sockets. All connections are within the guest, or the caller's.
+//! Calls about sockets. Connections are within the guest, or the caller's, or lead to where its opener lets them (`reach_calls`).
 
 use afresh_files::{Kind, New, Walk};
 use rustix::io::Errno;
@@ -293,7 +293,9 @@ impl Person {
         match socket.stage {
             Stage::New => {}
             Stage::Listening(_) => return Ok(DONE),
-            Stage::Connected { .. } => return Err(Errno::INVAL.into()),
+            Stage::Connected { .. } | Stage::Reaching { .. } | Stage::Refused(_) => {
+                return Err(Errno::INVAL.into());
+            }
             Stage::Datagrams { .. } => return Err(Errno::OPNOTSUPP.into()),
         }
         let port = match socket.own.is_internet() && socket.own.port() == 0 {
@@ -345,7 +347,10 @@ impl Person {
         let socket = self.socket_of(descriptor)?;
         match socket.stage {
             Stage::New => {}
-            Stage::Connected { .. } => return Err(Errno::ISCONN.into()),
+            Stage::Reaching { .. } if self.resumed.is_none() => return Err(Errno::ALREADY.into()),
+            Stage::Connected { .. } | Stage::Reaching { .. } | Stage::Refused(_) => {
+                return self.go_on_connecting(descriptor);
+            }
             Stage::Listening(_) => return Err(Errno::INVAL.into()),
             Stage::Datagrams { .. } => {
                 return self.connect_datagrams(descriptor, address_in(process, at, len)?);
@@ -356,7 +361,7 @@ impl Person {
             return Err(Errno::AFNOSUPPORT.into());
         }
         if !address.is_local() {
-            return Err(Errno::NETUNREACH.into());
+            return self.connect_outside(descriptor, address);
         }
         self.check_name(&address)?;
         let to = self.state.listener_at(&address).ok_or(Errno::CONNREFUSED)?;
@@ -448,6 +453,15 @@ impl Person {
         Ok(DONE)
     }
 
+    /// What has failed since it was last asked for.
+    fn take_error(&mut self, descriptor: u64) -> Served<i32> {
+        if let Stage::Refused(error) = self.socket_of(descriptor)?.stage {
+            self.socket_mut(descriptor)?.stage = Stage::New;
+            return Ok(error);
+        }
+        Ok(if self.take_refusal(descriptor)? { libc::ECONNREFUSED } else { 0 })
+    }
+
     pub(super) fn option(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
         let socket = self.socket_of(a[0])?;
         check_level(socket, a[1])?;
@@ -456,10 +470,7 @@ impl Person {
                 libc::SOCK_DGRAM as u32
             }
             (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM as u32,
-            (libc::SOL_SOCKET, libc::SO_ERROR) => match self.take_refusal(a[0])? {
-                true => libc::ECONNREFUSED as u32,
-                false => 0,
-            },
+            (libc::SOL_SOCKET, libc::SO_ERROR) => self.take_error(a[0])? as u32,
             (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.family.into(),
             (libc::SOL_SOCKET, libc::SO_PROTOCOL) => match socket.own.is_internet() {
                 true if socket.is_for_datagrams() => libc::IPPROTO_UDP as u32,

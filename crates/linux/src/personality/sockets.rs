@@ -1,4 +1,4 @@
-//! Sockets of a guest: streams and datagrams between its own descriptors, and to whoever calls it. There is no network.
+//! Sockets of a guest: streams and datagrams between its own descriptors, to whoever calls it, and to servers that are granted.
 
 use serde::{Deserialize, Serialize};
 
@@ -121,6 +121,13 @@ pub(crate) enum Stage {
         incoming: Option<u64>,
         outgoing: Option<u64>,
     },
+    /// It is being connected to the outside; its channels are there already.
+    Reaching {
+        incoming: u64,
+        outgoing: u64,
+    },
+    /// That failed, with this error, which nobody was told yet.
+    Refused(i32),
     /// It takes datagrams out of this channel.
     Datagrams {
         inbox: u64,
@@ -183,7 +190,8 @@ impl Socket {
     /// The channels that it has an end of, and whether it writes them.
     pub(crate) fn ends(&self) -> Vec<(u64, bool)> {
         match &self.stage {
-            Stage::New => Vec::new(),
+            Stage::New | Stage::Refused(_) => Vec::new(),
+            Stage::Reaching { incoming, outgoing } => vec![(*incoming, false), (*outgoing, true)],
             Stage::Datagrams { inbox, .. } => vec![(*inbox, false)],
             Stage::Listening(queue) => {
                 queue.iter().flat_map(|a| [(a.incoming, false), (a.outgoing, true)]).collect()

@@ -11,6 +11,7 @@ mod image;
 mod messages;
 mod model;
 mod odd;
+mod outside;
 mod pidfd;
 mod pristine;
 mod proc;

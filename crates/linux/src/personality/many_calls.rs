@@ -1,0 +1,81 @@
+//! Several messages in one call: `sendmmsg` and `recvmmsg`, each as so many calls for one.
+
+use rustix::io::Errno;
+
+use super::clock_calls::now_moment;
+use super::threads::Wait;
+use super::{Outcome, Person, Served, Stop, copy_in, copy_out, word_in};
+use crate::platform::Process;
+
+/// Messages in a call, at most (`UIO_MAXIOV`).
+const MOST: u64 = 1024;
+/// A message (`struct mmsghdr`), and where its length is told in it.
+const LEN: u64 = 64;
+const TOLD: u64 = 56;
+
+impl Person {
+    pub(super) fn send_messages(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
+        let done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        self.one_by_one(process, a, done, |person, process, at, _| {
+            person.send_message(process, a[0], at, a[3])
+        })
+    }
+
+    pub(super) fn receive_messages(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
+        let (done, mut until) = match &self.resumed {
+            Some(wait) => (wait.done, wait.until),
+            None => (0, None),
+        };
+        if a[4] != 0 && self.resumed.is_none() {
+            let seconds = word_in(process, a[4])?;
+            let nanos = u64::from_le_bytes(
+                copy_in(process, a[4].wrapping_add(8), 8)?.try_into().unwrap_or_default(),
+            );
+            if seconds > i64::MAX as u64 || nanos >= 1_000_000_000 {
+                return Err(Errno::INVAL.into());
+            }
+            let length = seconds.saturating_mul(1_000_000_000).saturating_add(nanos);
+            until = Some(now_moment().saturating_add(length));
+        }
+        let outcome = self.one_by_one(process, a, done, |person, process, at, first| {
+            // Only the first is waited for, where the caller says so.
+            let later = a[3] as i32 & libc::MSG_WAITFORONE != 0 && !first;
+            let flags = a[3] & !(libc::MSG_WAITFORONE as u64);
+            let flags = if later { flags | libc::MSG_DONTWAIT as u64 } else { flags };
+            person.receive_message(process, a[0], at, flags)
+        })?;
+        // The time is looked at between two messages.
+        Ok(match (outcome, until) {
+            (Outcome::Wait(wait), Some(at)) if at <= now_moment() => Outcome::Value(wait.done),
+            (Outcome::Wait(wait), until) => Outcome::Wait(Wait { until, ..wait }),
+            (other, _) => other,
+        })
+    }
+
+    /// Serves the messages from number `done` on, until one has to wait or cannot be served.
+    fn one_by_one(
+        &mut self,
+        process: &mut Process,
+        a: &[u64; 6],
+        mut done: u64,
+        one: impl Fn(&mut Self, &mut Process, u64, bool) -> Served,
+    ) -> Served {
+        self.socket_of(a[0])?;
+        // What a single message has behind it is none of another's.
+        self.resumed = None;
+        while done < a[2].min(MOST) {
+            let at = a[1].wrapping_add(done * LEN);
+            match one(self, process, at, done == 0) {
+                Ok(Outcome::Value(len)) => {
+                    copy_out(process, at.wrapping_add(TOLD), &(len as u32).to_le_bytes())?;
+                    done += 1;
+                }
+                Ok(Outcome::Wait(wait)) => return Ok(Outcome::Wait(Wait { done, ..wait })),
+                // It is told by the next call.
+                Err(Stop::Errno(_)) if done > 0 => break,
+                other => return other,
+            }
+        }
+        Ok(Outcome::Value(done))
+    }
+}
