@@ -53,6 +53,11 @@ pub(crate) struct OpenArguments {
     /// where it is, and never writes there.
     #[arg(long, value_name = "HOST[::GUEST][:rw]")]
     pub(crate) dir: Vec<String>,
+    /// Servers outside that a Linux program may connect to, as NAME:PORT (`*.NAME` and `*` for any port allowed), or as
+    /// NAME:PORT=HOST:PORT for one that is elsewhere; none if not given.
+    #[cfg(feature = "linux")]
+    #[arg(long, value_name = "NAME:PORT[=HOST:PORT]")]
+    net: Vec<afresh::linux::Destination>,
     #[cfg(feature = "wasm")]
     #[command(flatten)]
     pub(crate) wasm: crate::wasm::WasmArguments,
@@ -155,7 +160,8 @@ impl OpenArguments {
         let env = self.env()?;
         #[cfg(feature = "linux")]
         {
-            let shape = crate::linux::Shape::new(command.arguments, &env, &self.dir, self.linux)?;
+            let shape = crate::linux::Shape::new(command.arguments, &env, &self.dir, self.linux)?
+                .reach(&self.net);
             #[cfg(feature = "serve")]
             let language = command.language;
             options = options.linux(move |program| {

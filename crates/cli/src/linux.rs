@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use afresh::linux::{Program, find_in_path};
+use afresh::linux::{Destination, Program, find_in_path};
 use anyhow::Context;
 
 /// The file that a shell would run for `name`.
@@ -25,6 +25,7 @@ pub(crate) struct Shape {
     env: Vec<(String, String)>,
     granted: Vec<PathBuf>,
     directory: Option<PathBuf>,
+    reaches: Vec<Destination>,
 }
 
 impl Shape {
@@ -51,7 +52,18 @@ impl Shape {
             }
             granted.push(path);
         }
-        Ok(Self { arguments: arguments.to_vec(), env: env.to_vec(), granted, directory })
+        Ok(Self {
+            arguments: arguments.to_vec(),
+            env: env.to_vec(),
+            granted,
+            directory,
+            reaches: Vec::new(),
+        })
+    }
+
+    /// Lets it connect to these.
+    pub(crate) fn reach(self, destinations: &[Destination]) -> Self {
+        Self { reaches: destinations.to_vec(), ..self }
     }
 
     pub(crate) fn apply(&self, mut program: Program) -> Program {
@@ -63,6 +75,9 @@ impl Shape {
         }
         for path in &self.granted {
             program = program.grant(path);
+        }
+        for destination in &self.reaches {
+            program = program.reach(destination.clone());
         }
         match &self.directory {
             Some(directory) => program.directory(directory),

@@ -1,7 +1,7 @@
 //! `--linux`: programs of the system, as they are.
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
-use std::io::Write;
+use std::io::{BufRead, Write};
 use std::process::{Command, Output, Stdio};
 
 fn afresh(arguments: &[&str], input: &str) -> Output {
@@ -35,6 +35,40 @@ fn can_run() -> bool {
         return false;
     }
     true
+}
+
+#[test]
+fn a_program_connects_to_what_it_may_and_nowhere_else() {
+    if !can_run() || !std::path::Path::new("/bin/bash").is_file() {
+        println!("SKIPPED: no bash, or no guests");
+        return;
+    }
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    // It ends with the test's process.
+    std::thread::spawn(move || {
+        for stream in listener.incoming().flatten() {
+            let mut line = String::new();
+            std::io::BufReader::new(&stream).read_line(&mut line).unwrap();
+            (&stream).write_all(format!("got {line}").as_bytes()).unwrap();
+        }
+    });
+    let script = "while read -r line; do { exec 3<>/dev/tcp/$line/80; } 2>&1 && { echo hello >&3; read -r said <&3; echo \"$said\"; }; done";
+    let net = format!("server.test:80=127.0.0.1:{port}");
+    let ask = |place: &str| {
+        let arguments =
+            ["run", "--linux", "--net", &net, "--input", place, "/bin/bash", "--", "-c", script];
+        let output = afresh(&arguments, "");
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout)
+    };
+    assert_eq!(ask("server.test"), "got hello\n");
+    for place in ["other.test", "127.0.0.1", "198.51.100.1"] {
+        let said = ask(place);
+        assert!(said.contains("/dev/tcp/") && !said.contains("got"), "{place}: {said}");
+    }
+    let refused = afresh(&["run", "--linux", "--net", "server", "/bin/bash"], "");
+    assert!(text(&refused.stderr).contains("NAME:PORT"), "{}", text(&refused.stderr));
 }
 
 #[test]

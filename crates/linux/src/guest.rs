@@ -306,7 +306,7 @@ impl Guest {
         let lines = &self.person.lines;
         Ok(match (state.ear(self.person.streams.through), until) {
             (Some(ear), until) => {
-                if self.owes(ear) && lines.is_owed() {
+                if self.owes(ear) && lines.is_owed(state) {
                     lines.wait(state, until.map_or(left, |until| until.min(left)));
                     return Ok(None);
                 }

@@ -6,7 +6,7 @@
 
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpStream};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
@@ -103,9 +103,9 @@ impl Lines {
         self.list.is_empty()
     }
 
-    /// Whether a server's answer is due.
-    pub(crate) fn is_owed(&self) -> bool {
-        self.list.iter().any(|line| line.owed)
+    /// Whether a server's answer is due, to somebody who still wants it.
+    pub(crate) fn is_owed(&self, state: &State) -> bool {
+        self.list.iter().any(|line| line.owed && !state.line_is_deaf(line.from))
     }
 
     /// Closes all of them. What is left in the state of their channels is another state's.
@@ -115,8 +115,13 @@ impl Lines {
 
     /// Moves what can be moved, both ways. Whether the guest sees something new.
     pub(crate) fn pump(&mut self, state: &mut Arc<State>) -> bool {
-        let mut news = false;
+        // Asked for all at once: this is done before each call of a guest that has any.
+        let ready = self.poll(state, Duration::ZERO);
+        let (mut news, mut ready) = (false, ready.into_iter());
         self.list.retain_mut(|line| {
+            if !ready.next().unwrap_or(false) && !line.is_left(state) {
+                return true;
+            }
             let (moved, lasts) = line.pump(state);
             news |= moved;
             lasts
@@ -126,32 +131,50 @@ impl Lines {
 
     /// Waits until something can be moved, for `length` at most.
     pub(crate) fn wait(&self, state: &State, length: Duration) {
-        let interest = |line: &Line| match &line.link {
-            Link::Making(..) => PollFlags::IN,
-            Link::Made(_) => {
-                let (room, bytes) = (state.line_room(line.from), state.line_bytes(line.to));
-                let when = |holds: bool, flags| if holds { flags } else { PollFlags::empty() };
-                when(room > 0, PollFlags::IN) | when(bytes, PollFlags::OUT)
-            }
-        };
-        let mut fds: Vec<PollFd<'_>> = Vec::new();
-        for line in &self.list {
-            let interest = interest(line);
-            match &line.link {
-                Link::Making(_, wake) => fds.push(PollFd::from_borrowed_fd(wake.as_fd(), interest)),
-                // One that the guest has no room for would wake us all the time.
-                Link::Made(_) if interest.is_empty() => {}
-                Link::Made(stream) => {
-                    fds.push(PollFd::from_borrowed_fd(stream.as_fd(), interest));
-                }
-            }
-        }
-        // However it ends, it is looked at again.
-        let _ = poll(&mut fds, Timespec::try_from(length).ok().as_ref());
+        // However it ends, all is looked at again.
+        self.poll(state, length);
+    }
+
+    /// Which of them can move something, once any can or `length` is over.
+    fn poll(&self, state: &State, length: Duration) -> Vec<bool> {
+        let wanted: Vec<_> = self.list.iter().map(|line| line.wanted(state)).collect();
+        // One that nothing is wanted of would tell of its end all the time.
+        let asked = self.list.iter().zip(&wanted).filter(|(_, wanted)| !wanted.is_empty());
+        let mut fds: Vec<_> =
+            asked.map(|(line, wanted)| PollFd::from_borrowed_fd(line.fd(), *wanted)).collect();
+        let timeout = Timespec::try_from(length).ok();
+        // Where it fails, whoever looks finds out.
+        let failed = poll(&mut fds, timeout.as_ref()).is_err();
+        let mut told = fds.iter().map(|fd| failed || !fd.revents().is_empty());
+        wanted.iter().map(|wanted| !wanted.is_empty() && told.next().unwrap_or(false)).collect()
     }
 }
 
 impl Line {
+    fn fd(&self) -> BorrowedFd<'_> {
+        match &self.link {
+            Link::Making(_, wake) => wake.as_fd(),
+            Link::Made(stream) => stream.as_fd(),
+        }
+    }
+
+    /// What is to be waited for.
+    fn wanted(&self, state: &State) -> PollFlags {
+        let when = |holds: bool, flags| if holds { flags } else { PollFlags::empty() };
+        match &self.link {
+            Link::Making(..) => PollFlags::IN,
+            Link::Made(_) => {
+                when(state.line_room(self.from) > 0, PollFlags::IN)
+                    | when(state.line_bytes(self.to), PollFlags::OUT)
+            }
+        }
+    }
+
+    /// Whether the guest has let go of an end that we still have.
+    fn is_left(&self, state: &State) -> bool {
+        state.line_is_deaf(self.from) || state.line_is_shut(self.to)
+    }
+
     /// Whether something was moved, and whether the connection lasts.
     fn pump(&mut self, state: &mut Arc<State>) -> (bool, bool) {
         if let Link::Making(made, _) = &self.link {

@@ -40,7 +40,7 @@ const SYSTEM: [&str; 10] = [
 /// A Linux program, its arguments, the files it may see and its limits.
 ///
 /// It is started by [`Program::warm`] and runs until all of its threads wait, and it waits for input on descriptor 0 or listens
-/// on a port: that is the state that every call starts from. It has no network but its own loopback, up to 31 processes beside its
+/// on a port: that is the state that every call starts from. It has no network but its own loopback and the servers that it is [let reach](Program::reach), up to 31 processes beside its
 /// first, which are part of that state, and their memory counts together; it sees of
 /// the host's files the system's programs and libraries and what is granted, all read-only, and keeps its own in memory.
 #[derive(Clone, Debug)]

@@ -85,15 +85,17 @@ impl State {
 
     /// Who listens where `address` leads.
     pub(super) fn listener_at(&self, address: &Address) -> Option<u64> {
-        let listens = |(_, description): &(u64, &Description)| match &description.open {
+        let listens = |(_, description): &(u64, &Description), own: bool| match &description.open {
             Open::Socket(socket) => {
-                matches!(socket.stage, Stage::Listening(_)) && socket.own.takes(address)
+                let family = !own || socket.own.family() == address.family();
+                matches!(socket.stage, Stage::Listening(_)) && socket.own.takes(address) && family
             }
             _ => false,
         };
-        // A path may have been another's before: the last who took it has it.
-        let found = self.table.descriptions().rfind(listens);
-        found.map(|(id, _)| id)
+        // A path may have been another's before: the last who took it has it. A port may be two sockets', one of each family;
+        // where it is only one's, that has both.
+        let found = |own| self.table.descriptions().rfind(|one| listens(one, own));
+        found(true).or_else(|| found(false)).map(|(id, _)| id)
     }
 
     /// Whether another socket has an address, of those for datagrams or of the others. What has a path is told by that.
@@ -106,7 +108,8 @@ impl State {
                 !matches!(stage, Stage::Connected { .. })
                     && socket.is_for_datagrams() == datagrams
                     && if address.is_internet() {
-                        own.port() == address.port()
+                        // Whether one of the newer protocol is for that alone is its own affair.
+                        own.port() == address.port() && own.family() == address.family()
                     } else {
                         own == address
                     }
@@ -116,8 +119,11 @@ impl State {
     }
 
     pub(super) fn free_port(&self, datagrams: bool) -> Result<u16, Errno> {
-        let address = |port: u16| Address::loopback(libc::AF_INET as u16, port);
-        let free = |port: &u16| !self.is_taken(&address(*port), datagrams);
+        let families = [libc::AF_INET, libc::AF_INET6].map(|family| family as u16);
+        let free = |port: &u16| {
+            let address = |family| Address::loopback(family, *port);
+            !families.iter().any(|family| self.is_taken(&address(*family), datagrams))
+        };
         EPHEMERAL.into_iter().find(free).ok_or(Errno::ADDRINUSE)
     }
 

@@ -14,7 +14,7 @@ use afresh_store::Store;
 const LIMIT: Duration = Duration::from_secs(100);
 
 const MESSAGES: &str = r#"
-import asyncio, errno, multiprocessing, multiprocessing.connection, os, select, socket, stat, sys, tempfile, threading
+import asyncio, ctypes, errno, multiprocessing, multiprocessing.connection, os, select, socket, stat, sys, tempfile, threading, time
 from multiprocessing import reduction
 
 def fails(number, work, *args):
@@ -137,6 +137,19 @@ def internet():
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         fails(errno.EDESTADDRREQ, s.send, b"x"); fails(errno.EOPNOTSUPP, s.listen)
 
+def families():
+    with socket.socket(socket.AF_INET6) as six, socket.socket() as four, socket.socket() as again:
+        six.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
+        six.bind(("::1", 0)); six.listen()
+        port = six.getsockname()[1]
+        with socket.create_connection(("127.0.0.1", port)): six.accept()[0].close()
+        four.bind(("127.0.0.1", port)); four.listen()
+        fails(errno.EADDRINUSE, again.bind, ("127.0.0.1", port))
+        for s, host in ((six, "::1"), (four, "127.0.0.1")):
+            with socket.create_connection((host, port)):
+                assert select.select([six, four], [], [], 0)[0] == [s]
+                s.accept()[0].close()
+
 class Echo(asyncio.DatagramProtocol):
     def connection_made(self, transport): self.transport = transport
     def datagram_received(self, data, address): self.transport.sendto(data.upper(), address)
@@ -152,6 +165,37 @@ async def tasks():
     client.sendto(b"hello")
     assert await asks.answer == b"HELLO"
     client.close(); server.close()
+
+class Vector(ctypes.Structure): _fields_ = [("base", ctypes.c_char_p), ("len", ctypes.c_size_t)]
+class Message(ctypes.Structure):
+    _fields_ = [("name", ctypes.c_void_p), ("name_len", ctypes.c_uint), ("vector", ctypes.POINTER(Vector)), ("count", ctypes.c_size_t),
+        ("control", ctypes.c_void_p), ("control_len", ctypes.c_size_t), ("flags", ctypes.c_int), ("pad", ctypes.c_int), ("told", ctypes.c_uint)]
+
+def several():
+    libc = ctypes.CDLL(None, use_errno=True)
+    def call(work, socket, texts, flags, timeout=None):
+        vectors = [Vector(text, len(text)) for text in texts]
+        messages = (Message * len(texts))(*(Message(None, 0, ctypes.pointer(v), 1) for v in vectors))
+        count = work(socket.fileno(), messages, len(texts), flags, *(() if work == libc.sendmmsg else (timeout,)))
+        return (count, [m.told for m in messages[:max(count, 0)]]) if count >= 0 else ctypes.get_errno()
+    a, b = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    texts = [b"one", b"", b"three"]
+    assert call(libc.sendmmsg, a, texts, 0) == (3, [3, 0, 5])
+    room = [b"." * 10 for _ in range(9)]
+    assert call(libc.recvmmsg, b, room[:2], 0) == (2, [3, 0])
+    assert call(libc.recvmmsg, b, room, socket.MSG_DONTWAIT) == (1, [5])
+    assert call(libc.recvmmsg, b, room, socket.MSG_DONTWAIT) == errno.EAGAIN
+    # All of them are waited for, or only the first.
+    sender = threading.Thread(target=lambda: [(time.sleep(0.01), a.send(b"late")) for _ in range(3)])
+    sender.start(); assert call(libc.recvmmsg, b, room[:3], 0) == (3, [4, 4, 4]); sender.join()
+    sender = threading.Thread(target=lambda: (time.sleep(0.01), a.send(b"late")))
+    sender.start(); assert call(libc.recvmmsg, b, room, 0x10000) == (1, [4]); sender.join()
+    # As many as there is room for.
+    a.setblocking(False)
+    sent, told = call(libc.sendmmsg, a, [b"x" * 1000] * 200, 0)
+    assert 30 < sent < 100 and told == [1000] * sent, sent
+    assert call(libc.sendmmsg, a, [b"x" * 1000] * 200, 0) == errno.EAGAIN
+    a.close(); b.close()
 
 def square(n): return n * n
 
@@ -173,7 +217,7 @@ for line in sys.stdin:
         print(out, flush=True)
         continue
     else:
-        rights(); local(); internet(); asyncio.run(tasks())
+        rights(); local(); internet(); families(); several(); asyncio.run(tasks())
         with multiprocessing.get_context("fork").Pool(2) as pool: assert pool.map(square, range(9)) == [n * n for n in range(9)]
     print("done", flush=True)
 "#;
