@@ -5,6 +5,7 @@
 mod bomb;
 mod common;
 mod families;
+mod forged;
 mod fork;
 mod http;
 mod image;
