@@ -5,6 +5,7 @@
 use crate::common;
 
 use std::path::Path;
+use std::process::Command;
 use std::time::Duration;
 
 use afresh_linux::{CallError, End, Frozen, Instance, PlatformError, Program, Warm};
@@ -234,5 +235,16 @@ fn the_zygote_has_nothing_that_a_guest_must_not_have() {
                 .any(|own| line.contains(own))
         });
         assert_eq!(foreign, None, "{maps}");
+        let may = Command::new("unshare").args(["-U", "-n", "-i", "-m", "-u", "true"]).status();
+        if !may.is_ok_and(|status| status.success()) {
+            return println!("SKIPPED: this host gives no namespaces to who asks, or has no unshare");
+        }
+        // Its guests have the same.
+        for process in [others[0], warm.process_id().unwrap()] {
+            for name in ["user", "net", "ipc", "mnt", "uts"] {
+                let space = |of: &str| std::fs::read_link(format!("/proc/{of}/ns/{name}")).unwrap();
+                assert_ne!(space("self"), space(&process.to_string()), "{name}");
+            }
+        }
     });
 }
