@@ -8,6 +8,7 @@ mod alarms;
 mod attribute_calls;
 mod channels;
 mod clock_calls;
+mod copy_calls;
 mod datagrams;
 mod devices;
 mod dialed;
@@ -293,6 +294,8 @@ impl Person {
             libc::SYS_writev => self.writev(process, a[0], a[1], a[2]),
             libc::SYS_pwrite64 => self.pwrite(process, a[0], a[1], a[2], a[3]),
             libc::SYS_pwritev => self.pwritev(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_sendfile => self.send_file(process, a[0], a[1], a[2], a[3]),
+            libc::SYS_copy_file_range => self.copy_range(process, &a),
             // Flags that are no flags.
             libc::SYS_getrandom if a[2] & !7 != 0 => Err(Errno::INVAL.into()),
             libc::SYS_getrandom => self.random(process, a[0], a[1]),

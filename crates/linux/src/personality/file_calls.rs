@@ -297,6 +297,8 @@ impl Person {
                 }
                 Ok(DONE)
             }
+            // Who would be sent `SIGIO`: nobody ever is.
+            libc::F_SETOWN if description.open.is_stream() => Ok(DONE),
             F_GETPIPE_SZ | F_SETPIPE_SZ if matches!(description.open, Open::Pipe { .. }) => {
                 Ok(Outcome::Value(super::channels::CAPACITY as u64))
             }
@@ -324,6 +326,10 @@ impl Person {
                 let bit = libc::O_NONBLOCK as u32;
                 let flags = description.flags & !bit | if on { bit } else { 0 };
                 self.change().table.get_mut(descriptor)?.flags = flags;
+                Ok(DONE)
+            }
+            libc::FIOASYNC if description.open.is_stream() => {
+                copy_in(process, value, 4)?;
                 Ok(DONE)
             }
             libc::FIONREAD if description.open.is_stream() => {

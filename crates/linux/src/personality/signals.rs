@@ -398,7 +398,7 @@ impl Person {
             libc::SYS_futex | libc::SYS_recvfrom | libc::SYS_accept | libc::SYS_accept4 => !timed,
             libc::SYS_read | libc::SYS_readv | libc::SYS_write | libc::SYS_writev => true,
             libc::SYS_recvmsg | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_connect => true,
-            libc::SYS_recvmmsg | libc::SYS_sendmmsg => true,
+            libc::SYS_recvmmsg | libc::SYS_sendmmsg | libc::SYS_sendfile => true,
             libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_fcntl | libc::SYS_flock => true,
             _ => false,
         };

@@ -50,7 +50,7 @@ fn most(description: &Description) -> u64 {
 }
 
 /// Refuses what is negative to the guest.
-fn check_offset(offset: u64) -> Served<()> {
+pub(super) fn check_offset(offset: u64) -> Served<()> {
     if offset > i64::MAX as u64 { Err(Errno::INVAL.into()) } else { Ok(()) }
 }
 
@@ -217,7 +217,12 @@ impl Person {
         Ok(Outcome::Value(bytes.len() as u64))
     }
 
-    fn bytes_at(&self, description: &Description, offset: u64, len: u64) -> Served<Vec<u8>> {
+    pub(super) fn bytes_at(
+        &self,
+        description: &Description,
+        offset: u64,
+        len: u64,
+    ) -> Served<Vec<u8>> {
         match &description.open {
             Open::File(open) => {
                 // Buffers are often larger than what is left of a file.
@@ -287,7 +292,7 @@ impl Person {
         self.put(descriptor, &bytes, Some(offset))
     }
 
-    fn put(&mut self, descriptor: u64, bytes: &[u8], at: Option<u64>) -> Served {
+    pub(super) fn put(&mut self, descriptor: u64, bytes: &[u8], at: Option<u64>) -> Served {
         let description = self.state.table.get(descriptor)?;
         if !description.writes() {
             return Err(Errno::BADF.into());

@@ -150,6 +150,30 @@ def families():
                 assert select.select([six, four], [], [], 0)[0] == [s]
                 s.accept()[0].close()
 
+def copies():
+    with tempfile.TemporaryFile() as one, tempfile.TemporaryFile() as other:
+        text = bytes(range(256)) * 4000
+        one.write(text); one.flush()
+        a, b = socket.socketpair()
+        parts = []
+        reader = threading.Thread(target=lambda: [parts.append(piece) for piece in iter(lambda: b.recv(65536), b"")])
+        reader.start()
+        sent = 0
+        while sent < len(text): sent += os.sendfile(a.fileno(), one.fileno(), sent, 10**9)
+        a.close(); reader.join(); b.close()
+        assert b"".join(parts) == text and os.sendfile(other.fileno(), one.fileno(), len(text), 9) == 0
+        assert os.lseek(one.fileno(), 0, 1) == len(text), "where it stands is not moved"
+        os.lseek(one.fileno(), 100, 0)
+        assert os.sendfile(other.fileno(), one.fileno(), None, 50) == 50 and os.lseek(one.fileno(), 0, 1) == 150
+        assert os.copy_file_range(one.fileno(), other.fileno(), 1000, 5, 10) == 1000 and os.lseek(other.fileno(), 0, 1) == 50
+        assert os.copy_file_range(one.fileno(), other.fileno(), 10) == 10 and os.lseek(one.fileno(), 0, 1) == 160
+        assert os.pread(other.fileno(), 2000, 0) == text[100:110] + text[5:45] + text[150:160] + text[55:1005]
+        fails(errno.EINVAL, os.copy_file_range, one.fileno(), one.fileno(), 10, 0, 5)
+        r, w = os.pipe()
+        fails(errno.EINVAL, os.sendfile, w, r, None, 5)
+        fails(errno.EBADF, os.sendfile, os.open("/dev/null", os.O_RDONLY), one.fileno(), 0, 5)
+        os.close(r); os.close(w)
+
 class Echo(asyncio.DatagramProtocol):
     def connection_made(self, transport): self.transport = transport
     def datagram_received(self, data, address): self.transport.sendto(data.upper(), address)
@@ -217,7 +241,7 @@ for line in sys.stdin:
         print(out, flush=True)
         continue
     else:
-        rights(); local(); internet(); families(); several(); asyncio.run(tasks())
+        rights(); local(); internet(); families(); several(); copies(); asyncio.run(tasks())
         with multiprocessing.get_context("fork").Pool(2) as pool: assert pool.map(square, range(9)) == [n * n for n in range(9)]
     print("done", flush=True)
 "#;

@@ -237,7 +237,9 @@ fn the_zygote_has_nothing_that_a_guest_must_not_have() {
         assert_eq!(foreign, None, "{maps}");
         let may = Command::new("unshare").args(["-U", "-n", "-i", "-m", "-u", "true"]).status();
         if !may.is_ok_and(|status| status.success()) {
-            return println!("SKIPPED: this host gives no namespaces to who asks, or has no unshare");
+            return println!(
+                "SKIPPED: this host gives no namespaces to who asks, or has no unshare"
+            );
         }
         // Its guests have the same.
         for process in [others[0], warm.process_id().unwrap()] {
