@@ -140,15 +140,17 @@ impl Language {
         (self.form == Form::Frame).then(prelude)
     }
 
-    /// Has a Linux program evaluate the language: an interpreter of the host's as it is, with arguments and an environment that make it
-    /// a guest. None where that is not known of the language.
+    /// Has a Linux program evaluate the language: an interpreter of the host's as it is, or the one that an image has, with arguments and an
+    /// environment that make it a guest. None where that is not known of the language.
     #[cfg(feature = "linux")]
     #[must_use]
     pub fn program(&self, program: afresh::linux::Program) -> Option<afresh::linux::Program> {
         if self.form != Form::Frame {
             return None;
         }
-        let program = program.arg("-I").arg("-c").arg(in_module(&[DRIVER, AGENT]));
+        // An image has one of its own.
+        let program = program.entry_point(["python3"]).arg("-I").arg("-c");
+        let program = program.arg(in_module(&[DRIVER, AGENT]));
         // What runs in the background leaves others their turn.
         let program = program.slice(std::time::Duration::from_millis(50));
         let path = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";

@@ -79,6 +79,11 @@ impl Root {
         })
     }
 
+    /// Begins command lines otherwise than the image says.
+    pub(crate) fn start_with(&mut self, words: Vec<OsString>) {
+        (self.entry, self.usual) = (words, Vec::new());
+    }
+
     /// The command line that is run with these arguments; empty where the image names no program, and nobody else does.
     pub(crate) fn command(&self, arguments: &[OsString]) -> Vec<OsString> {
         let rest = if arguments.is_empty() { &self.usual } else { arguments };

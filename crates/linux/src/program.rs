@@ -111,6 +111,15 @@ impl Program {
         Ok(program.directory(Path::new("/").join(&config.directory)))
     }
 
+    /// What is run of an image in place of what it says: a program and its first arguments. Means nothing to a program that has none.
+    #[must_use]
+    pub fn entry_point(mut self, words: impl IntoIterator<Item = impl AsRef<OsStr>>) -> Self {
+        if let Some(root) = &mut self.root {
+            root.start_with(words.into_iter().map(|word| word.as_ref().to_os_string()).collect());
+        }
+        self
+    }
+
     /// Adds an argument.
     #[must_use]
     pub fn arg(mut self, arg: impl AsRef<OsStr>) -> Self {

@@ -7,6 +7,8 @@
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::str::FromStr;
 
+use serde::Deserialize;
+
 /// What a destination may look like; the end of an error message.
 const FORMS: &str = "use NAME:PORT, as in api.example.org:443, *.example.org:443, 192.0.2.7:5432 or db:*, or \
                      NAME:PORT=HOST:PORT for a server that is elsewhere";
@@ -26,7 +28,8 @@ pub struct BadDestination {
 /// NAME is the name of a host, `*.` and the end of one, or an address; PORT is a number, or `*` for any. The guest finds
 /// names by asking for them as programs do. Where HOST:PORT is given, that is the server that is connected to, also one of
 /// this host; without it, it is whatever the name means here and now, but not this host itself.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(try_from = "String")]
 pub struct Destination {
     name: Name,
     port: Option<u16>,
@@ -104,6 +107,14 @@ impl FromStr for Destination {
             Ok((host.to_owned(), port))
         });
         Ok(Self { name, port, server: server.transpose()? })
+    }
+}
+
+impl TryFrom<String> for Destination {
+    type Error = BadDestination;
+
+    fn try_from(text: String) -> Result<Self, BadDestination> {
+        text.parse()
     }
 }
 

@@ -128,6 +128,9 @@ struct Template {
     linux: Option<String>,
     #[serde(default)]
     dirs: Vec<PathBuf>,
+    #[cfg(feature = "linux")]
+    #[serde(default)]
+    net: Vec<afresh::linux::Destination>,
     #[serde(default)]
     warm: Vec<String>,
     setup: Option<String>,
@@ -227,6 +230,10 @@ impl Sandboxes {
             };
             let mut own = SandboxTemplate::new(template.name, guest, open.clone());
             own.linux = linux;
+            #[cfg(feature = "linux")]
+            {
+                own.net = template.net;
+            }
             own.dirs = template.dirs.iter().map(|granted| dir.join(granted)).collect();
             own.warm = template.warm.iter().map(|call| warm_call(call)).collect();
             own.setup = template.setup;

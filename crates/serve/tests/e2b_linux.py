@@ -56,6 +56,35 @@ def ask(sandbox: Sandbox, port: int, path: str, data: bytes | None = None, shown
     return connection.getresponse()
 
 
+FETCH = "import urllib.request as r; print(r.urlopen('http://server.test/').read().decode())"
+
+WATCH = """
+import time, urllib.request
+while True:
+    urllib.request.urlopen('http://server.test/').read()
+    open('/tmp/watched', 'a').write('.')
+    time.sleep(0.05)
+"""
+
+
+def reached(*sandboxes: Sandbox) -> None:
+    """Servers outside that the template names are reached: by code, by a command, and by one that goes on between calls."""
+    for sandbox in sandboxes:
+        assert "".join(sandbox.run_code(FETCH).logs.stdout) == "from outside, true\n"
+        assert sandbox.commands.run(f'python3 -c "{FETCH}"').stdout == "from outside, true\n"
+        for place in ("other.test", "127.0.0.1:1"):
+            failed = sandbox.run_code(FETCH.replace("server.test", place))
+            assert failed.error is not None and failed.error.name == "URLError", failed
+    sandbox = sandboxes[0]
+    sandbox.files.write("/home/user/watch.py", WATCH)
+    watch = sandbox.commands.run("python3 watch.py", background=True, timeout=0)
+    until = time.monotonic() + 30
+    while not sandbox.files.exists("/tmp/watched") or len(sandbox.files.read("/tmp/watched")) < 5:
+        assert time.monotonic() < until, "what goes on between calls reaches nobody"
+        time.sleep(0.05)
+    watch.kill()
+
+
 def from_outside(sandbox: Sandbox) -> None:
     """A server on port 8000 is asked from outside, and one that takes its time."""
     assert ask(sandbox, 8000, "/page").read() == b"served well"
@@ -290,6 +319,7 @@ def main() -> None:
     cut = resumed.run_code("base = 0\nopen('/tmp/there', 'w').write('cut')\nwhile True: pass")
     assert cut.error is not None and cut.error.name == "TimeoutError", cut
     assert resumed.run_code("base, open('/tmp/there').read()").text == "(40, 'here\\n')"
+    reached(sandbox, resumed)
     kept(sandbox)
     for live in (sandbox, resumed, *forks):
         assert live.kill()

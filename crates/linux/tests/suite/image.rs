@@ -54,7 +54,11 @@ fn a_program_is_started_as_its_image_says_and_is_pristine_after_each_call() {
 
 #[test]
 fn a_guest_of_an_image_sees_the_image_and_what_is_granted_and_nothing_else_of_the_host() {
-    let Some(layout) = layout(r#"{"config":{"Env":["PATH=/bin"]}}"#) else { return };
+    let (Some(layout), Some(other)) =
+        (layout(r#"{"config":{"Env":["PATH=/bin"]}}"#), layout(CONFIG))
+    else {
+        return;
+    };
     let granted = tempfile::tempdir().unwrap();
     std::fs::write(granted.path().join("given"), "given").unwrap();
     let image = layout.open();
@@ -70,6 +74,11 @@ fn a_guest_of_an_image_sees_the_image_and_what_is_granted_and_nothing_else_of_th
     assert!(exe.trim_end().ends_with("-> /bin/sh") || exe.contains("/bin/ls"), "{exe}");
     let run = shell(&format!("cat {}/given", granted.path().display())).unwrap();
     assert_eq!(run.output, b"given");
+
+    // What it says is to be run may be put aside.
+    let cat = Program::of_image(&other.open()).unwrap().entry_point(["cat", "word"]);
+    assert_eq!(cat.clone().run(b"").unwrap().output, b"dear");
+    assert_eq!(cat.arg("-").run(b"also").unwrap().output, b"dearalso");
 
     // An image that names no program is told so, and one that has it not.
     let none = Program::of_image(&image).unwrap().warm();

@@ -61,10 +61,14 @@ pub struct Template {
     pub name: String,
     /// What [`afresh::open`] opens: a guest's file, or a snapshot.
     pub reference: String,
-    /// Whether that is an interpreter of the host's, to be run as a Linux program. Its sandboxes run commands, too.
+    /// Whether that is an interpreter of the host's, to be run as a Linux program, or a container's image that has one. Its
+    /// sandboxes run commands, too.
     pub linux: bool,
     /// Directories of the host's that a Linux program may read, besides the system's programs and libraries.
     pub dirs: Vec<PathBuf>,
+    /// Servers outside that a Linux program may connect to.
+    #[cfg(feature = "linux")]
+    pub net: Vec<afresh::linux::Destination>,
     /// How it is opened. The server sets its engine, its imports and limits.
     pub open: afresh::Options,
     /// The language that it evaluates: `javascript` or `python`.
@@ -95,6 +99,8 @@ impl Template {
             language: "javascript".to_owned(),
             linux: false,
             dirs: Vec::new(),
+            #[cfg(feature = "linux")]
+            net: Vec::new(),
             warm: Vec::new(),
             setup: None,
             library: None,

@@ -101,7 +101,7 @@ impl Opening {
         })
     }
 
-    /// Those of an interpreter of the host's, a Linux program.
+    /// Those of an interpreter of the host's or of an image's, a Linux program.
     #[cfg(feature = "linux")]
     fn of_program(
         config: &SandboxConfig,
@@ -115,9 +115,10 @@ impl Opening {
                 format!("no Linux program is known that evaluates `{name}`; `python` is").into()
             );
         }
-        let (dirs, files) = (template.dirs.clone(), template.files);
+        let (dirs, net, files) = (template.dirs.clone(), template.net.clone(), template.files);
         let shape = move |program: afresh::linux::Program| {
             let program = dirs.iter().fold(program, |program, dir| program.grant(dir));
+            let program = net.iter().cloned().fold(program, afresh::linux::Program::reach);
             let program = program.storage_limit(files).output_limit(OUTPUT);
             language.program(program.clone()).unwrap_or(program)
         };

@@ -294,6 +294,24 @@ fn an_unmodified_client_of_e2b_runs_python_with_pandas() {
     client_of_e2b(sandboxes, command);
 }
 
+/// A server of HTTP, which says whether it was asked politely; the port it listens on. It ends with the test's process.
+#[cfg(feature = "linux")]
+fn outside() -> u16 {
+    use std::io::{Read, Write};
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().flatten() {
+            let mut asked = [0; 4096];
+            let len = stream.read(&mut asked).unwrap_or_default();
+            let polite = asked[..len].ends_with(b"\r\n\r\n");
+            let answer = format!("HTTP/1.0 200 OK\r\n\r\nfrom outside, {polite}");
+            let _ = stream.write_all(answer.as_bytes());
+        }
+    });
+    port
+}
+
 #[cfg(feature = "linux")]
 #[test]
 fn an_unmodified_client_of_e2b_runs_code_and_commands_in_a_linux_program() {
@@ -309,6 +327,8 @@ fn an_unmodified_client_of_e2b_runs_code_and_commands_in_a_linux_program() {
     sandboxes.call_timeout = Duration::from_secs(10);
     sandboxes.templates[0].linux = true;
     sandboxes.templates[0].setup = Some("import json, random".to_owned());
+    let server = format!("server.test:80=127.0.0.1:{}", outside());
+    sandboxes.templates[0].net = vec![server.parse().unwrap()];
     if let Err(why) = afresh::linux::Program::new("/bin/true").run(b"") {
         println!("SKIPPED: {why}");
         return;
