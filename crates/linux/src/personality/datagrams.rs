@@ -99,7 +99,7 @@ impl Person {
             if !to.is_of(family) {
                 return Err(Errno::AFNOSUPPORT.into());
             }
-            if !to.is_local() {
+            if !to.is_local() && !to.is_for_names() {
                 return Err(Errno::NETUNREACH.into());
             }
         }
@@ -123,7 +123,7 @@ impl Person {
         };
         let sent = Outcome::Value(bytes.len() as u64);
         let Some((id, inbox)) = found else {
-            if let Some(to) = to.filter(|to| self.state.is_question(to)) {
+            if let Some(to) = to.filter(Address::is_for_names) {
                 return self.ask_name(descriptor, bytes, to);
             }
             // Who is connected hears of it with its next call.
@@ -206,7 +206,7 @@ impl Person {
         if !address.is_of(socket.family) {
             return Err(Errno::AFNOSUPPORT.into());
         }
-        if !address.is_local() {
+        if !address.is_local() && !address.is_for_names() {
             return Err(Errno::NETUNREACH.into());
         }
         let mut found = None;

@@ -1,4 +1,4 @@
-//! Names of hosts, as a guest asks for them: questions in DNS's form, sent to port 53 of its own loopback.
+//! Names of hosts, as a guest asks for them: questions in DNS's form, sent to port 53 of wherever it is told to ask.
 //!
 //! Promises: every name that is granted has an address of its own, which stays the same for as long as the guest's state does
 //! and means nothing outside; all other names do not exist. May break it: nothing outside; which server is behind a name
@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr};
 use serde::{Deserialize, Serialize};
 
 use super::sockets::{Address, Stage};
-use super::{Outcome, Person, Served, State};
+use super::{Outcome, Person, Served};
 use crate::reach;
 
 /// Where names are asked for.
@@ -136,10 +136,10 @@ fn answer(
     out
 }
 
-impl State {
-    /// Whether what is sent there is a question to us: nobody in the guest takes it.
-    pub(super) fn is_question(&self, to: &Address) -> bool {
-        to.is_internet() && to.is_local() && to.port() == PORT
+impl Address {
+    /// Whether what is sent there is a question to us, if nobody in the guest takes it.
+    pub(super) fn is_for_names(&self) -> bool {
+        self.is_internet() && self.port() == PORT
     }
 }
 

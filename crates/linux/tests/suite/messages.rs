@@ -133,7 +133,7 @@ def internet():
             s.close(); c.send(b"x")
             assert select.select([c], [], [], 0)[0]; fails(errno.ECONNREFUSED, c.recv, 1); c.send(b"x")
             assert c.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) == errno.ECONNREFUSED
-            fails(errno.ENETUNREACH, c.sendto, b"x", ("1.2.3.4" if family == socket.AF_INET else "2001:db8::1", 53))
+            fails(errno.ENETUNREACH, c.sendto, b"x", ("1.2.3.4" if family == socket.AF_INET else "2001:db8::1", 54))
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
         fails(errno.EDESTADDRREQ, s.send, b"x"); fails(errno.EOPNOTSUPP, s.listen)
 

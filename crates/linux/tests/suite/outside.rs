@@ -54,6 +54,13 @@ def answer(word, *rest):
         return asyncio.run(many(*rest))
     if word == "name":
         return socket.gethostbyname(rest[0])
+    if word == "lookup":
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as s:
+            s.connect((rest[0], 53))
+            s.send(b"\1\2\1\0\0\1\0\0\0\0\0\0\6server\4test\0\0\1\0\1")
+            data, back = s.recvfrom(500)
+            assert back == (rest[0], 53)
+            return socket.inet_ntoa(data[-4:])
     if word == "keep":
         kept = connect(*rest)
         return kept.getpeername()[1]
@@ -161,6 +168,8 @@ fn a_guest_reaches_what_is_granted_by_name_and_nothing_else() {
         assert!(ask(&mut instance, "ask test 7 x").starts_with("gaierror"));
         assert_eq!(ask(&mut instance, "ask 198.51.100.2 9 x"), "OSError 101");
         assert_eq!(ask(&mut instance, "name localhost"), "127.0.0.1");
+        // Whoever is asked for a name, the answer is the same.
+        assert_eq!(ask(&mut instance, "lookup 192.0.2.53"), ask(&mut instance, "lookup 127.0.0.1"));
         // The guest's own loopback is its own.
         let own = format!("ask 127.0.0.1 {} x", server.port);
         assert_eq!(ask(&mut instance, &own), "ConnectionRefusedError 111");
