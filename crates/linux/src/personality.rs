@@ -15,6 +15,7 @@ mod dialed;
 mod encode;
 mod family;
 mod family_calls;
+mod fifos;
 mod file_calls;
 mod ground;
 mod kin;
@@ -90,6 +91,8 @@ use table::Table;
 use threads::Threads;
 pub(crate) use threads::{On, Wait};
 
+/// Longest name of a file.
+const NAME: usize = 255;
 /// Longest path, with its end.
 const PATH_LEN: usize = 4096;
 
@@ -388,6 +391,8 @@ impl Person {
             libc::SYS_fchdir => self.go_to(a[0]),
             libc::SYS_mkdir => self.make_directory(process, libc::AT_FDCWD as u64, a[0], a[1]),
             libc::SYS_mkdirat => self.make_directory(process, a[0], a[1], a[2]),
+            libc::SYS_mknod => self.make_node(process, libc::AT_FDCWD as u64, a[0], a[1]),
+            libc::SYS_mknodat => self.make_node(process, a[0], a[1], a[2]),
             libc::SYS_rmdir => {
                 let flags = libc::AT_REMOVEDIR as u64;
                 self.unlink(process, libc::AT_FDCWD as u64, a[0], flags)
@@ -517,7 +522,6 @@ impl Person {
             libc::SYS_sched_getaffinity => self.processors(process, a[0], a[1], a[2]),
             libc::SYS_getcpu => self.processor(process, a[0], a[1]),
             libc::SYS_prctl => self.process_control(process, a[0], a[1]),
-            libc::SYS_mknod | libc::SYS_mknodat => Err(Errno::PERM.into()),
             // Extended attributes: files have none, and take none.
             libc::SYS_setxattr..=libc::SYS_fremovexattr => Err(Errno::OPNOTSUPP.into()),
             number => self.unknown(number),

@@ -4,6 +4,7 @@ use afresh_files::{Kind, Time};
 use rustix::io::Errno;
 
 use super::encode::Bytes;
+use super::fifos::Fifo;
 use super::table::Open;
 use super::{DONE, Person, Served, clock_calls, copy_out, process_calls, word_in};
 use crate::platform::Process;
@@ -54,7 +55,9 @@ impl Person {
         };
         let node = if path == 0 {
             match &self.state.table.get(at)?.open {
-                Open::File(open) | Open::Device(_, open) => open.node,
+                Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }) => {
+                    open.node
+                }
                 _ => return Err(Errno::INVAL.into()),
             }
         } else {

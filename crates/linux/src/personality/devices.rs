@@ -1,5 +1,7 @@
 //! Devices that every guest has. The file tree keeps their numbers; what they do is decided where bytes move.
 
+use afresh_files::Kind;
+
 /// A character device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Device {
@@ -10,8 +12,9 @@ pub(crate) enum Device {
     Host,
 }
 
-/// The number by which the tree keeps the name of a local socket, which is no device to a guest.
+/// Numbers by which the tree keeps the names of local sockets and of named pipes, which are no devices to a guest.
 pub(super) const SOCKET: u64 = 0x3c02;
+pub(super) const FIFO: u64 = 0x3c03;
 
 /// Names and numbers, as Linux has them.
 pub(crate) const DEVICES: [(&str, Device, u64); 5] = [
@@ -22,6 +25,15 @@ pub(crate) const DEVICES: [(&str, Device, u64); 5] = [
     // Of our own; the number is one that Linux leaves to local use.
     ("/dev/host", Device::Host, 0x3c01),
 ];
+
+/// The type of a file, as programs are told it.
+pub(super) fn type_of(kind: Kind, device: u64) -> u32 {
+    match (kind, device) {
+        (Kind::Device, SOCKET) => libc::S_IFSOCK,
+        (Kind::Device, FIFO) => libc::S_IFIFO,
+        (kind, _) => kind.mode(),
+    }
+}
 
 impl Device {
     /// The device of this number, if guests have it.

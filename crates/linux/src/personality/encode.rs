@@ -2,7 +2,7 @@
 
 use afresh_files::{Kind, Stat, Time};
 
-use super::devices::SOCKET;
+use super::devices::type_of;
 
 /// Who owns every file.
 const OWNER: u32 = super::process_calls::USER as u32;
@@ -25,15 +25,15 @@ pub(crate) struct Attributes {
 
 impl From<Stat> for Attributes {
     fn from(stat: Stat) -> Self {
-        let is_socket = stat.kind == Kind::Device && stat.device == SOCKET;
-        let kind = if is_socket { libc::S_IFSOCK } else { stat.kind.mode() };
+        let kind = type_of(stat.kind, stat.device);
+        let is_device = stat.kind == Kind::Device && kind == Kind::Device.mode();
         Self {
             inode: stat.node.0,
             mode: kind | stat.mode,
             links: stat.links.into(),
             size: stat.size,
             stored: stat.stored,
-            device: if is_socket { 0 } else { stat.device },
+            device: if is_device { stat.device } else { 0 },
             modified: stat.times.modified,
             accessed: stat.times.accessed,
             changed: stat.times.changed,

@@ -431,6 +431,7 @@ impl State {
     /// The current process runs another program from here on: what of it does not outlast that goes.
     pub(crate) fn shed(&mut self, program: Vec<u8>, strings: Strings) {
         let state = &mut *self;
+        state.give_up_all(Some(state.threads.current_id()));
         state.alarms.drop_timers();
         for number in state.table.closing() {
             let gone = state.table.close(number).unwrap_or_default();
@@ -457,6 +458,7 @@ impl State {
     /// The current process, which is not the first, ends: its parent is told, and becomes the current one. Those who use its memory
     /// must have ended before. Nothing of it is left but what its parent may ask for.
     pub(crate) fn bury(&mut self, end: End) {
+        self.give_up_all(None);
         for number in self.table.numbers(0, u64::from(u32::MAX)) {
             let gone = self.table.close(number).unwrap_or_default();
             self.forget(gone);

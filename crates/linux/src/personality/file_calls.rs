@@ -5,8 +5,9 @@ use std::sync::Arc;
 use afresh_files::{Access, Kind, New, Node, Tree, Walk, Whence};
 use rustix::io::Errno;
 
-use super::devices::{Device, SOCKET};
+use super::devices::{Device, FIFO, SOCKET};
 use super::encode::{self, Attributes};
+use super::fifos::Fifo;
 use super::proc_calls::Reach;
 use super::proc_paths::Meant;
 use super::table::{Description, Open};
@@ -77,6 +78,9 @@ impl Person {
         mode: u64,
     ) -> Served {
         let flags = flags as i32;
+        if let Some(opened) = self.met(flags) {
+            return opened;
+        }
         let has = |flag: i32| flags & flag == flag;
         let only_named = has(libc::O_PATH);
         let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
@@ -136,8 +140,11 @@ impl Person {
             }
             _ => {}
         }
-        let open = self.change().tree.open(node, access)?;
         let found = Some((place.directory, place.name));
+        if stat.kind == Kind::Device && stat.device == FIFO && !only_named {
+            return self.open_fifo(node, access, flags, found);
+        }
+        let open = self.change().tree.open(node, access)?;
         match Device::of(stat.device).filter(|_| stat.kind == Kind::Device && !only_named) {
             Some(device) => self.add_found(Open::Device(device, open), flags, found),
             None => self.add_found(Open::File(open), flags, found),
@@ -299,7 +306,9 @@ impl Person {
             }
             // Who would be sent `SIGIO`: nobody ever is.
             libc::F_SETOWN if description.open.is_stream() => Ok(DONE),
-            F_GETPIPE_SZ | F_SETPIPE_SZ if matches!(description.open, Open::Pipe { .. }) => {
+            F_GETPIPE_SZ | F_SETPIPE_SZ
+                if matches!(description.open, Open::Pipe { .. } | Open::Fifo(_)) =>
+            {
                 Ok(Outcome::Value(super::channels::CAPACITY as u64))
             }
             command @ (libc::F_SETLK
@@ -376,7 +385,7 @@ impl Person {
     /// `fadvise64`: nothing is read ahead.
     pub(super) fn expect(&mut self, descriptor: u64, advice: u64) -> Served {
         match self.state.table.get(descriptor)?.open {
-            Open::Pipe { .. } | Open::Input | Open::Output | Open::Messages => {
+            Open::Pipe { .. } | Open::Fifo(_) | Open::Input | Open::Output | Open::Messages => {
                 Err(Errno::SPIPE.into())
             }
             _ if advice as i32 > libc::POSIX_FADV_NOREUSE || (advice as i32) < 0 => {
@@ -402,7 +411,7 @@ impl Person {
             | Open::Signals(_) => Ok(Attributes { mode: 0o600, ..none }),
             Open::Folder(folder, _) => self.attributes_meant(&Meant::Folder(*folder), true),
             // Its name may be gone, or be another's.
-            Open::File(open) | Open::Device(_, open) => {
+            Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }) => {
                 Ok(Attributes::from(self.state.tree.stat(open.node)?))
             }
         }

@@ -3,8 +3,9 @@
 use afresh_files::{Kind, New, Node, Rename, Tree};
 use rustix::io::Errno;
 
-use super::devices::SOCKET;
+use super::devices::type_of;
 use super::encode::Bytes;
+use super::fifos::Fifo;
 use super::proc_calls::Reach;
 use super::table::Open;
 use super::{DONE, Outcome, Person, Served, State, clock_calls, copy_out, path_in};
@@ -74,9 +75,11 @@ impl Person {
             next = after;
             let before = bytes.0.len();
             bytes = bytes.word(entry.node.0).word(next).half(length as u16);
-            let is_socket = entry.kind == Kind::Device
-                && tree.stat(entry.node).is_ok_and(|stat| stat.device == SOCKET);
-            let kind = if is_socket { libc::S_IFSOCK } else { entry.kind.mode() };
+            let device = match entry.kind {
+                Kind::Device => tree.stat(entry.node).map_or(0, |stat| stat.device),
+                _ => 0,
+            };
+            let kind = type_of(entry.kind, device);
             bytes.0.push((kind >> 12) as u8);
             bytes.0.extend(&entry.name[..]);
             bytes.0.resize(before + length, 0);
@@ -192,10 +195,10 @@ impl Person {
         if description.flags & libc::O_PATH as u32 != 0 {
             return Err(Errno::BADF.into());
         }
-        let Open::File(open) = &description.open else {
-            return Err(Errno::PERM.into());
+        let node = match &description.open {
+            Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }) => open.node,
+            _ => return Err(Errno::PERM.into()),
         };
-        let node = open.node;
         self.change().tree.set_mode(node, mode as u32, clock_calls::now())?;
         Ok(DONE)
     }

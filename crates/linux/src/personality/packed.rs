@@ -13,12 +13,12 @@ use std::sync::Arc;
 use afresh_files::{Kind, Node, OpenFile, SavedTree, Time, Tree};
 use serde::{Deserialize, Serialize};
 
-use super::State;
 use super::alarms::Alarms;
 use super::channels::Channels;
 use super::clock_calls::now_moment;
-use super::devices::Device;
+use super::devices::{Device, FIFO};
 use super::family::{FIRST, Family};
+use super::fifos::{Fifo, opening};
 use super::ground;
 use super::layout::Layout;
 use super::locks::Locks;
@@ -32,10 +32,8 @@ use super::sockets::Socket;
 use super::table::{Description, Open, Parts, Table};
 use super::threads::{Moment, Threads};
 use crate::base::{self, Base};
+use super::{NAME, State};
 use crate::error::{FreezeError, Misfit, ThawError};
-
-/// Longest name of a file.
-const NAME: usize = 255;
 
 /// [`State`] but for its files, in a form that is written down.
 #[derive(Serialize, Deserialize)]
@@ -73,6 +71,7 @@ enum PackedOpen {
     /// With its number.
     Device(u64, OpenFile),
     Pipe(u64, bool),
+    Fifo(Fifo),
     Event(u64, bool, u64),
     Timer(Timer),
     Epoll(Set),
@@ -123,6 +122,7 @@ impl State {
                 }
                 Open::Device(_, open) => PackedOpen::Device(stat(open)?.device, open.clone()),
                 Open::Pipe { channel, writes } => PackedOpen::Pipe(*channel, *writes),
+                Open::Fifo(fifo) => PackedOpen::Fifo(fifo.clone()),
                 Open::Event { count, semaphore, edges } => {
                     PackedOpen::Event(*count, *semaphore, *edges)
                 }
@@ -214,6 +214,13 @@ impl State {
                     Open::Device(device, open)
                 }
                 PackedOpen::Pipe(channel, writes) => Open::Pipe { channel, writes },
+                PackedOpen::Fifo(fifo) => {
+                    let stat = held(&tree, &fifo.open)?;
+                    if stat.kind != Kind::Device || stat.device != FIFO {
+                        return Err(damaged("a named pipe is none"));
+                    }
+                    Open::Fifo(fifo)
+                }
                 PackedOpen::Event(count, semaphore, edges) => {
                     Open::Event { count, semaphore, edges }
                 }
@@ -242,7 +249,15 @@ impl State {
         let parts = Parts { descriptors, descriptions, next, carried: packed.carried };
         let mut table = Table::from_parts(parts, FIRST, |id| family.lives(id))
             .ok_or_else(|| damaged("its descriptors do not fit together"))?;
-        let ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
+        let mut ends: Vec<_> = table.descriptions().flat_map(|(_, d)| d.open.ends()).collect();
+        let threads = packed.threads.iter().chain(family.other_threads());
+        for opening in threads.filter_map(|(_, thread)| opening(thread)) {
+            let stat = held(&tree, &opening.fifo.open)?;
+            if !opening.is_sound(stat.kind, stat.device) {
+                return Err(damaged("a thread waits to open what is no named pipe"));
+            }
+            ends.extend(opening.fifo.ends());
+        }
         packed.channels.check(&ends).map_err(damaged)?;
         let is_open = |id| table.description(id).is_some();
         if !table.carried().is_sound(is_open, packed.channels.parcels()) {

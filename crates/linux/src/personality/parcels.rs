@@ -74,6 +74,9 @@ impl State {
             match description.open {
                 Open::File(open) | Open::Device(_, open) => self.tree.close(open),
                 open => {
+                    if let Open::Fifo(fifo) = &open {
+                        self.tree.close(fifo.open.clone());
+                    }
                     // What nobody accepted has no other side any more.
                     for (id, writes) in open.ends() {
                         for parcel in self.channels.leave(id, writes) {

@@ -168,7 +168,8 @@ impl Person {
         let wanted: u64 = pieces.iter().map(|(_, len)| len).sum();
         let channel = match &self.state.table.get(descriptor)?.open {
             Open::Pipe { channel, writes: false } => *channel,
-            Open::Pipe { .. } => return Err(Errno::BADF.into()),
+            Open::Fifo(fifo) if fifo.open.access.read => fifo.channel,
+            Open::Pipe { .. } | Open::Fifo(_) => return Err(Errno::BADF.into()),
             Open::Socket(socket) => match &socket.stage {
                 Stage::Connected { incoming: Some(incoming), .. } => *incoming,
                 Stage::Connected { incoming: None, .. } => return alone(Ok(DONE)),
@@ -263,6 +264,7 @@ impl Person {
     ) -> Served {
         let channel = match &self.state.table.get(descriptor)?.open {
             Open::Pipe { channel, writes: true } => *channel,
+            Open::Fifo(fifo) if fifo.open.access.write => fifo.channel,
             Open::Socket(socket) => match &socket.stage {
                 Stage::Connected { outgoing: Some(outgoing), .. } => *outgoing,
                 Stage::Connected { outgoing: None, .. } => return self.broken_pipe(quiet),

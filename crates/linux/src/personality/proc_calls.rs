@@ -3,8 +3,9 @@
 use afresh_files::{Access, Kind, Node, Place, Tree, Walk};
 use rustix::io::Errno;
 
-use super::devices::Device;
+use super::devices::{Device, FIFO};
 use super::encode::{Attributes, Bytes};
+use super::fifos::Fifo;
 use super::proc_paths::{Folder, Meant};
 use super::table::{Description, Open};
 use super::{Outcome, Person, Served, State, clock_calls, copy_out};
@@ -54,9 +55,10 @@ impl Person {
         let state = &self.state;
         match meant {
             Meant::Descriptor(id, number) => match &state.open_of(*id, *number) {
-                Some(Description { open: Open::File(open) | Open::Device(_, open), .. }) => {
-                    Ok(open.node)
-                }
+                Some(Description {
+                    open: Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }),
+                    ..
+                }) => Ok(open.node),
                 Some(_) => Err(Errno::ACCESS.into()),
                 None => Err(Errno::NOENT.into()),
             },
@@ -134,7 +136,9 @@ impl Person {
             return Err(Errno::NOTDIR.into());
         }
         match open {
-            Open::File(open) | Open::Device(_, open) => self.open_node(open.node, name, flags),
+            Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }) => {
+                self.open_node(open.node, name, flags)
+            }
             Open::Folder(folder, _) if mode == libc::O_RDONLY => {
                 self.add(Open::Folder(folder, 0), flags)
             }
@@ -181,6 +185,9 @@ impl Person {
                 self.change().tree.set_size(node, 0, clock_calls::now())?;
             }
             _ => {}
+        }
+        if stat.kind == Kind::Device && stat.device == FIFO && !only_named {
+            return self.open_fifo(node, access, flags, name);
         }
         self.state.table.check_room()?;
         let open = self.change().tree.open(node, access)?;

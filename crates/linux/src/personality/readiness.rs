@@ -59,6 +59,16 @@ impl State {
                 };
                 (events, channel.edges)
             }
+            Open::Fifo(fifo) => {
+                let Some(channel) = self.channels.get(fifo.channel) else { return (ERR, 0) };
+                let access = fifo.open.access;
+                let ended = channel.writers == 0 && !fifo.unmet;
+                let reads = when(!channel.is_empty(), IN) | when(ended, HUP);
+                let writes =
+                    when(channel.is_writable(), OUT) | when(channel.readers == 0, ERR | OUT);
+                let events = when(access.read, reads) | when(access.write, writes);
+                (events, channel.edges)
+            }
             Open::Signals(set) => {
                 let own = self.threads.get(asker.thread).map(|thread| &thread.pending);
                 let all = || own.into_iter().chain([&self.pending]);
@@ -124,7 +134,7 @@ impl State {
             return true;
         }
         match &wait.on {
-            On::Futex { .. } | On::Nothing => false,
+            On::Futex { .. } | On::Fifo(_) | On::Nothing => false,
             On::Lock(lock) => self.locks.against(lock).is_none(),
             // Others of its threads may have asked before.
             On::Children(asked) => self.family.answers(*asked),

@@ -393,12 +393,18 @@ impl Person {
             let time = Bytes::default().word(nanos / 1_000_000_000).word(nanos % 1_000_000_000);
             let _ = process.write(left, &time.0)?;
         }
+        if matches!(self.resumed, Some(Wait { on: On::Fifo(_), .. })) {
+            let state = self.change();
+            let wait = state.threads.current_mut().wait.take();
+            state.give_up(wait);
+        }
         let timed = until.is_some();
         let again = match call.number {
             libc::SYS_futex | libc::SYS_recvfrom | libc::SYS_accept | libc::SYS_accept4 => !timed,
             libc::SYS_read | libc::SYS_readv | libc::SYS_write | libc::SYS_writev => true,
             libc::SYS_recvmsg | libc::SYS_sendto | libc::SYS_sendmsg | libc::SYS_connect => true,
             libc::SYS_recvmmsg | libc::SYS_sendmmsg | libc::SYS_sendfile => true,
+            libc::SYS_open | libc::SYS_openat | libc::SYS_creat => true,
             libc::SYS_wait4 | libc::SYS_waitid | libc::SYS_fcntl | libc::SYS_flock => true,
             _ => false,
         };

@@ -7,6 +7,7 @@ use afresh_files::{Node, OpenFile};
 use rustix::io::Errno;
 
 use super::devices::Device;
+use super::fifos::Fifo;
 use super::parcels::Parcels;
 use super::pipe_calls::Timer;
 use super::poll_calls::Set;
@@ -33,6 +34,8 @@ pub(crate) enum Open {
         channel: u64,
         writes: bool,
     },
+    /// A named pipe.
+    Fifo(Fifo),
     /// A counter (`eventfd`).
     Event {
         count: u64,
@@ -56,6 +59,7 @@ impl Open {
     pub(crate) fn ends(&self) -> Vec<(u64, bool)> {
         match self {
             Self::Pipe { channel, writes } => vec![(*channel, *writes)],
+            Self::Fifo(fifo) => fifo.ends(),
             Self::Socket(socket) => socket.ends(),
             _ => Vec::new(),
         }
@@ -63,8 +67,8 @@ impl Open {
 
     /// Whether bytes come and go by themselves.
     pub(crate) fn is_stream(&self) -> bool {
-        use Open::{Epoll, Event, Pipe, Process, Signals, Socket, Timer};
-        let numbered = matches!(self, Event { .. } | Timer(_) | Epoll(_));
+        use Open::{Epoll, Event, Fifo, Pipe, Process, Signals, Socket, Timer};
+        let numbered = matches!(self, Event { .. } | Timer(_) | Epoll(_) | Fifo(_));
         numbered || matches!(self, Pipe { .. } | Socket(_) | Process(_) | Signals(_))
     }
 }

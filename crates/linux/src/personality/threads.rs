@@ -10,6 +10,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::family::{Asked, FIRST};
+use super::fifos::Opening;
 use super::locks::Lock;
 use super::signals::Pending;
 use crate::platform::Context;
@@ -30,6 +31,8 @@ pub(crate) enum On {
     Futex { address: u64, bits: u32, order: u64, place: Option<(Node, u64)> },
     /// That nothing stands against this lock, or a signal that interrupts.
     Lock(Lock),
+    /// The other end of a named pipe, or a signal that interrupts.
+    Fifo(Opening),
     /// Any of these events (as `poll` names them) of descriptions.
     Files(Vec<(u64, u16)>),
     /// A signal of this set, or one that interrupts.

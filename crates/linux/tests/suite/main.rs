@@ -6,6 +6,7 @@ mod bomb;
 mod common;
 mod families;
 mod forged;
+mod fifos;
 mod fork;
 mod http;
 mod image;

@@ -1,6 +1,7 @@
 //! Guests for tests: C programs, compiled when they are needed.
 
 pub(crate) mod layout;
+pub(crate) mod states;
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

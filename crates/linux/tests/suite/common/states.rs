@@ -1,0 +1,52 @@
+//! What a call leaves is part of every state: of none that a reset, a rollback or a fork goes back to, and of each that was taken since.
+
+use afresh_linux::{Frozen, Instance, Program, Warm};
+use afresh_pager::{Options, SnapshotOptions};
+use afresh_snapshot::{Branch, Tree};
+use afresh_store::Store;
+
+/// One line to a program that reads lines, and what it answers, without the line's end.
+pub(crate) fn ask(instance: &mut Instance, request: &str) -> String {
+    let answer = instance.call(format!("{request}\n").as_bytes());
+    let answer = answer.unwrap_or_else(|error| panic!("{request:?}: {error}"));
+    String::from_utf8_lossy(&answer).trim_end().to_owned()
+}
+
+/// Does `work` twice from the warm state, each time the same, and compares what is left with it.
+pub(crate) fn pristine(warm: &Warm, work: &str, done: &str) {
+    let mut instance = warm.instance();
+    for _ in 0..2 {
+        instance.reset();
+        assert_eq!(ask(&mut instance, work), done);
+        instance.verify().unwrap();
+    }
+    assert_eq!(instance.stats().processes, 1);
+}
+
+/// Has the program `hold` something, which `look` tells as `held`, and as `none` where nothing is held.
+pub(crate) fn in_every_state(program: &Program, warm: &Warm, hold: &str, look: [&str; 3]) {
+    let [look, held, none] = look;
+    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    let root = line.at();
+    assert_eq!(ask(line.guest_mut().unwrap(), look), none);
+    ask(line.guest_mut().unwrap(), hold);
+    let with = line.snapshot().unwrap();
+    let mut fork = line.fork(with).unwrap();
+    for _ in 0..2 {
+        line.restore(with).unwrap();
+        line.guest_mut().unwrap().verify().unwrap();
+        assert_eq!(ask(line.guest_mut().unwrap(), look), held);
+        line.restore(root).unwrap();
+        line.guest_mut().unwrap().verify().unwrap();
+        assert_eq!(ask(line.guest_mut().unwrap(), look), none);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path().join("store")).unwrap();
+    let frozen = fork.guest_mut().unwrap().freeze().unwrap();
+    frozen.save(&store, "with", &SnapshotOptions::default()).unwrap();
+    let frozen = Frozen::load(store.load("with").unwrap(), &Options::default()).unwrap();
+    let mut thawed = Warm::thaw(&frozen, program).unwrap().instance();
+    assert_eq!(ask(&mut thawed, look), held);
+    thawed.verify().unwrap();
+    assert_eq!(ask(fork.guest_mut().unwrap(), look), held);
+}
