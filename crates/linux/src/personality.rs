@@ -12,6 +12,7 @@ mod copy_calls;
 mod datagrams;
 mod devices;
 mod dialed;
+mod discipline;
 mod encode;
 mod family;
 mod family_calls;
@@ -45,6 +46,8 @@ mod socket_calls;
 mod sockets;
 mod streams;
 mod table;
+mod terminal_calls;
+mod terminals;
 mod thread_calls;
 mod threads;
 mod timer_calls;
@@ -88,6 +91,7 @@ pub(crate) use signals::Taken;
 pub use streams::{Channel, End, Writer};
 pub(crate) use streams::{Hearer, Streams};
 use table::Table;
+use terminals::Terminals;
 use threads::Threads;
 pub(crate) use threads::{On, Wait};
 
@@ -115,6 +119,7 @@ pub(crate) struct State {
     alarms: Alarms,
     pub(crate) threads: Threads,
     channels: Channels,
+    terminals: Terminals,
     /// Locks on files.
     locks: Locks,
     /// Files that are held because memory is shared through them.
@@ -146,6 +151,7 @@ impl State {
             alarms: Alarms::default(),
             threads: Threads::new(),
             channels: Channels::default(),
+            terminals: Terminals::default(),
             locks: Locks::default(),
             shares: BTreeSet::new(),
             names: Names::default(),

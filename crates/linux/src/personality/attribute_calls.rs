@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use super::encode::Bytes;
 use super::fifos::Fifo;
 use super::table::Open;
+use super::terminals::TerminalEnd;
 use super::{DONE, Person, Served, clock_calls, copy_out, process_calls, word_in};
 use crate::platform::Process;
 
@@ -55,9 +56,10 @@ impl Person {
         };
         let node = if path == 0 {
             match &self.state.table.get(at)?.open {
-                Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }) => {
-                    open.node
-                }
+                Open::File(open)
+                | Open::Device(_, open)
+                | Open::Fifo(Fifo { open, .. })
+                | Open::Terminal(TerminalEnd { open, .. }) => open.node,
                 _ => return Err(Errno::INVAL.into()),
             }
         } else {

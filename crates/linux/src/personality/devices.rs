@@ -1,6 +1,11 @@
 //! Devices that every guest has. The file tree keeps their numbers; what they do is decided where bytes move.
 
-use afresh_files::Kind;
+use std::sync::Arc;
+
+use afresh_files::{Access, Kind, Node};
+
+use super::terminal_calls::{MULTIPLEXER, OWN, is_terminal};
+use super::{Person, Served};
 
 /// A character device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -15,6 +20,9 @@ pub(crate) enum Device {
 /// Numbers by which the tree keeps the names of local sockets and of named pipes, which are no devices to a guest.
 pub(super) const SOCKET: u64 = 0x3c02;
 pub(super) const FIFO: u64 = 0x3c03;
+
+/// Names of what leads to terminals, and their numbers.
+pub(super) const TERMINALS: [(&str, u64); 2] = [("/dev/ptmx", MULTIPLEXER), ("/dev/tty", OWN)];
 
 /// Names and numbers, as Linux has them.
 pub(crate) const DEVICES: [(&str, Device, u64); 5] = [
@@ -32,6 +40,28 @@ pub(super) fn type_of(kind: Kind, device: u64) -> u32 {
         (Kind::Device, SOCKET) => libc::S_IFSOCK,
         (Kind::Device, FIFO) => libc::S_IFIFO,
         (kind, _) => kind.mode(),
+    }
+}
+
+/// Whether opening a device takes more than its number.
+pub(super) fn is_special(device: u64) -> bool {
+    device == FIFO || is_terminal(device)
+}
+
+impl Person {
+    /// Opens what is special.
+    pub(super) fn open_special(
+        &mut self,
+        device: u64,
+        node: Node,
+        access: Access,
+        flags: i32,
+        found: Option<(Node, Arc<[u8]>)>,
+    ) -> Served {
+        match device {
+            FIFO => self.open_fifo(node, access, flags, found),
+            device => self.open_terminal(device, node, access, flags, found),
+        }
     }
 }
 

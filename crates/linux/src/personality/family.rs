@@ -459,6 +459,7 @@ impl State {
     /// must have ended before. Nothing of it is left but what its parent may ask for.
     pub(crate) fn bury(&mut self, end: End) {
         self.give_up_all(None);
+        self.leave_terminal();
         for number in self.table.numbers(0, u64::from(u32::MAX)) {
             let gone = self.table.close(number).unwrap_or_default();
             self.forget(gone);

@@ -5,12 +5,13 @@ use std::sync::Arc;
 use afresh_files::{Access, Kind, New, Node, Tree, Walk, Whence};
 use rustix::io::Errno;
 
-use super::devices::{Device, FIFO, SOCKET};
+use super::devices::{Device, SOCKET, is_special};
 use super::encode::{self, Attributes};
 use super::fifos::Fifo;
 use super::proc_calls::Reach;
 use super::proc_paths::Meant;
 use super::table::{Description, Open};
+use super::terminals::TerminalEnd;
 use super::{DONE, Outcome, Person, Served, State, clock_calls, copy_in, copy_out, path_in};
 use crate::platform::Process;
 
@@ -141,8 +142,8 @@ impl Person {
             _ => {}
         }
         let found = Some((place.directory, place.name));
-        if stat.kind == Kind::Device && stat.device == FIFO && !only_named {
-            return self.open_fifo(node, access, flags, found);
+        if stat.kind == Kind::Device && is_special(stat.device) && !only_named {
+            return self.open_special(stat.device, node, access, flags, found);
         }
         let open = self.change().tree.open(node, access)?;
         match Device::of(stat.device).filter(|_| stat.kind == Kind::Device && !only_named) {
@@ -330,6 +331,12 @@ impl Person {
     ) -> Served {
         let description = self.state.table.get(descriptor)?;
         match request {
+            request
+                if matches!(description.open, Open::Terminal(_))
+                    && ![libc::FIONBIO, libc::FIOCLEX, libc::FIONCLEX].contains(&request) =>
+            {
+                self.control_terminal(process, descriptor, request, value)
+            }
             libc::FIONBIO => {
                 let on = copy_in(process, value, 4)? != [0; 4];
                 let bit = libc::O_NONBLOCK as u32;
@@ -385,9 +392,12 @@ impl Person {
     /// `fadvise64`: nothing is read ahead.
     pub(super) fn expect(&mut self, descriptor: u64, advice: u64) -> Served {
         match self.state.table.get(descriptor)?.open {
-            Open::Pipe { .. } | Open::Fifo(_) | Open::Input | Open::Output | Open::Messages => {
-                Err(Errno::SPIPE.into())
-            }
+            Open::Pipe { .. }
+            | Open::Fifo(_)
+            | Open::Terminal(_)
+            | Open::Input
+            | Open::Output
+            | Open::Messages => Err(Errno::SPIPE.into()),
             _ if advice as i32 > libc::POSIX_FADV_NOREUSE || (advice as i32) < 0 => {
                 Err(Errno::INVAL.into())
             }
@@ -411,7 +421,10 @@ impl Person {
             | Open::Signals(_) => Ok(Attributes { mode: 0o600, ..none }),
             Open::Folder(folder, _) => self.attributes_meant(&Meant::Folder(*folder), true),
             // Its name may be gone, or be another's.
-            Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }) => {
+            Open::File(open)
+            | Open::Device(_, open)
+            | Open::Fifo(Fifo { open, .. })
+            | Open::Terminal(TerminalEnd { open, .. }) => {
                 Ok(Attributes::from(self.state.tree.stat(open.node)?))
             }
         }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use afresh_files::{Budget, Layer, New, Refused, Time, Tree, Walk};
 
-use super::devices::DEVICES;
+use super::devices::{DEVICES, TERMINALS};
 use super::proc_paths::OWN_DESCRIPTORS;
 
 /// There the host tells of itself and of this process, which no grant can mean.
@@ -80,13 +80,16 @@ pub(crate) fn prepare(
     let mut plan = Plan::default();
     granted.iter().for_each(|path| plan.add(path));
     let (mut tree, mounted) = over(below, &plan.directories);
-    for path in ["/dev/shm", "/proc", "/tmp"] {
+    for path in ["/dev/pts", "/dev/shm", "/proc", "/tmp"] {
         tree.make_directories(path, Time::default())?;
     }
     for (path, target) in OWN_DESCRIPTORS {
         plant(&mut tree, Path::new(path), New::Link(target.as_bytes()), 0o777)?;
     }
     for (path, _, number) in DEVICES {
+        plant(&mut tree, Path::new(path), New::Device(number), 0o666)?;
+    }
+    for (path, number) in TERMINALS {
         plant(&mut tree, Path::new(path), New::Device(number), 0o666)?;
     }
     for (path, target) in &plan.links {

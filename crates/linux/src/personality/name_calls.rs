@@ -8,6 +8,7 @@ use super::encode::Bytes;
 use super::fifos::Fifo;
 use super::proc_calls::Reach;
 use super::table::Open;
+use super::terminals::TerminalEnd;
 use super::{DONE, Outcome, Person, Served, State, clock_calls, copy_out, path_in};
 use crate::platform::Process;
 
@@ -196,7 +197,10 @@ impl Person {
             return Err(Errno::BADF.into());
         }
         let node = match &description.open {
-            Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }) => open.node,
+            Open::File(open)
+            | Open::Device(_, open)
+            | Open::Fifo(Fifo { open, .. })
+            | Open::Terminal(TerminalEnd { open, .. }) => open.node,
             _ => return Err(Errno::PERM.into()),
         };
         self.change().tree.set_mode(node, mode as u32, clock_calls::now())?;

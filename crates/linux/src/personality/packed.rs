@@ -30,6 +30,7 @@ use super::proc_paths::Folder;
 use super::signals::Pending;
 use super::sockets::Socket;
 use super::table::{Description, Open, Parts, Table};
+use super::terminals::{FIRST_DEVICE, TerminalEnd, Terminals};
 use super::threads::{Moment, Threads};
 use crate::base::{self, Base};
 use super::{NAME, State};
@@ -53,6 +54,7 @@ pub(crate) struct Packed {
     alarms: Alarms,
     threads: Threads,
     channels: Channels,
+    terminals: Terminals,
     locks: Locks,
     names: Names,
     family: Family,
@@ -72,6 +74,7 @@ enum PackedOpen {
     Device(u64, OpenFile),
     Pipe(u64, bool),
     Fifo(Fifo),
+    Terminal(TerminalEnd),
     Event(u64, bool, u64),
     Timer(Timer),
     Epoll(Set),
@@ -123,6 +126,7 @@ impl State {
                 Open::Device(_, open) => PackedOpen::Device(stat(open)?.device, open.clone()),
                 Open::Pipe { channel, writes } => PackedOpen::Pipe(*channel, *writes),
                 Open::Fifo(fifo) => PackedOpen::Fifo(fifo.clone()),
+                Open::Terminal(end) => PackedOpen::Terminal(end.clone()),
                 Open::Event { count, semaphore, edges } => {
                     PackedOpen::Event(*count, *semaphore, *edges)
                 }
@@ -158,6 +162,7 @@ impl State {
             alarms,
             threads,
             channels: self.channels.clone(),
+            terminals: self.terminals.clone(),
             locks: self.locks.clone(),
             names: self.names.clone(),
             family,
@@ -221,6 +226,10 @@ impl State {
                     }
                     Open::Fifo(fifo)
                 }
+                PackedOpen::Terminal(end) => {
+                    held(&tree, &end.open)?;
+                    Open::Terminal(end)
+                }
                 PackedOpen::Event(count, semaphore, edges) => {
                     Open::Event { count, semaphore, edges }
                 }
@@ -259,6 +268,15 @@ impl State {
             ends.extend(opening.fifo.ends());
         }
         packed.channels.check(&ends).map_err(damaged)?;
+        let terminals = table.descriptions().filter_map(|(_, d)| match &d.open {
+            Open::Terminal(end) => Some(end),
+            _ => None,
+        });
+        let is_terminal = |node: Node, id: u32| {
+            let device = tree.stat(node).map(|stat| (stat.kind, stat.device));
+            device == Ok((Kind::Device, FIRST_DEVICE + u64::from(id)))
+        };
+        packed.terminals.check(terminals, is_terminal).map_err(damaged)?;
         let is_open = |id| table.description(id).is_some();
         if !table.carried().is_sound(is_open, packed.channels.parcels()) {
             return Err(damaged("descriptors are on their way that are none"));
@@ -312,6 +330,7 @@ impl State {
             alarms,
             threads,
             channels: packed.channels,
+            terminals: packed.terminals,
             locks: packed.locks,
             names: packed.names,
             shares,

@@ -73,6 +73,7 @@ impl State {
         while let Some(description) = gone.pop() {
             match description.open {
                 Open::File(open) | Open::Device(_, open) => self.tree.close(open),
+                Open::Terminal(end) => self.close_terminal(end),
                 open => {
                     if let Open::Fifo(fifo) = &open {
                         self.tree.close(fifo.open.clone());

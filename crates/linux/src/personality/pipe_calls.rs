@@ -179,6 +179,9 @@ impl Person {
                 }
                 _ => return Err(Errno::NOTCONN.into()),
             },
+            Open::Terminal(_) => {
+                return alone(self.take_typed(process, descriptor, pieces, wanted));
+            }
             Open::Event { .. } | Open::Timer(_) => {
                 return alone(self.take_count(process, descriptor, pieces, wanted));
             }
@@ -270,6 +273,7 @@ impl Person {
                 Stage::Connected { outgoing: None, .. } => return self.broken_pipe(quiet),
                 _ => return Err(Errno::NOTCONN.into()),
             },
+            Open::Terminal(_) => return self.put_shown(descriptor, bytes),
             Open::Event { count, .. } => {
                 let added: [u8; 8] =
                     bytes.get(..8).and_then(|b| b.try_into().ok()).ok_or(Errno::INVAL)?;

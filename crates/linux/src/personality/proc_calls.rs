@@ -3,11 +3,12 @@
 use afresh_files::{Access, Kind, Node, Place, Tree, Walk};
 use rustix::io::Errno;
 
-use super::devices::{Device, FIFO};
+use super::devices::{Device, is_special};
 use super::encode::{Attributes, Bytes};
 use super::fifos::Fifo;
 use super::proc_paths::{Folder, Meant};
 use super::table::{Description, Open};
+use super::terminals::TerminalEnd;
 use super::{Outcome, Person, Served, State, clock_calls, copy_out};
 use crate::platform::Process;
 
@@ -56,7 +57,11 @@ impl Person {
         match meant {
             Meant::Descriptor(id, number) => match &state.open_of(*id, *number) {
                 Some(Description {
-                    open: Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }),
+                    open:
+                        Open::File(open)
+                        | Open::Device(_, open)
+                        | Open::Fifo(Fifo { open, .. })
+                        | Open::Terminal(TerminalEnd { open, .. }),
                     ..
                 }) => Ok(open.node),
                 Some(_) => Err(Errno::ACCESS.into()),
@@ -136,9 +141,10 @@ impl Person {
             return Err(Errno::NOTDIR.into());
         }
         match open {
-            Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }) => {
-                self.open_node(open.node, name, flags)
-            }
+            Open::File(open)
+            | Open::Device(_, open)
+            | Open::Fifo(Fifo { open, .. })
+            | Open::Terminal(TerminalEnd { open, .. }) => self.open_node(open.node, name, flags),
             Open::Folder(folder, _) if mode == libc::O_RDONLY => {
                 self.add(Open::Folder(folder, 0), flags)
             }
@@ -186,8 +192,8 @@ impl Person {
             }
             _ => {}
         }
-        if stat.kind == Kind::Device && stat.device == FIFO && !only_named {
-            return self.open_fifo(node, access, flags, name);
+        if stat.kind == Kind::Device && is_special(stat.device) && !only_named {
+            return self.open_special(stat.device, node, access, flags, name);
         }
         self.state.table.check_room()?;
         let open = self.change().tree.open(node, access)?;

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::fifos::Fifo;
 use super::table::{Description, Open};
+use super::terminals::TerminalEnd;
 use super::{State, path_of};
 
 /// Names of a process's own descriptors, which lie in the tree as links.
@@ -259,7 +260,10 @@ impl State {
                 return format!("pipe:[{inode}]").into_bytes();
             }
             Open::Socket(_) => return format!("socket:[{inode}]").into_bytes(),
-            Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }) => {
+            Open::File(open)
+            | Open::Device(_, open)
+            | Open::Fifo(Fifo { open, .. })
+            | Open::Terminal(TerminalEnd { open, .. }) => {
                 return self.path_of_open(open.node, description);
             }
             Open::Folder(folder, _) => return folder.path().into_bytes(),
@@ -294,7 +298,10 @@ impl State {
     pub(super) fn inode_of(&self, id: u64, open: &Open) -> u64 {
         match open {
             Open::Pipe { channel, .. } => INODES + (16 << 32) + channel,
-            Open::File(open) | Open::Device(_, open) | Open::Fifo(Fifo { open, .. }) => open.node.0,
+            Open::File(open)
+            | Open::Device(_, open)
+            | Open::Fifo(Fifo { open, .. })
+            | Open::Terminal(TerminalEnd { open, .. }) => open.node.0,
             Open::Folder(folder, _) => folder.inode(),
             _ => INODES + (17 << 32) + id,
         }

@@ -69,6 +69,7 @@ impl State {
                 let events = when(access.read, reads) | when(access.write, writes);
                 (events, channel.edges)
             }
+            Open::Terminal(end) => self.terminals.readiness(end),
             Open::Signals(set) => {
                 let own = self.threads.get(asker.thread).map(|thread| &thread.pending);
                 let all = || own.into_iter().chain([&self.pending]);
@@ -135,6 +136,7 @@ impl State {
         }
         match &wait.on {
             On::Futex { .. } | On::Fifo(_) | On::Nothing => false,
+            On::Stop => !self.is_about_to_stop(),
             On::Lock(lock) => self.locks.against(lock).is_none(),
             // Others of its threads may have asked before.
             On::Children(asked) => self.family.answers(*asked),

@@ -216,6 +216,18 @@ impl State {
         }
     }
 
+    /// Whether the current thread neither hears nor heeds a signal.
+    pub(super) fn shuns(&self, signal: u8) -> bool {
+        self.fate(signal) == Fate::Ignored || self.threads.current().blocked & bit(signal) != 0
+    }
+
+    /// Whether a signal of its terminal's that is to stop the current process is still on its way.
+    pub(super) fn is_about_to_stop(&self) -> bool {
+        let own = self.threads.iter().map(|(_, thread)| &thread.pending).chain([&self.pending]);
+        let came = own.fold(0, |set, pending| set | pending.set());
+        came & (bit(libc::SIGTTIN as u8) | bit(libc::SIGTTOU as u8)) != 0
+    }
+
     /// Signals that stop the current process.
     fn stopping(&self) -> u64 {
         let stops = STOPS.iter().filter(|signal| self.fate(**signal) == Fate::Stops);

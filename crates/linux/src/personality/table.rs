@@ -13,6 +13,7 @@ use super::pipe_calls::Timer;
 use super::poll_calls::Set;
 use super::proc_paths::Folder;
 use super::sockets::Socket;
+use super::terminals::TerminalEnd;
 
 /// Descriptors a guest may have.
 pub(crate) const DESCRIPTORS: u32 = 1024;
@@ -36,6 +37,7 @@ pub(crate) enum Open {
     },
     /// A named pipe.
     Fifo(Fifo),
+    Terminal(TerminalEnd),
     /// A counter (`eventfd`).
     Event {
         count: u64,
@@ -67,9 +69,9 @@ impl Open {
 
     /// Whether bytes come and go by themselves.
     pub(crate) fn is_stream(&self) -> bool {
-        use Open::{Epoll, Event, Fifo, Pipe, Process, Signals, Socket, Timer};
+        use Open::{Epoll, Event, Fifo, Pipe, Process, Signals, Socket, Terminal, Timer};
         let numbered = matches!(self, Event { .. } | Timer(_) | Epoll(_) | Fifo(_));
-        numbered || matches!(self, Pipe { .. } | Socket(_) | Process(_) | Signals(_))
+        numbered || matches!(self, Terminal(_) | Pipe { .. } | Socket(_) | Process(_) | Signals(_))
     }
 }
 

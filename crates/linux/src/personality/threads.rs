@@ -33,6 +33,8 @@ pub(crate) enum On {
     Lock(Lock),
     /// The other end of a named pipe, or a signal that interrupts.
     Fifo(Opening),
+    /// That the process has been stopped by its terminal, and goes on.
+    Stop,
     /// Any of these events (as `poll` names them) of descriptions.
     Files(Vec<(u64, u16)>),
     /// A signal of this set, or one that interrupts.

@@ -9,6 +9,7 @@ use afresh_files::Node;
 
 use super::clock_calls::now_moment;
 use super::table::Open;
+use super::terminals::FIRST_DEVICE;
 use super::{State, USER};
 
 /// Files of a process, and whether there is one of a process that has ended.
@@ -147,9 +148,13 @@ impl State {
         let (parent, group, session) = self.relations(id);
         let threads = self.threads_of(id).map_or(1, super::Threads::len);
         let memory = self.memory_of(id).unwrap_or_default();
+        let terminal = self.family.kin(id).and_then(|kin| self.terminals.of_session(kin.session));
+        let foreground = terminal.and_then(|id| self.terminals.get(id)).map(|t| i64::from(t.group));
+        let device = terminal.map_or(0, |id| FIRST_DEVICE + u64::from(id));
+        let foreground = foreground.unwrap_or(-1);
         let zeros = " 0".repeat(29);
         Some(format!(
-            "{thread} ({name}) {letter} {parent} {group} {session} 0 -1 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 0 {memory}{zeros}\n"
+            "{thread} ({name}) {letter} {parent} {group} {session} {device} {foreground} 0 0 0 0 0 0 0 0 0 20 0 {threads} 0 0 {memory}{zeros}\n"
         ))
     }
 

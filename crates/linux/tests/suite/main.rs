@@ -23,5 +23,6 @@ mod session;
 mod shared;
 mod signals;
 mod start_to_end;
+mod terminals;
 mod threads;
 mod walls;
