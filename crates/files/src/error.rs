@@ -43,6 +43,9 @@ pub enum Refused {
         "the path leads out of the directory that it must stay in, or names what nobody may change"
     )]
     NotPermitted,
+    /// EACCES.
+    #[error("the permission bits of a directory on the path do not let its owner search it")]
+    Denied,
     /// EBADF.
     #[error("the file is not open for that")]
     NotOpen,
@@ -74,6 +77,7 @@ impl Refused {
             Self::NameTooLong => Errno::NAMETOOLONG,
             Self::Loop => Errno::LOOP,
             Self::NotPermitted => Errno::PERM,
+            Self::Denied => Errno::ACCESS,
             Self::NotOpen => Errno::BADF,
             Self::Busy => Errno::BUSY,
             Self::TooManyLinks => Errno::MLINK,

@@ -36,7 +36,8 @@
 //!   is [closed](Tree::close). Descriptors that share one (`dup`) need not hold it twice. Keep tree and open files
 //!   in one value: clone them together, put them back together.
 //! * [`Refused::errno`] is the number for a program.
-//! * Times are given by the caller. Nothing asks who the user is: modes are kept, and not enforced.
+//! * Times are given by the caller. Nothing asks who the user is: modes are kept, and not enforced but where
+//!   a walk is to pass only through directories that their owner may search ([`Walk::searching`]).
 //! * Devices are entries with a number ([`New::Device`]); what they do is the caller's business.
 
 mod archive;

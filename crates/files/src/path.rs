@@ -28,19 +28,22 @@ pub struct Walk {
     /// Whether the path must stay within `from`: absolute ones and those that leave it are refused, also in the
     /// middle and through links. As WASI has it.
     pub beneath: bool,
+    /// Whether only directories are passed through that their owner may search.
+    pub search: bool,
 }
 
 impl Walk {
     /// As Linux follows paths: `root` is `/`.
     #[must_use]
     pub fn new(from: Node) -> Self {
-        Self { from, root: Tree::ROOT, follow: true, name: false, beneath: false }
+        let (follow, name, beneath, search) = (true, false, false, false);
+        Self { from, root: Tree::ROOT, follow, name, beneath, search }
     }
 
     /// As WASI follows paths: nothing but what is below a directory.
     #[must_use]
     pub fn beneath(from: Node) -> Self {
-        Self { from, root: from, follow: true, name: false, beneath: true }
+        Self { root: from, beneath: true, ..Self::new(from) }
     }
 
     /// The same with another answer to whether a last link is followed.
@@ -54,6 +57,13 @@ impl Walk {
     #[must_use]
     pub fn name(mut self) -> Self {
         self.name = true;
+        self
+    }
+
+    /// The same through directories alone that their owner may search.
+    #[must_use]
+    pub fn searching(mut self) -> Self {
+        self.search = true;
         self
     }
 
@@ -109,7 +119,7 @@ impl Tree {
     ///
     /// # Errors
     /// [`Refused::Missing`], [`Refused::NotDirectory`], [`Refused::Loop`], [`Refused::NameTooLong`];
-    /// [`Refused::NotPermitted`] for a path that leaves where it must stay.
+    /// [`Refused::NotPermitted`] for a path that leaves where it must stay; [`Refused::Denied`].
     pub fn walk(&self, path: &[u8], how: Walk) -> Result<Place, Refused> {
         if path.is_empty() {
             return Err(Refused::Missing);
@@ -151,12 +161,12 @@ impl Tree {
                         return Err(Refused::NotPermitted);
                     }
                 } else {
-                    at = self.parent(at)?;
+                    at = self.entry_in(at, &name, how.search)?.ok_or(Refused::Missing)?.0;
                 }
                 place = None;
                 continue;
             }
-            let found = self.entry(at, &name)?;
+            let found = self.entry_in(at, &name, how.search)?;
             let last = ahead.is_empty();
             if let Some((node, Kind::Link)) = found
                 && (!last || !how.name && (how.follow || slash))

@@ -303,10 +303,25 @@ impl Tree {
         directory: Node,
         name: &[u8],
     ) -> Result<Option<(Node, Kind)>, Refused> {
+        self.entry_in(directory, name, false)
+    }
+
+    /// As [`Tree::entry`], with `search` in a directory that its owner may search.
+    pub(crate) fn entry_in(
+        &self,
+        directory: Node,
+        name: &[u8],
+        search: bool,
+    ) -> Result<Option<(Node, Kind)>, Refused> {
         if name.len() > NAME {
             return Err(Refused::NameTooLong);
         }
-        self.directory(directory, |inside| match name {
+        let inode = self.inode(directory)?;
+        let Body::Directory(inside) = &inode.body else { return Err(Refused::NotDirectory) };
+        if search && inode.mode & 0o100 == 0 {
+            return Err(Refused::Denied);
+        }
+        Ok(match name {
             b"." => Some((directory, Kind::Directory)),
             b".." => Some((self.ground.layers.mounted(inside.parent), Kind::Directory)),
             name => inside.entries.get(name).map(|entry| (entry.node, entry.kind)),

@@ -1,6 +1,6 @@
 //! A tree on its own: open files and their positions, what a budget bounds, what a copy costs.
 
-use afresh_files::{Access, Budget, Refused, Time, Tree, Whence};
+use afresh_files::{Access, Budget, Refused, Time, Tree, Walk, Whence};
 
 const NOW: Time = Time { seconds: 1, nanos: 2 };
 
@@ -103,4 +103,25 @@ fn a_copy_of_a_large_tree_costs_no_more_than_of_a_small_one() {
     let found = tree.diff(&changed).unwrap();
     assert_eq!(found.changes.len(), 1);
     assert_eq!(copies[7].diff(&tree).unwrap().changes.len(), 0);
+}
+
+#[test]
+fn a_walk_may_be_kept_to_directories_that_their_owner_may_search() {
+    let mut tree = Tree::new(Budget::default());
+    tree.make_directories("/a/b", NOW).unwrap();
+    tree.write_path("/a/b/file", b"", NOW).unwrap();
+    let closed = tree.walk(b"/a/b", Walk::new(Tree::ROOT)).unwrap().node().unwrap();
+    tree.set_mode(closed, 0o677, NOW).unwrap();
+    let how = Walk::new(Tree::ROOT).searching();
+    for path in [&b"/a/b/file"[..], b"/a/b/none", b"/a/b/../b", b"/a/./b/file"] {
+        assert_eq!(tree.walk(path, how), Err(Refused::Denied), "{path:?}");
+        assert!(tree.walk(path, Walk::new(Tree::ROOT)).is_ok());
+    }
+    assert_eq!(tree.walk(b"/a/b", how).unwrap().node(), Ok(closed));
+    assert_eq!(
+        tree.walk(b"b/file", Walk::new(tree.parent(closed).unwrap()).searching()),
+        Err(Refused::Denied)
+    );
+    tree.set_mode(closed, 0o100, NOW).unwrap();
+    assert!(tree.walk(b"/a/b/file", how).is_ok());
 }

@@ -267,9 +267,9 @@ impl Command {
             args.push(Vec::new());
         }
         for _ in 0..SCRIPTS {
-            let node = tree.walk(&path, Walk::new(from).follow(true))?.node()?;
+            let node = tree.walk(&path, Walk::new(from).searching())?.node()?;
             let stat = tree.stat(node)?;
-            if stat.kind != Kind::File || stat.mode & 0o111 == 0 {
+            if stat.kind != Kind::File || stat.mode & 0o100 == 0 {
                 return Err(Errno::ACCESS);
             }
             let (head, size) = read_head(tree, node, &path).map_err(|_| Errno::NOEXEC)?;

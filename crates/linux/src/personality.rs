@@ -9,6 +9,7 @@ mod attribute_calls;
 mod channels;
 mod clock_calls;
 mod copy_calls;
+mod copies;
 mod datagrams;
 mod devices;
 mod dialed;
@@ -30,6 +31,7 @@ mod name_calls;
 mod names;
 mod packed;
 mod parcels;
+mod permissions;
 mod pidfd_calls;
 mod pipe_calls;
 mod poll_calls;
@@ -71,6 +73,7 @@ use alarms::Alarms;
 use attribute_calls::Times;
 use channels::Channels;
 pub(crate) use clock_calls::now_moment;
+use copies::{copy_in, copy_out, path_in, word_in};
 pub use dialed::{Dialed, Exchanged};
 use family::Family;
 pub(crate) use family::{FIRST, PROCESSES};
@@ -555,43 +558,6 @@ fn statx_refused(flags: u64, mask: u64) -> bool {
     let known = libc::AT_SYMLINK_NOFOLLOW | libc::AT_NO_AUTOMOUNT | libc::AT_EMPTY_PATH | 0x6000;
     // Synchronised with a server that there is not, and not: not both.
     flags as i32 & !known != 0 || flags & 0x6000 == 0x6000 || mask as u32 & 1 << 31 != 0
-}
-
-// What every call needs: the guest's memory, bytes in and out.
-
-fn copy_in(process: &Process, address: u64, len: usize) -> Served<Vec<u8>> {
-    let mut bytes = vec![0; len];
-    if process.read(address, &mut bytes)? { Ok(bytes) } else { Err(Errno::FAULT.into()) }
-}
-
-fn copy_out(process: &mut Process, address: u64, bytes: &[u8]) -> Served<()> {
-    if process.write(address, bytes)? { Ok(()) } else { Err(Errno::FAULT.into()) }
-}
-
-fn word_in(process: &Process, address: u64) -> Served<u64> {
-    let mut bytes = [0; 8];
-    if process.read(address, &mut bytes)? {
-        Ok(u64::from_le_bytes(bytes))
-    } else {
-        Err(Errno::FAULT.into())
-    }
-}
-
-/// A path: bytes up to a zero, at most a page's worth.
-fn path_in(process: &Process, address: u64) -> Served<Vec<u8>> {
-    let mut path = Vec::new();
-    while path.len() < PATH_LEN {
-        let at = address.wrapping_add(path.len() as u64);
-        // Up to the end of a page: what lies behind it may not be there.
-        let len = (PAGE - at % PAGE).min(256).min((PATH_LEN - path.len()) as u64);
-        let piece = copy_in(process, at, len as usize)?;
-        if let Some(end) = piece.iter().position(|&byte| byte == 0) {
-            path.extend(&piece[..end]);
-            return Ok(path);
-        }
-        path.extend(piece);
-    }
-    Err(Errno::NAMETOOLONG.into())
 }
 
 const DONE: Outcome = Outcome::Value(0);

@@ -5,6 +5,7 @@ use rustix::io::Errno;
 
 use super::encode::Bytes;
 use super::fifos::Fifo;
+use super::permissions::WRITE;
 use super::table::Open;
 use super::terminals::TerminalEnd;
 use super::{DONE, Person, Served, clock_calls, copy_out, process_calls, word_in};
@@ -106,6 +107,7 @@ impl Person {
         let follow = flags & libc::AT_SYMLINK_FOLLOW as u64 != 0;
         let node = self.follow(process, from.0, from.1, follow)?;
         let place = self.place(process, to.0, to.1)?;
+        self.state.may_make(&place)?;
         self.change().tree.link_at(node, &place, clock_calls::now())?;
         Ok(DONE)
     }
@@ -118,6 +120,7 @@ impl Person {
         if size > i64::MAX as u64 {
             return Err(Errno::INVAL.into());
         }
+        self.state.may(node, WRITE)?;
         self.change().tree.set_size(node, size, clock_calls::now())?;
         Ok(DONE)
     }

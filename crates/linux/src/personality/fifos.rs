@@ -190,6 +190,7 @@ impl Person {
             _ => return Err(Errno::INVAL.into()),
         };
         let place = self.place(process, at, path)?;
+        self.state.may_make(&place)?;
         let mode = mode as u32 & 0o7777 & !self.state.umask;
         self.change().tree.create_at(&place, new, mode, clock_calls::now())?;
         Ok(DONE)

@@ -8,6 +8,7 @@ use rustix::io::Errno;
 use super::devices::{Device, SOCKET, is_special};
 use super::encode::{self, Attributes};
 use super::fifos::Fifo;
+use super::permissions::allows;
 use super::proc_calls::Reach;
 use super::proc_paths::Meant;
 use super::table::{Description, Open};
@@ -108,6 +109,7 @@ impl Person {
             if !writes {
                 return Err(Errno::INVAL.into());
             }
+            self.state.may_change(directory)?;
             let tree = &mut self.change().tree;
             let node = tree.create_unnamed(mode, now)?;
             let open = tree.open(node, access);
@@ -116,6 +118,9 @@ impl Person {
         }
         if exclusive && place.found.is_some() {
             return Err(Errno::EXIST.into());
+        }
+        if has(libc::O_CREAT) {
+            self.state.may_make(&place)?;
         }
         let node = match place.found {
             Some((node, _)) => node,
@@ -126,6 +131,9 @@ impl Person {
             None => return Err(Errno::NOENT.into()),
         };
         let stat = self.state.tree.stat(node)?;
+        if place.found.is_some() && stat.kind != Kind::Link {
+            self.may_open(stat.mode, access, flags)?;
+        }
         match stat.kind {
             Kind::Link if !only_named => return Err(Errno::LOOP.into()),
             Kind::Device if stat.device == SOCKET && !only_named => {
@@ -497,10 +505,7 @@ impl Person {
         flags: u64,
     ) -> Served {
         let attributes = self.attributes_at(process, at, path, flags)?;
-        if mode as i32 & libc::X_OK != 0 && attributes.mode & 0o111 == 0 {
-            return Err(Errno::ACCESS.into());
-        }
-        Ok(DONE)
+        if allows(attributes.mode, mode as u32) { Ok(DONE) } else { Err(Errno::ACCESS.into()) }
     }
 }
 

@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use super::devices::type_of;
 use super::encode::Bytes;
 use super::fifos::Fifo;
+use super::permissions::SEARCH;
 use super::proc_calls::Reach;
 use super::table::Open;
 use super::terminals::TerminalEnd;
@@ -122,6 +123,7 @@ impl Person {
         if self.state.tree.stat(node)?.kind != Kind::Directory {
             return Err(Errno::NOTDIR.into());
         }
+        self.state.may(node, SEARCH)?;
         self.change().enter(node)?;
         Ok(DONE)
     }
@@ -134,6 +136,7 @@ impl Person {
         mode: u64,
     ) -> Served {
         let place = self.place(process, at, path)?;
+        self.state.may_make(&place)?;
         let mode = mode as u32 & 0o7777 & !self.state.umask;
         self.change().tree.create_at(&place, New::Directory, mode, clock_calls::now())?;
         Ok(DONE)
@@ -141,6 +144,7 @@ impl Person {
 
     pub(super) fn unlink(&mut self, process: &Process, at: u64, path: u64, flags: u64) -> Served {
         let place = self.place(process, at, path)?;
+        self.state.may_remove(&place)?;
         let (tree, now) = (&mut self.change().tree, clock_calls::now());
         if flags & libc::AT_REMOVEDIR as u64 != 0 {
             tree.remove_directory_at(&place, now)?;
@@ -161,6 +165,7 @@ impl Person {
     ) -> Served {
         let from = self.place(process, at, from)?;
         let to = self.place(process, to_at, to)?;
+        self.may_rename(&from, &to)?;
         let how = match flags as u32 {
             0 => Rename::Replace,
             libc::RENAME_NOREPLACE => Rename::Keep,
@@ -180,6 +185,7 @@ impl Person {
     ) -> Served {
         let target = path_in(process, target)?;
         let place = self.place(process, at, path)?;
+        self.state.may_make(&place)?;
         let tree = &mut self.change().tree;
         tree.create_at(&place, New::Link(&target), 0o777, clock_calls::now())?;
         Ok(DONE)

@@ -32,8 +32,8 @@ use super::sockets::Socket;
 use super::table::{Description, Open, Parts, Table};
 use super::terminals::{FIRST_DEVICE, TerminalEnd, Terminals};
 use super::threads::{Moment, Threads};
-use crate::base::{self, Base};
 use super::{NAME, State};
+use crate::base::{self, Base};
 use crate::error::{FreezeError, Misfit, ThawError};
 
 /// [`State`] but for its files, in a form that is written down.

@@ -33,12 +33,14 @@ impl Person {
     pub(super) fn reach(&self, at: u64, path: &[u8], how: impl Fn(Walk) -> Walk) -> Served<Reach> {
         match self.state.meant(at, path) {
             Some(Meant::Beneath(node, rest)) => {
-                return Ok(Reach::Place(self.state.tree.walk(&rest, how(Walk::new(node)))?));
+                return Ok(Reach::Place(
+                    self.state.tree.walk(&rest, how(Walk::new(node).searching()))?,
+                ));
             }
             Some(meant) => return Ok(Reach::Own(meant)),
             None => {}
         }
-        let how = how(Walk::new(self.base(at, path)?));
+        let how = how(Walk::new(self.base(at, path)?).searching());
         match self.state.tree.walk(path, how) {
             Err(afresh_files::Refused::Missing) => {
                 let follow = how.follow && !how.name;
@@ -181,6 +183,7 @@ impl Person {
             append: !only_named && flags & libc::O_APPEND != 0,
         };
         let stat = self.state.tree.stat(node)?;
+        self.may_open(stat.mode, access, flags)?;
         match stat.kind {
             Kind::Directory if access.write || flags & libc::O_CREAT != 0 => {
                 return Err(Errno::ISDIR.into());

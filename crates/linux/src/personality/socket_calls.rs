@@ -6,6 +6,7 @@ use rustix::io::Errno;
 use super::channels::End as ChannelEnd;
 use super::devices::SOCKET;
 use super::file_calls::Pair;
+use super::permissions::WRITE;
 use super::proc_calls::Reach;
 use super::readiness::IN;
 use super::sockets::{Address, Arrival, BACKLOG, LONGEST, Socket, Stage};
@@ -275,6 +276,7 @@ impl Person {
         if place.found.is_some() {
             return Err(Errno::ADDRINUSE.into());
         }
+        self.state.may_make(&place)?;
         let mode = 0o777 & !self.state.umask;
         let now = super::clock_calls::now();
         self.change().tree.create_at(&place, New::Device(SOCKET), mode, now)?;
@@ -287,8 +289,10 @@ impl Person {
         let Reach::Place(place) = self.reach(libc::AT_FDCWD as u64, path, |walk| walk)? else {
             return Err(Errno::CONNREFUSED.into());
         };
-        let stat = self.state.tree.stat(place.node()?)?;
+        let node = place.node()?;
+        let stat = self.state.tree.stat(node)?;
         if stat.kind == Kind::Device && stat.device == SOCKET {
+            self.state.may(node, WRITE)?;
             return Ok(());
         }
         Err(Errno::CONNREFUSED.into())

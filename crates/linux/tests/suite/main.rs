@@ -14,6 +14,7 @@ mod messages;
 mod model;
 mod odd;
 mod outside;
+mod permissions;
 mod pidfd;
 mod pristine;
 mod proc;
