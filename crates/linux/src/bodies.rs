@@ -63,6 +63,11 @@ impl Others {
         self.bodies.values_mut()
     }
 
+    /// Whether somebody had asked for processor times in what all of it goes back to.
+    fn is_timed(&self) -> bool {
+        self.origin.as_ref().is_some_and(|(origin, _)| origin.rest.state.family.timed)
+    }
+
     fn frozen(&self, memory: u32) -> Result<Ground, PlatformError> {
         let origin = self.origin.as_ref();
         origin.and_then(|(standing, _)| standing.ground(memory)).ok_or(PlatformError::Lost)
@@ -136,15 +141,19 @@ impl Guest {
     /// are left bring back the first.
     pub(crate) fn restore(&mut self) -> Result<Orders, PlatformError> {
         self.go_home()?;
+        let timed = self.others.is_timed();
         self.others.bring_back(|body, ground| match body.base.as_ref() {
             Some(base) if base.same(ground) && !body.ran => Ok(()),
             Some(_) if planted::is(Bug::Family) => Ok(()),
             Some(base) if base.same(ground) => {
                 let orders = body.restore(None)?;
-                body.process.carry_out(&orders, Then::Ask)
+                body.process.carry_out(&orders, Then::Ask)?;
+                body.process.forget_spent(timed);
+                Ok(())
             }
             _ => Err(PlatformError::Lost),
         });
+        self.body.process.forget_spent(timed);
         self.body.restore(Some(&self.person.state.layout))
     }
 
@@ -156,8 +165,13 @@ impl Guest {
         self.others.set_origin(to);
         self.others.bring_back(|body, ground| match body.base.as_ref() {
             Some(base) if base.same(ground) && !body.ran => Ok(()),
-            _ => body.move_to(ground, None),
+            _ => {
+                body.move_to(ground, None)?;
+                body.process.forget_spent(to.rest.state.family.timed);
+                Ok(())
+            }
         });
+        self.body.process.forget_spent(to.rest.state.family.timed);
         self.body.move_to(&first, Some(&self.person.state.layout))
     }
 
@@ -205,6 +219,7 @@ impl Guest {
         if family.own.id == id && self.body.holds == id && self.others.memory == family.own.memory {
             return Ok(());
         }
+        self.note_spent();
         self.person.change().seat(id);
         let memory = self.person.state.family.own.memory;
         if self.others.memory != memory {
@@ -235,6 +250,15 @@ impl Guest {
         Ok(())
     }
 
+    /// Has what was spent count for the process that ran until now, where somebody asks for such times.
+    fn note_spent(&mut self) {
+        let held = self.body.holds;
+        if self.person.state.family.timed && self.person.state.family.lives(held) {
+            let spent = self.body.process.take_spent();
+            self.person.change().with(held, |state| state.spend(spent));
+        }
+    }
+
     /// Makes the first process the current one again, before the caller looks.
     pub(crate) fn come_home(&mut self) -> Result<(), PlatformError> {
         self.seat(FIRST)
@@ -247,6 +271,10 @@ impl Guest {
         self.publish()?;
         let state = self.person.change();
         let memory = state.family.own.memory;
+        // Its parent may ask, even if nobody has so far.
+        if memory == id {
+            state.spend(self.body.process.take_spent());
+        }
         state.bury(end);
         self.person.resumed = None;
         if memory == id {

@@ -91,6 +91,9 @@ impl Guest {
         if let Some(at) = state.rings_at() {
             ends = ends.min(now + Duration::from_nanos(at.saturating_sub(now_moment())));
         }
+        if let Some(left) = state.processor_left() {
+            ends = ends.min(now + Duration::from_nanos(left));
+        }
         if let Some(rests) = self.rests {
             ends = ends.min(rests);
         }
@@ -203,6 +206,9 @@ impl Guest {
             return;
         }
         let context = threads.get(threads.current_id()).map(|_| self.body.process.context());
+        if self.person.state.family.timed {
+            self.person.account(&mut self.body.process);
+        }
         let context = self.person.change().threads.switch(id, context);
         if let Some(context) = context {
             self.body.process.set_context(&context);
@@ -212,6 +218,7 @@ impl Guest {
     /// Finds who goes on, while the guest is in the stub; waits for them where only time is missing.
     fn next(&mut self, deadline: Instant) -> Result<Next, PlatformError> {
         loop {
+            self.person.measure(&mut self.body.process);
             // However threads hand on to each other, it ends in time.
             self.turn = Instant::now();
             if self.turn >= deadline {

@@ -38,6 +38,7 @@ mod poll_calls;
 mod proc_calls;
 mod proc_paths;
 mod process_calls;
+mod processor;
 mod reach_calls;
 mod readiness;
 mod shared;
@@ -525,8 +526,7 @@ impl Person {
             libc::SYS_prlimit64 => self.limit(process, a[0], a[1], a[2], a[3]),
             libc::SYS_getrlimit => self.limit(process, 0, a[0], 0, a[1]),
             libc::SYS_setrlimit => self.limit(process, 0, a[0], a[1], 0),
-            libc::SYS_getrusage if !(-1..=1).contains(&(a[0] as i32)) => Err(Errno::INVAL.into()),
-            libc::SYS_getrusage => self.usage(process, a[1]),
+            libc::SYS_getrusage => self.usage(process, a[0], a[1]),
             libc::SYS_times => self.times(process, a[0]),
             libc::SYS_sched_getaffinity => self.processors(process, a[0], a[1], a[2]),
             libc::SYS_getcpu => self.processor(process, a[0], a[1]),

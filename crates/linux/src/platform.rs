@@ -19,6 +19,7 @@ mod seen;
 mod segments;
 mod show;
 mod spawn;
+mod spent;
 mod stub;
 mod together;
 mod track;

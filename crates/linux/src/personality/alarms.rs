@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::clock_calls::now_moment;
+use super::processor::is_processor_clock;
 use super::signals::Info;
 use super::threads::Moment;
 use super::{Person, State};
@@ -34,9 +34,8 @@ pub(crate) struct Bell {
 }
 
 impl Bell {
-    /// Nanoseconds until it rings; nought if it does not.
-    pub(super) fn left(&self) -> u64 {
-        let now = now_moment();
+    /// Nanoseconds until it rings, by its own clock; nought if it does not.
+    pub(super) fn left(&self, now: u64) -> u64 {
         match self.at {
             None => 0,
             Some(at) if at > now => at - now,
@@ -56,8 +55,13 @@ impl Bell {
         times
     }
 
+    /// Whether it counts processor time: what says when it rings is no moment then.
+    fn counts_processor(&self) -> bool {
+        is_processor_clock(self.clock)
+    }
+
     fn rings_at(&self) -> Option<Moment> {
-        self.at.filter(|_| self.signal.is_some())
+        self.at.filter(|_| self.signal.is_some() && !self.counts_processor())
     }
 }
 
@@ -67,6 +71,8 @@ pub(crate) struct Alarms {
     /// When the alarm rings, and how long after that again; never, if it does not.
     pub(super) alarm: Option<(Moment, u64)>,
     bells: BTreeMap<u32, Bell>,
+    /// The same by processor time, as it is seen by the program, and altogether.
+    pub(super) by_processor: [Option<(u64, u64)>; 2],
 }
 
 impl Alarms {
@@ -78,7 +84,8 @@ impl Alarms {
 
     /// Has all moments at another place of the clock.
     pub(super) fn shift(&mut self, by: impl Fn(Moment) -> Moment) {
-        let bells = self.bells.values_mut().filter_map(|bell| bell.at.as_mut());
+        let bells = self.bells.values_mut().filter(|bell| !bell.counts_processor());
+        let bells = bells.filter_map(|bell| bell.at.as_mut());
         bells.chain(self.alarm.as_mut().map(|(at, _)| at)).for_each(|at| *at = by(*at));
     }
 
@@ -88,6 +95,36 @@ impl Alarms {
             let signal = bell.signal.is_none_or(|signal| (1..=64).contains(&signal));
             *id < TIMERS && signal && bell.overrun <= COUNTED
         })
+    }
+
+    /// Whether anything rings by processor time.
+    pub(super) fn count_processor(&self) -> bool {
+        self.processor_next().next().is_some() || self.processor_bells().next().is_some()
+    }
+
+    /// When alarms ring by the processor time of the process.
+    pub(super) fn processor_next(&self) -> impl Iterator<Item = u64> + '_ {
+        self.by_processor.iter().flatten().map(|(at, _)| *at)
+    }
+
+    /// Timers by processor time: clocks, and when they ring by those.
+    pub(super) fn processor_bells(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        let bells = self.bells.values().filter(|bell| bell.counts_processor());
+        bells.filter_map(|bell| Some((bell.clock, bell.at.filter(|_| bell.signal.is_some())?)))
+    }
+
+    /// The signals of alarms that have rung by processor time.
+    pub(super) fn run_processor(&mut self, spent: u64) -> Vec<u8> {
+        let mut rung = Vec::new();
+        for (alarm, signal) in self.by_processor.iter_mut().zip([libc::SIGVTALRM, libc::SIGPROF]) {
+            if let Some((at, every)) = alarm.filter(|(at, _)| *at <= spent) {
+                let missed = (spent - at).checked_div(every).map_or(0, |whole| whole + 1);
+                let next = at.saturating_add(missed.saturating_mul(every));
+                *alarm = (every > 0).then_some((next, every));
+                rung.push(signal as u8);
+            }
+        }
+        rung
     }
 
     /// Another program runs: the alarm alone goes on.
@@ -128,9 +165,18 @@ impl State {
             self.alarms.alarm = (interval > 0).then_some((next, interval));
             self.send(None, Info::new(libc::SIGALRM as u8, 0x80, 0, 0));
         }
+        self.ring_bells(now, None);
+    }
+
+    /// Sends the signals of timers that have run out by `now`: of those of a clock of processor time, or of all others.
+    pub(super) fn ring_bells(&mut self, now: u64, processor: Option<u64>) {
         let mut sent = Vec::new();
         for (&id, bell) in &mut self.alarms.bells {
-            if let Some(signal) = bell.signal {
+            let meant = match processor {
+                Some(clock) => bell.clock == clock,
+                None => !bell.counts_processor(),
+            };
+            if let Some(signal) = bell.signal.filter(|_| meant) {
                 let times = bell.run(now);
                 if times > 0 {
                     sent.push((id, signal, bell.thread, bell.value, times));

@@ -7,6 +7,7 @@ use rustix::io::Errno;
 use rustix::time::{ClockId, Timespec, clock_gettime};
 
 use super::encode::Bytes;
+use super::processor::is_processor_clock;
 use super::threads::{Moment, On, Wait};
 use super::{DONE, Outcome, Person, Served, copy_out, word_in};
 use crate::platform::Process;
@@ -20,9 +21,6 @@ fn clock_of(number: u64) -> Result<ClockId, Errno> {
         libc::CLOCK_MONOTONIC_COARSE => Ok(ClockId::MonotonicCoarse),
         libc::CLOCK_MONOTONIC_RAW => Ok(ClockId::MonotonicRaw),
         libc::CLOCK_BOOTTIME => Ok(ClockId::Boottime),
-        // The processor time of guest and sentry together.
-        libc::CLOCK_PROCESS_CPUTIME_ID => Ok(ClockId::ProcessCPUTime),
-        libc::CLOCK_THREAD_CPUTIME_ID => Ok(ClockId::ThreadCPUTime),
         _ => Err(Errno::INVAL),
     }
 }
@@ -82,6 +80,13 @@ pub(super) fn micro_in(process: &Process, address: u64) -> Served<u64> {
 
 impl Person {
     pub(super) fn clock(&mut self, process: &mut Process, clock: u64, to: u64) -> Served {
+        if is_processor_clock(clock) {
+            self.account(process);
+            let spent = self.state.processor_time(clock)?;
+            let bytes = Bytes::default().word(spent / 1_000_000_000).word(spent % 1_000_000_000);
+            copy_out(process, to, &bytes.0)?;
+            return Ok(DONE);
+        }
         let now = clock_gettime(clock_of(clock)?);
         let bytes = Bytes::default().word(now.tv_sec as u64).word(now.tv_nsec as u64);
         copy_out(process, to, &bytes.0)?;
@@ -89,7 +94,11 @@ impl Person {
     }
 
     pub(super) fn clock_step(&mut self, process: &mut Process, clock: u64, to: u64) -> Served {
-        clock_of(clock)?;
+        if is_processor_clock(clock) {
+            self.state.processor_time(clock)?;
+        } else {
+            clock_of(clock)?;
+        }
         if to != 0 {
             copy_out(process, to, &Bytes::default().word(0).word(1).0)?;
         }
@@ -124,7 +133,7 @@ impl Person {
         flags: u64,
         address: u64,
     ) -> Served {
-        if clock as i32 == libc::CLOCK_THREAD_CPUTIME_ID {
+        if is_processor_clock(clock) {
             return Err(Errno::OPNOTSUPP.into());
         }
         let absolute = flags & libc::TIMER_ABSTIME as u64 != 0;

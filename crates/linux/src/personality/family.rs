@@ -41,6 +41,8 @@ pub(crate) struct Ended {
     pub(crate) group: u32,
     /// As `wait4` tells it.
     pub(crate) status: i32,
+    /// Nanoseconds of processor time, its children's included.
+    pub(crate) spent: u64,
 }
 
 /// All processes of a guest.
@@ -51,6 +53,8 @@ pub(crate) struct Family {
     /// Memory that the current process does not use.
     layouts: BTreeMap<u32, Layout>,
     ended: BTreeMap<u32, Ended>,
+    /// Whether somebody has asked for processor times.
+    pub(crate) timed: bool,
 }
 
 /// What of its children a process waits for.
@@ -88,6 +92,7 @@ impl Family {
             others: BTreeMap::new(),
             layouts: BTreeMap::new(),
             ended: BTreeMap::new(),
+            timed: false,
         }
     }
 
@@ -261,6 +266,18 @@ impl Family {
         self.ended.contains_key(&id)
     }
 
+    /// The current process is told of a child that has ended.
+    pub(super) fn ask_for(&mut self, id: u32) {
+        self.own.children = self.own.children.saturating_add(self.spent_by(id));
+        self.reap(id);
+    }
+
+    /// The processor time of a process, with that of children which it was told of.
+    pub(super) fn spent_by(&self, id: u32) -> u64 {
+        let lives = self.kin(id).map(|kin| kin.spent.saturating_add(kin.children));
+        lives.or(self.ended.get(&id).map(|ended| ended.spent)).unwrap_or_default()
+    }
+
     /// Forgets who has ended.
     pub(crate) fn reap(&mut self, id: u32) {
         self.ended.remove(&id);
@@ -409,7 +426,8 @@ impl State {
         let id = self.threads.take_number()?;
         let own = &self.family.own;
         let memory = if copies { id } else { own.memory };
-        let kin = Kin { id, parent: own.id, memory, stopped: None, news: None, ..own.clone() };
+        let (stopped, news, spent, children) = (None, None, 0, 0);
+        let kin = Kin { id, parent: own.id, memory, stopped, news, spent, children, ..own.clone() };
         if copies {
             self.family.layouts.insert(id, self.layout.clone());
         }
@@ -465,6 +483,7 @@ impl State {
             self.forget(gone);
         }
         let Kin { id, parent, group, memory, .. } = self.family.own.clone();
+        let spent = self.family.spent_by(id);
         self.tree.release(self.directory);
         for member in self.family.others.values_mut().filter(|member| member.kin.parent == id) {
             member.kin.parent = NOBODY;
@@ -490,7 +509,7 @@ impl State {
         };
         // Who ignores it, or says so, does not ask.
         if !self.disowns() {
-            self.family.ended.insert(id, Ended { parent, group, status });
+            self.family.ended.insert(id, Ended { parent, group, status, spent });
         }
         let (signal, child) = (libc::SIGCHLD as u8, u64::from(id));
         self.send(None, Info::new(signal, code, child, told as u64));
@@ -550,7 +569,9 @@ mod tests {
                 family.others.insert(child + 1, member);
             },
             &|family| {
-                family.ended.insert(child, Ended { parent: FIRST, group: FIRST, status: 0 });
+                family
+                    .ended
+                    .insert(child, Ended { parent: FIRST, group: FIRST, status: 0, spent: 0 });
             },
         ];
         for (index, change) in odd.iter().enumerate() {

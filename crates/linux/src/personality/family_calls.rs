@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use super::encode::Bytes;
 use super::family::{Asked, FIRST, Which};
 use super::kin::News;
+use super::processor;
 use super::threads::{On, Thread, Wait};
 use super::{Channel, DONE, Outcome, Person, Served, Writer, copy_out, path_in, word_in};
 use crate::load::Command;
@@ -71,6 +72,7 @@ impl Person {
             masked: None,
             pending: Default::default(),
             cleared: 0,
+            spent: 0,
             ..current.clone()
         };
         let id = self.change().add_child(thread, copies)?;
@@ -135,6 +137,10 @@ impl Person {
             if status != 0 {
                 copy_out(process, status, &news.status().to_le_bytes())?;
             }
+            if usage != 0 {
+                let spent = self.state.family.spent_by(id);
+                copy_out(process, usage, &processor::usage(spent, 0))?;
+            }
             self.forget_news(id);
             return Ok(Outcome::Value(id.into()));
         };
@@ -142,9 +148,9 @@ impl Person {
             copy_out(process, status, &ended.status.to_le_bytes())?;
         }
         if usage != 0 {
-            copy_out(process, usage, &[0; 144])?;
+            copy_out(process, usage, &processor::usage(ended.spent, 0))?;
         }
-        self.change().family.reap(id);
+        self.change().family.ask_for(id);
         Ok(Outcome::Value(id.into()))
     }
 
@@ -209,11 +215,12 @@ impl Person {
             copy_out(process, info, &bytes.0)?;
         }
         if usage != 0 {
-            copy_out(process, usage, &[0; 144])?;
+            let spent = self.state.family.spent_by(id);
+            copy_out(process, usage, &processor::usage(spent, 0))?;
         }
         if options & libc::WNOWAIT as u64 == 0 {
             match has_gone {
-                true => self.change().family.reap(id),
+                true => self.change().family.ask_for(id),
                 false => self.forget_news(id),
             }
         }

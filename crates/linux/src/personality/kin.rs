@@ -69,6 +69,9 @@ pub(crate) struct Kin {
     pub(crate) program: Vec<u8>,
     pub(crate) strings: Strings,
     pub(crate) limits: Limits,
+    /// Nanoseconds of processor time that it has spent, and that children have which it was told of.
+    pub(crate) spent: u64,
+    pub(crate) children: u64,
 }
 
 /// What becomes of a process that does not end.
@@ -95,7 +98,21 @@ impl Kin {
         let (stopped, news) = (None, None);
         let (program, strings, limits) = Default::default();
         let (group, session, memory) = (id, id, id);
-        Self { id, parent, group, session, memory, stopped, news, program, strings, limits }
+        let (spent, children) = (0, 0);
+        Self {
+            id,
+            parent,
+            group,
+            session,
+            memory,
+            stopped,
+            news,
+            program,
+            strings,
+            limits,
+            spent,
+            children,
+        }
     }
 
     /// Whether what it says of itself is what a guest could have.

@@ -1,6 +1,6 @@
 //! Limits of a process that it has set itself (`setrlimit`): values that it is told again, and its children inherit.
 //!
-//! Promises: none is ever above what every guest has. Only the number of descriptors is kept to; the guest's own bounds hold beside these,
+//! Promises: none is ever above what every guest has. Only the number of descriptors and processor time are kept to; the guest's own bounds hold beside these,
 //! whatever is set here. A frozen one is checked before it counts.
 
 use std::collections::BTreeMap;
@@ -27,6 +27,15 @@ impl Limits {
         set.map_or(DESCRIPTORS, |(soft, _)| (*soft).min(DESCRIPTORS.into()) as u32)
     }
 
+    /// What was set of a resource.
+    pub(super) fn get(&self, resource: u32) -> Option<(u64, u64)> {
+        self.0.get(&resource).copied()
+    }
+
+    pub(super) fn set(&mut self, resource: u32, limits: (u64, u64)) {
+        self.0.insert(resource, limits);
+    }
+
     /// Whether it is what a guest could have.
     pub(super) fn is_sound(&self) -> bool {
         self.0.iter().all(|(resource, (soft, hard))| *resource < RESOURCES && soft <= hard)
@@ -36,8 +45,8 @@ impl Limits {
 impl State {
     /// The limit of a resource for process `id`, and what it may be raised to, if there is such a resource.
     pub(super) fn limit_of(&self, id: u32, resource: u32) -> Option<(u64, u64)> {
-        if let Some(set) = self.family.kin(id).and_then(|kin| kin.limits.0.get(&resource)) {
-            return Some(*set);
+        if let Some(set) = self.family.kin(id).and_then(|kin| kin.limits.get(resource)) {
+            return Some(set);
         }
         let limit = match resource {
             libc::RLIMIT_STACK => super::STACK_LEN,
@@ -86,7 +95,7 @@ impl Person {
         if let Some(new) = new.filter(|new| *new != known) {
             let state = self.change();
             if let Some(kin) = state.family.kin_mut(id) {
-                kin.limits.0.insert(resource, new);
+                kin.limits.set(resource, new);
             }
             state.heed_limits();
         }

@@ -65,19 +65,6 @@ impl Person {
         Ok(DONE)
     }
 
-    pub(super) fn usage(&mut self, process: &mut Process, to: u64) -> Served {
-        copy_out(process, to, &[0; 144])?;
-        Ok(DONE)
-    }
-
-    pub(super) fn times(&mut self, process: &mut Process, to: u64) -> Served {
-        if to != 0 {
-            copy_out(process, to, &[0; 32])?;
-        }
-        let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-        Ok(Outcome::Value(now.tv_sec as u64 * 100 + now.tv_nsec as u64 / 10_000_000))
-    }
-
     pub(super) fn processors(
         &mut self,
         process: &mut Process,

@@ -222,7 +222,8 @@ impl State {
 
     /// Whether nothing but the current thread ever does anything.
     pub(crate) fn is_alone(&self) -> bool {
-        self.threads.len() == 1 && self.alarms.next().is_none() && self.family.is_single()
+        let rings = self.alarms.next().is_some() || self.is_measured();
+        self.threads.len() == 1 && !rings && self.family.is_single()
     }
 }
 

@@ -52,6 +52,7 @@ impl Person {
             pending: Default::default(),
             signal_stack: NO_STACK,
             name,
+            spent: 0,
             cleared: if flags & libc::CLONE_CHILD_CLEARTID != 0 { child } else { 0 },
         });
         for (flag, at) in [(libc::CLONE_PARENT_SETTID, parent), (libc::CLONE_CHILD_SETTID, child)] {

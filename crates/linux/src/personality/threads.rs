@@ -78,6 +78,8 @@ pub(crate) struct Thread {
     pub(crate) name: [u8; 16],
     /// Where a zero goes when it ends.
     pub(crate) cleared: u64,
+    /// Nanoseconds of processor time that it has spent.
+    pub(crate) spent: u64,
 }
 
 /// All threads of a guest.
@@ -101,6 +103,7 @@ impl Threads {
             signal_stack: NO_STACK,
             name: *b"guest\0\0\0\0\0\0\0\0\0\0\0",
             cleared: 0,
+            spent: 0,
         };
         let list = BTreeMap::from([(FIRST, first)]);
         Self { list, current: FIRST, next: FIRST + 1, order: 0 }

@@ -5,6 +5,7 @@ use rustix::io::Errno;
 use super::alarms::Bell;
 use super::clock_calls::{length_in, micro_in, moment_after, nanoseconds, now_moment};
 use super::encode::Bytes;
+use super::processor::is_processor_clock;
 use super::{DONE, Outcome, Person, Served, copy_in, copy_out};
 use crate::platform::Process;
 
@@ -50,17 +51,31 @@ impl Person {
         new: Option<u64>,
         old: u64,
     ) -> Served {
-        // Others count processor time, which a guest is not told of by signals.
-        if which != libc::ITIMER_REAL as u64 {
+        if which > libc::ITIMER_PROF as u64 {
             return Err(Errno::INVAL.into());
         }
-        let (left, every) = self.alarm_left();
+        let by_processor = (which as usize).checked_sub(1);
+        if by_processor.is_some() {
+            self.account(process);
+        }
+        let spent = self.state.family.own.spent;
+        let (left, every) = match by_processor.map(|which| self.state.alarms.by_processor[which]) {
+            None => self.alarm_left(),
+            Some(None) => (0, 0),
+            Some(Some((at, every))) => (at.saturating_sub(spent).max(1000), every),
+        };
         if let Some(new) = new {
             let (every, first) = match new {
                 0 => (0, 0),
                 at => (micro_in(process, at)?, micro_in(process, at.wrapping_add(16))?),
             };
-            self.set_alarm(first, every);
+            match by_processor {
+                None => self.set_alarm(first, every),
+                Some(which) => {
+                    let alarm = (first > 0).then(|| (spent.saturating_add(first), every));
+                    self.change().alarms.by_processor[which] = alarm;
+                }
+            }
         }
         if old != 0 {
             let time = |bytes: Bytes, nanos: u64| {
@@ -79,11 +94,7 @@ impl Person {
         event: u64,
         to: u64,
     ) -> Served {
-        let processor = [libc::CLOCK_PROCESS_CPUTIME_ID, libc::CLOCK_THREAD_CPUTIME_ID];
-        if processor.contains(&(clock as i32)) {
-            return Err(Errno::INVAL.into());
-        }
-        moment_after(clock, std::time::Duration::ZERO, false)?;
+        let clock = self.bell_clock(process, clock)?;
         let bell = |signal: Option<u8>, thread: Option<u32>, value: u64| Bell {
             clock,
             at: None,
@@ -139,10 +150,15 @@ impl Person {
         let absolute = flags & libc::TIMER_ABSTIME as u64 != 0;
         let at = match first.is_zero() {
             true => None,
+            false if is_processor_clock(bell.clock) => {
+                let from = if absolute { 0 } else { self.bell_now(process, bell.clock)? };
+                Some(from.saturating_add(nanoseconds(first)))
+            }
             false => Some(moment_after(bell.clock, first, absolute)?),
         };
         if old != 0 {
-            copy_out(process, old, &times(bell.every, bell.left()))?;
+            let now = self.bell_now(process, bell.clock)?;
+            copy_out(process, old, &times(bell.every, bell.left(now)))?;
         }
         let id = id & u64::from(u32::MAX);
         *self.change().alarms.get_mut(id)? = Bell { at, every, overrun: 0, ..bell };
@@ -150,9 +166,30 @@ impl Person {
     }
 
     pub(super) fn bell_left(&mut self, process: &mut Process, id: u64, to: u64) -> Served {
-        let bell = self.state.alarms.get(id & u64::from(u32::MAX))?;
-        copy_out(process, to, &times(bell.every, bell.left()))?;
+        let bell = self.state.alarms.get(id & u64::from(u32::MAX))?.clone();
+        let now = self.bell_now(process, bell.clock)?;
+        copy_out(process, to, &times(bell.every, bell.left(now)))?;
         Ok(DONE)
+    }
+
+    /// The clock of a new timer: of processor time the one by which it is known to everybody.
+    fn bell_clock(&mut self, process: &mut Process, clock: u64) -> Served<u64> {
+        if !is_processor_clock(clock) {
+            moment_after(clock, std::time::Duration::ZERO, false)?;
+            return Ok(clock);
+        }
+        self.account(process);
+        Ok(self.state.lasting_clock(clock)?)
+    }
+
+    /// What the clock of a timer tells.
+    fn bell_now(&mut self, process: &mut Process, clock: u64) -> Served<u64> {
+        if !is_processor_clock(clock) {
+            return Ok(now_moment());
+        }
+        self.account(process);
+        // Of a thread that has ended.
+        Ok(self.state.processor_time(clock).unwrap_or_default())
     }
 
     pub(super) fn bell_overrun(&mut self, id: u64) -> Served {

@@ -83,6 +83,8 @@ pub(crate) struct Process {
     /// Where the frame lies in the control area, once one was seen.
     frame: Option<usize>,
     pub(crate) bases: Bases,
+    /// Nanoseconds of processor time that were looked at, if that is known.
+    pub(super) counted: Option<u64>,
     /// Of the process that made this one. A child forked from that must leave it alone.
     generation: u32,
 }
@@ -124,6 +126,7 @@ impl Process {
             interrupting: false,
             frame: None,
             bases: Bases::default(),
+            counted: Some(0),
             generation: fork::generation(),
         };
         // Its calls are answered here: across two processors each would cost ten times as much.

@@ -45,6 +45,12 @@ pub fn thread_cpu_time() -> Duration {
     Duration::ZERO
 }
 
+/// There are no processes.
+#[must_use]
+pub fn process_cpu_time(_: u32) -> Option<Duration> {
+    None
+}
+
 /// Drawn by the standard library.
 #[must_use]
 pub fn random_word() -> u64 {

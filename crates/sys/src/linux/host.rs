@@ -151,6 +151,19 @@ pub fn thread_cpu_time() -> Duration {
     Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32)
 }
 
+/// Processor time that another process has used, if there is such a one.
+#[must_use]
+pub fn process_cpu_time(pid: u32) -> Option<Duration> {
+    // As the kernel numbers the clocks of processes (`CPUCLOCK_SCHED`).
+    let clock = (!(pid as libc::clockid_t)) << 3 | 2;
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the kernel fills the structure, or refuses a clock that is none.
+    let rc = unsafe { libc::clock_gettime(clock, &mut time) };
+    let length =
+        Duration::new(time.tv_sec.max(0) as u64, time.tv_nsec.clamp(0, 999_999_999) as u32);
+    (rc == 0).then_some(length)
+}
+
 /// A number that nobody can guess, and that no other process draws but for a chance of one in 2^64.
 #[must_use]
 pub fn random_word() -> u64 {
