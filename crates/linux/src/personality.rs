@@ -29,6 +29,7 @@ mod memory_calls;
 mod message_calls;
 mod name_calls;
 mod names;
+mod options;
 mod packed;
 mod parcels;
 mod permissions;

@@ -15,6 +15,8 @@ const CHANNELS: usize = 4096;
 
 /// What is counted in a channel is less than this, however long it lasts.
 const COUNTED: u64 = 1 << 62;
+/// Most bytes of a datagram between local sockets.
+pub(super) const LONGEST: usize = CAPACITY / 2;
 /// Datagrams that a channel holds.
 const LETTERS: usize = 256;
 
@@ -130,6 +132,11 @@ impl Channel {
     /// Whether there is room for a datagram.
     pub(crate) fn takes(&self, len: usize) -> bool {
         self.room() >= len && self.letters.len() < LETTERS
+    }
+
+    /// Whether there is room for any datagram between local sockets.
+    pub(crate) fn takes_any(&self) -> bool {
+        self.takes(LONGEST)
     }
 
     /// Adds a datagram, for which there is room.

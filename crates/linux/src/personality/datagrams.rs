@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::message_calls::Came;
 use super::readiness::{ERR, IN, OUT, ROOM};
-use super::sockets::{Address, Socket, Stage};
+use super::sockets::{Address, CORKED, Socket, Stage};
 use super::table::Open;
 use super::threads::{On, Wait};
 use super::{Outcome, Person, Served, State, copy_out};
@@ -15,7 +15,7 @@ use crate::platform::Process;
 
 /// Most bytes of a datagram over loopback, and between local sockets.
 const LONGEST_INTERNET: usize = 65507;
-const LONGEST_LOCAL: usize = super::channels::CAPACITY / 2;
+const LONGEST_LOCAL: usize = super::channels::LONGEST;
 
 impl State {
     fn datagram_socket(&self, id: u64) -> Option<(&Socket, u64)> {
@@ -49,12 +49,12 @@ impl State {
         let full = mate
             .and_then(|mate| self.datagram_socket(mate))
             .and_then(|(_, inbox)| self.channels.get(inbox))
-            .is_some_and(|channel| !channel.takes(LONGEST_LOCAL));
+            .is_some_and(|channel| !channel.takes_any());
         let when = |holds: bool, events: u16| if holds { events } else { 0 };
         let events = when(channel.letter().is_some() || *refused, IN)
             | when(!full, OUT)
             | when(*refused, ERR)
-            | when(channel.takes(LONGEST_LOCAL), ROOM);
+            | when(channel.takes_any(), ROOM);
         (events, channel.edges + u64::from(*refused))
     }
 }
@@ -190,6 +190,73 @@ impl Person {
             came.parcel = channel.open_letter().and_then(|letter| letter.parcel);
         }
         Ok((Outcome::Value(done), came))
+    }
+
+    /// Takes a packet of a connection.
+    pub(super) fn take_packet(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        incoming: u64,
+        pieces: &[(u64, u64)],
+        stays: bool,
+    ) -> Served<(Outcome, Came)> {
+        let channel = self.state.channels.get(incoming).ok_or(Errno::IO)?;
+        if channel.letter().is_none() && channel.writers == 0 {
+            return Ok((super::DONE, Came::default()));
+        }
+        let (outcome, came) = self.take_letter(process, descriptor, incoming, pieces, stays)?;
+        // It comes from whom it is connected to.
+        Ok((outcome, Came { from: None, ..came }))
+    }
+
+    /// Sends a packet over a connection, whole, as soon as there is room.
+    pub(super) fn put_packet(
+        &mut self,
+        descriptor: u64,
+        outgoing: u64,
+        bytes: &[u8],
+        quiet: bool,
+        rights: &[u64],
+    ) -> Served {
+        let channel = self.state.channels.get(outgoing).ok_or(Errno::IO)?;
+        if channel.readers == 0 {
+            return self.broken_pipe(quiet);
+        }
+        if bytes.len() > LONGEST_LOCAL {
+            return Err(Errno::MSGSIZE.into());
+        }
+        if !channel.takes_any() {
+            return self.wait_for(descriptor, OUT, 0);
+        }
+        let state = self.change();
+        let parcel = match rights {
+            [] => None,
+            rights => Some(state.table.carry(rights)?),
+        };
+        if let Some(channel) = state.channels.get_mut(outgoing) {
+            channel.post(bytes, Address::default(), parcel);
+        }
+        Ok(Outcome::Value(bytes.len() as u64))
+    }
+
+    /// Keeps the beginning of a datagram over loopback that more is to follow of, or puts it in front of the rest.
+    pub(super) fn cork(
+        &mut self,
+        descriptor: u64,
+        bytes: &[u8],
+        more: bool,
+    ) -> Served<Option<Vec<u8>>> {
+        let socket = self.socket_of(descriptor)?;
+        if !socket.own.is_internet() || !more && socket.corked.is_empty() {
+            return Ok(None);
+        }
+        if socket.corked.len() + bytes.len() > CORKED {
+            return Err(Errno::MSGSIZE.into());
+        }
+        let corked = &mut self.socket_mut(descriptor)?.corked;
+        corked.extend(bytes);
+        Ok(Some(if more { Vec::new() } else { std::mem::take(corked) }))
     }
 
     /// Has datagrams go to `address`, and come from there alone.

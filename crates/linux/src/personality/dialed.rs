@@ -35,7 +35,7 @@ impl State {
         let (family, listener) =
             families.into_iter().find_map(|family| Some((family, listens(&family)?)))?;
         let peer = Address::loopback(family, EPHEMERAL.end);
-        let (from, to) = self.arrive(listener, peer).ok()?;
+        let (from, to) = self.arrive(listener, peer, 0).ok()?;
         for (id, end) in [(to, End::Feeds), (from, End::Drains)] {
             self.channels.get_mut(id)?.end = end;
         }

@@ -40,7 +40,8 @@ impl Person {
         let outcome = self.one_by_one(process, a, done, |person, process, at, first| {
             // Only the first is waited for, where the caller says so.
             let later = a[3] as i32 & libc::MSG_WAITFORONE != 0 && !first;
-            let flags = a[3] & !(libc::MSG_WAITFORONE as u64);
+            // A part of one message could not be told beside others.
+            let flags = a[3] & !((libc::MSG_WAITFORONE | libc::MSG_WAITALL) as u64);
             let flags = if later { flags | libc::MSG_DONTWAIT as u64 } else { flags };
             person.receive_message(process, a[0], at, flags)
         })?;

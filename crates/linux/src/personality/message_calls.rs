@@ -5,8 +5,9 @@ use rustix::io::Errno;
 use super::encode::Bytes;
 use super::sockets::{Address, Stage};
 use super::table::Open;
+use super::threads::Wait;
 use super::transfer_calls::{AT_ONCE, gather, pieces};
-use super::{Outcome, Person, Served, copy_in, copy_out, word_in};
+use super::{Outcome, Person, Served, Stop, copy_in, copy_out, word_in};
 use crate::platform::Process;
 
 /// Most bytes beside a message's own (`optmem_max`).
@@ -101,7 +102,14 @@ impl Person {
         if flags as i32 & libc::MSG_OOB != 0 {
             return Err(Errno::INVAL.into());
         }
+        // Nor are errors queued.
+        if flags as i32 & libc::MSG_ERRQUEUE != 0 {
+            return Err(Errno::AGAIN.into());
+        }
         let stays = flags as i32 & libc::MSG_PEEK != 0;
+        if flags as i32 & libc::MSG_WAITALL != 0 && !stays && self.is_stream(descriptor)? {
+            return self.receive_all(process, descriptor, pieces, flags);
+        }
         let (outcome, came) = self.take_with(process, descriptor, pieces, stays)?;
         match (outcome, came.whole) {
             (Outcome::Wait(_), _) if flags as i32 & libc::MSG_DONTWAIT != 0 => {
@@ -112,6 +120,62 @@ impl Person {
             }
             (outcome, _) => Ok((outcome, came)),
         }
+    }
+
+    /// Who is at the other end, as a message of control, if a socket asks for it with everything that it receives.
+    fn credentials(&self, descriptor: u64) -> Served<Vec<u8>> {
+        let socket = self.socket_of(descriptor)?;
+        let local = i32::from(socket.family) == libc::AF_UNIX;
+        if !local || !socket.options.is_on(libc::SOL_SOCKET, libc::SO_PASSCRED) {
+            return Ok(Vec::new());
+        }
+        let (len, user) = (HEADER as u64 + 12, super::USER as u32);
+        let header = Bytes::default().word(len).int(libc::SOL_SOCKET as u32);
+        Ok(header.int(SCM_CREDENTIALS as u32).int(socket.mate).int(user).int(user).zeros(4).0)
+    }
+
+    /// Whether what a socket connects are bytes.
+    fn is_stream(&self, descriptor: u64) -> Served<bool> {
+        let socket = self.socket_of(descriptor)?;
+        Ok(matches!(socket.stage, Stage::Connected { .. }) && !socket.packets)
+    }
+
+    /// Receives until all pieces are full, or no more can come (`MSG_WAITALL`). What comes with descriptors ends it, too.
+    fn receive_all(
+        &mut self,
+        process: &mut Process,
+        descriptor: u64,
+        pieces: &[(u64, u64)],
+        flags: u64,
+    ) -> Served<(Outcome, Came)> {
+        let wanted: u64 = pieces.iter().map(|(_, len)| len).sum();
+        let mut done = self.resumed.as_ref().map_or(0, |wait| wait.done);
+        let told = |done| Ok((Outcome::Value(done), Came::default()));
+        while done < wanted {
+            let mut skipped = done;
+            let rest = pieces.iter().filter_map(|&(to, len)| {
+                let cut = skipped.min(len);
+                skipped -= cut;
+                (cut < len).then_some((to.wrapping_add(cut), len - cut))
+            });
+            let rest: Vec<_> = rest.collect();
+            match self.take_with(process, descriptor, &rest, false) {
+                Ok((Outcome::Value(0), _)) => break,
+                Ok((Outcome::Value(len), came)) if came.parcel.is_some() => {
+                    return Ok((Outcome::Value(done + len), came));
+                }
+                Ok((Outcome::Value(len), _)) => done += len,
+                Ok((Outcome::Wait(_), _)) if flags as i32 & libc::MSG_DONTWAIT != 0 => {
+                    return if done > 0 { told(done) } else { Err(Errno::AGAIN.into()) };
+                }
+                Ok((Outcome::Wait(wait), came)) => {
+                    return Ok((Outcome::Wait(Wait { done, ..wait }), came));
+                }
+                Err(Stop::Errno(_)) if done > 0 => break,
+                other => return other,
+            }
+        }
+        told(done)
     }
 
     pub(super) fn receive_message(
@@ -129,12 +193,17 @@ impl Person {
             return Ok(outcome);
         }
         let mut told = if came.whole.is_some() { libc::MSG_TRUNC } else { 0 };
-        let mut control = Vec::new();
+        let room = if message.control == 0 { 0 } else { message.control_len.min(CONTROL) as usize };
+        let mut control = self.credentials(descriptor)?;
+        if control.len() > room {
+            told |= libc::MSG_CTRUNC;
+            control.clear();
+        }
         if let Some(parcel) = came.parcel {
             let close = flags as i32 & libc::MSG_CMSG_CLOEXEC;
             told |= close;
-            let room = if message.control == 0 { 0 } else { message.control_len };
-            let most = (room as usize).min(CONTROL as usize).saturating_sub(HEADER) / 4;
+            let room = room - control.len();
+            let most = room.saturating_sub(HEADER) / 4;
             let state = self.change();
             let (numbers, gone, cut) = state.table.unpack(parcel, most, close != 0);
             gone.into_iter().for_each(|gone| state.forget(Some(gone)));
@@ -145,8 +214,9 @@ impl Person {
                 let len = HEADER + 4 * numbers.len();
                 let header = Bytes::default().word(len as u64);
                 let header = header.int(libc::SOL_SOCKET as u32).int(libc::SCM_RIGHTS as u32);
-                control = numbers.iter().fold(header, |bytes, number| bytes.int(*number)).0;
-                control.resize(len.next_multiple_of(8).min(room as usize), 0);
+                let mut rights = numbers.iter().fold(header, |bytes, number| bytes.int(*number)).0;
+                rights.resize(len.next_multiple_of(8).min(room), 0);
+                control.extend(rights);
             }
         }
         copy_out(process, message.control, &control)?;
@@ -216,7 +286,15 @@ impl Person {
         let quiet = flags as i32 & libc::MSG_NOSIGNAL != 0;
         let outcome = match &self.state.table.get(descriptor)?.open {
             Open::Socket(socket) if matches!(socket.stage, Stage::Datagrams { .. }) => {
-                self.post_letter(descriptor, bytes, to, rights)?
+                let more = flags as i32 & libc::MSG_MORE != 0;
+                match self.cork(descriptor, bytes, more)? {
+                    Some(_) if more => Outcome::Value(bytes.len() as u64),
+                    Some(whole) => match self.post_letter(descriptor, &whole, to, rights)? {
+                        Outcome::Value(_) => Outcome::Value(bytes.len() as u64),
+                        other => other,
+                    },
+                    None => self.post_letter(descriptor, bytes, to, rights)?,
+                }
             }
             _ => self.pour_with(descriptor, bytes, quiet, rights)?,
         };

@@ -4,7 +4,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::channels::End as ChannelEnd;
-use super::clock_calls::{length_in, moment_after, nanoseconds, now_moment};
+use super::clock_calls::{length_in, moment_after, nanoseconds, now_moment, passed};
 use super::encode::Bytes;
 use super::message_calls::Came;
 use super::readiness::{IN, OUT};
@@ -136,8 +136,12 @@ impl Person {
         if description.flags & libc::O_NONBLOCK as u32 != 0 {
             return if done > 0 { Ok(Outcome::Value(done)) } else { Err(Errno::AGAIN.into()) };
         }
+        let until = self.limited(&description.open, events);
+        if passed(until) {
+            return if done > 0 { Ok(Outcome::Value(done)) } else { Err(Errno::AGAIN.into()) };
+        }
         let on = On::Files(vec![(self.state.table.id(descriptor)?, events)]);
-        Ok(Outcome::Wait(Wait { done, ..Wait::new(on, None) }))
+        Ok(Outcome::Wait(Wait { done, ..Wait::new(on, until) }))
     }
 
     /// Reads a pipe, a socket, a counter or a timer into pieces of memory; `stays` leaves the bytes there.
@@ -171,6 +175,10 @@ impl Person {
             Open::Fifo(fifo) if fifo.open.access.read => fifo.channel,
             Open::Pipe { .. } | Open::Fifo(_) => return Err(Errno::BADF.into()),
             Open::Socket(socket) => match &socket.stage {
+                Stage::Connected { incoming: Some(incoming), .. } if socket.packets => {
+                    let incoming = *incoming;
+                    return self.take_packet(process, descriptor, incoming, pieces, stays);
+                }
                 Stage::Connected { incoming: Some(incoming), .. } => *incoming,
                 Stage::Connected { incoming: None, .. } => return alone(Ok(DONE)),
                 Stage::Datagrams { inbox, .. } => {
@@ -269,6 +277,10 @@ impl Person {
             Open::Pipe { channel, writes: true } => *channel,
             Open::Fifo(fifo) if fifo.open.access.write => fifo.channel,
             Open::Socket(socket) => match &socket.stage {
+                Stage::Connected { outgoing: Some(outgoing), .. } if socket.packets => {
+                    let outgoing = *outgoing;
+                    return self.put_packet(descriptor, outgoing, bytes, quiet, rights);
+                }
                 Stage::Connected { outgoing: Some(outgoing), .. } => *outgoing,
                 Stage::Connected { outgoing: None, .. } => return self.broken_pipe(quiet),
                 _ => return Err(Errno::NOTCONN.into()),
@@ -332,7 +344,7 @@ impl Person {
         self.wait_for(descriptor, OUT, done)
     }
 
-    fn broken_pipe(&mut self, quiet: bool) -> Served {
+    pub(super) fn broken_pipe(&mut self, quiet: bool) -> Served {
         if !quiet {
             let id = self.state.threads.current_id();
             let own = u64::from(self.state.family.own.id);

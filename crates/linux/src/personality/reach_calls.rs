@@ -60,7 +60,8 @@ impl Person {
         }
         let own = Address::loopback(family, port);
         let stage = Stage::Reaching { incoming: from, outgoing: to };
-        *self.socket_mut(descriptor)? = Socket { family, own, peer: address, stage, edges: 0 };
+        let socket = self.socket_mut(descriptor)?;
+        (socket.own, socket.peer, socket.stage, socket.edges) = (own, address, stage, 0);
         if !self.lines.begin(server, from, to) {
             self.change().line_failed(from, to, libc::EAGAIN);
         }

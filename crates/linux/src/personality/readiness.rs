@@ -102,10 +102,17 @@ impl State {
                     let write = outgoing.and_then(|id| self.channels.get(id));
                     let ended = read.is_none_or(|channel| channel.writers == 0);
                     let deaf = write.is_none_or(|channel| channel.readers == 0);
-                    let events = when(ended || read.is_some_and(|channel| !channel.is_empty()), IN)
+                    let held = |channel: &super::channels::Channel| {
+                        !channel.is_empty() || channel.letter().is_some()
+                    };
+                    let takes = |channel: &super::channels::Channel| match socket.packets {
+                        true => channel.takes_any(),
+                        false => channel.is_writable(),
+                    };
+                    let events = when(ended || read.is_some_and(held), IN)
                         | when(ended, RDHUP)
                         | when(ended && outgoing.is_none(), HUP)
-                        | when(deaf || write.is_some_and(|channel| channel.is_writable()), OUT);
+                        | when(deaf || write.is_some_and(takes), OUT);
                     let edges = |channel: Option<&super::channels::Channel>| {
                         channel.map_or(1 << 32, |channel| channel.edges)
                     };

@@ -11,7 +11,7 @@ use super::proc_calls::Reach;
 use super::readiness::IN;
 use super::sockets::{Address, Arrival, BACKLOG, LONGEST, Socket, Stage};
 use super::table::{Description, Open};
-use super::{DONE, Outcome, Person, Served, State, copy_in, copy_out};
+use super::{DONE, Person, Served, State, copy_in, copy_out};
 use crate::platform::Process;
 
 /// Ports that are given to who asks for none.
@@ -42,21 +42,14 @@ pub(super) fn address_out(
     copy_out(process, len, &(address.0.len() as u32).to_le_bytes())
 }
 
-/// Refuses options of a protocol that there is not.
-fn check_level(socket: &Socket, level: u64) -> Result<(), Errno> {
-    let transport = if socket.is_for_datagrams() { libc::IPPROTO_UDP } else { libc::IPPROTO_TCP };
-    let known = [libc::SOL_SOCKET, libc::IPPROTO_IP, transport, libc::IPPROTO_IPV6];
-    match (socket.own.is_internet(), level as i32) {
-        (_, libc::SOL_SOCKET) => Ok(()),
-        (true, level) if known.contains(&level) => Ok(()),
-        (true, _) => Err(Errno::NOPROTOOPT),
-        (false, _) => Err(Errno::OPNOTSUPP),
-    }
-}
-
 impl State {
     /// A connection to whoever listens at `to`: channels as the connecting side has them.
-    pub(super) fn arrive(&mut self, to: u64, peer: Address) -> Result<(u64, u64), Errno> {
+    pub(super) fn arrive(
+        &mut self,
+        to: u64,
+        peer: Address,
+        process: u32,
+    ) -> Result<(u64, u64), Errno> {
         let full = |socket: &Socket| match &socket.stage {
             Stage::Listening(queue) => queue.len() >= BACKLOG,
             _ => true,
@@ -71,7 +64,7 @@ impl State {
             self.leave(there, true);
             return Err(Errno::NFILE);
         };
-        self.queue(to, Arrival { incoming: there, outgoing: back, peer });
+        self.queue(to, Arrival { incoming: there, outgoing: back, peer, process });
         Ok((back, there))
     }
 
@@ -119,6 +112,17 @@ impl State {
         })
     }
 
+    /// A name that is no file's, and that no socket has (as Linux makes them, five digits behind a zero).
+    fn free_name(&self) -> Result<Address, Errno> {
+        let name = |number: u32| {
+            let family = (libc::AF_UNIX as u16).to_le_bytes();
+            Address([&family[..], &[0], format!("{number:05x}").as_bytes()].concat())
+        };
+        let taken =
+            |address: &Address| self.is_taken(address, false) || self.is_taken(address, true);
+        (0..1 << 20).map(name).find(|address| !taken(address)).ok_or(Errno::NOSPC)
+    }
+
     pub(super) fn free_port(&self, datagrams: bool) -> Result<u16, Errno> {
         let families = [libc::AF_INET, libc::AF_INET6].map(|family| family as u16);
         let free = |port: &u16| {
@@ -142,7 +146,7 @@ impl State {
             _ => return false,
         };
         let peer = Address::loopback(family, EPHEMERAL.end);
-        self.queue(to, Arrival { incoming, outgoing, peer });
+        self.queue(to, Arrival { incoming, outgoing, peer, process: 0 });
         true
     }
 
@@ -189,10 +193,13 @@ impl Person {
             let socket = Socket::for_datagrams(family as u16, inbox);
             return self.add(Open::Socket(socket), kind as i32 & FLAGS | libc::O_RDWR);
         }
-        if kind as i32 & !FLAGS != libc::SOCK_STREAM {
+        let local = family as i32 == libc::AF_UNIX;
+        let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET && local;
+        if kind as i32 & !FLAGS != libc::SOCK_STREAM && !packets {
             return Err(Errno::PROTONOSUPPORT.into());
         }
-        self.add(Open::Socket(Socket::new(family as u16)), kind as i32 & FLAGS | libc::O_RDWR)
+        let socket = Socket { packets, ..Socket::new(family as u16) };
+        self.add(Open::Socket(socket), kind as i32 & FLAGS | libc::O_RDWR)
     }
 
     pub(super) fn socket_pair(
@@ -203,11 +210,13 @@ impl Person {
         to: u64,
     ) -> Served {
         let datagrams = kind as i32 & !FLAGS == libc::SOCK_DGRAM;
-        if family as i32 != libc::AF_UNIX || kind as i32 & !FLAGS != libc::SOCK_STREAM && !datagrams
-        {
+        let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET;
+        let known = datagrams || packets || kind as i32 & !FLAGS == libc::SOCK_STREAM;
+        if family as i32 != libc::AF_UNIX || !known {
             return Err(Errno::OPNOTSUPP.into());
         }
         let flags = kind as i32 & libc::O_NONBLOCK | libc::O_RDWR;
+        let mate = self.state.family.own.id;
         let state = self.change();
         let mut channel = || match datagrams {
             true => state.channels.add_inbox().ok_or(Errno::NFILE),
@@ -219,9 +228,14 @@ impl Person {
             let socket = match datagrams {
                 true => Socket {
                     peer: address,
+                    mate,
                     ..Socket::for_datagrams(libc::AF_UNIX as u16, incoming)
                 },
-                false => Socket::connected(address.clone(), address, incoming, outgoing),
+                false => Socket {
+                    mate,
+                    packets,
+                    ..Socket::connected(address.clone(), address, incoming, outgoing)
+                },
             };
             Description::new(Open::Socket(socket), flags)
         };
@@ -247,6 +261,9 @@ impl Person {
         let mut address = address_in(process, at, len)?;
         if socket.own != Address::loopback(socket.family, 0) {
             return Err(Errno::INVAL.into());
+        }
+        if address.is_unnamed() && i32::from(socket.family) == libc::AF_UNIX {
+            address = self.state.free_name()?;
         }
         if !address.is_of(socket.family) {
             return Err(Errno::AFNOSUPPORT.into());
@@ -312,11 +329,13 @@ impl Person {
             true => Some(self.state.free_port(false)?),
             false => None,
         };
+        let own = self.state.family.own.id;
         let socket = self.socket_mut(descriptor)?;
         if let Some(port) = port {
             socket.own.set_port(port);
         }
         socket.stage = Stage::Listening(Vec::new());
+        socket.mate = own;
         Ok(DONE)
     }
 
@@ -338,12 +357,13 @@ impl Person {
         };
         self.state.table.check_room()?;
         address_out(process, &arrival.peer, to, len)?;
-        let own = socket.own.clone();
+        let (own, packets, options) = (socket.own.clone(), socket.packets, socket.options.clone());
         if let Stage::Listening(queue) = &mut self.socket_mut(descriptor)?.stage {
             queue.remove(0);
         }
-        let Arrival { incoming, outgoing, peer } = arrival;
+        let Arrival { incoming, outgoing, peer, process: mate } = arrival;
         let socket = Socket::connected(own, peer, incoming, outgoing);
+        let socket = Socket { packets, options, mate, ..socket };
         self.add(Open::Socket(socket), flags as i32 | libc::O_RDWR)
     }
 
@@ -381,14 +401,22 @@ impl Person {
             let port = if port == 0 { self.state.free_port(false)? } else { port };
             own = Address::loopback(family, port);
         }
-        let theirs = match self.state.table.description(to).map(|d| &d.open) {
-            Some(Open::Socket(listener)) if own.is_internet() => {
-                Address::loopback(listener.family, own.port())
-            }
-            _ => own.clone(),
+        let Some(Open::Socket(listener)) = self.state.table.description(to).map(|d| &d.open) else {
+            return Err(Errno::CONNREFUSED.into());
         };
-        let (incoming, outgoing) = self.change().arrive(to, theirs)?;
-        *self.socket_mut(descriptor)? = Socket::connected(own, address, incoming, outgoing);
+        if listener.packets != socket.packets {
+            return Err(Errno::PROTOTYPE.into());
+        }
+        let mate = listener.mate;
+        let theirs = match own.is_internet() {
+            true => Address::loopback(listener.family, own.port()),
+            false => own.clone(),
+        };
+        let process = self.state.family.own.id;
+        let (incoming, outgoing) = self.change().arrive(to, theirs, process)?;
+        let socket = self.socket_mut(descriptor)?;
+        let stage = Stage::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
+        (socket.own, socket.peer, socket.stage, socket.mate) = (own, address, stage, mate);
         Ok(DONE)
     }
 
@@ -450,56 +478,5 @@ impl Person {
         }
         let address = socket.peer.clone();
         self.tell_address(process, &address, a[1], a[2])
-    }
-
-    /// Options change nothing here: there is no network that they could be about.
-    pub(super) fn set_option(&mut self, process: &Process, a: &[u64; 6]) -> Served {
-        self.socket_of(a[0])?;
-        if a[4] as i32 <= 0 && a[1] as i32 == libc::SOL_SOCKET {
-            return Err(Errno::INVAL.into());
-        }
-        copy_in(process, a[3], (a[4] as usize).min(4))?;
-        check_level(self.socket_of(a[0])?, a[1])?;
-        Ok(DONE)
-    }
-
-    /// What has failed since it was last asked for.
-    fn take_error(&mut self, descriptor: u64) -> Served<i32> {
-        if let Stage::Refused(error) = self.socket_of(descriptor)?.stage {
-            self.socket_mut(descriptor)?.stage = Stage::New;
-            return Ok(error);
-        }
-        Ok(if self.take_refusal(descriptor)? { libc::ECONNREFUSED } else { 0 })
-    }
-
-    pub(super) fn option(&mut self, process: &mut Process, a: &[u64; 6]) -> Served {
-        let socket = self.socket_of(a[0])?;
-        check_level(socket, a[1])?;
-        let value: u32 = match (a[1] as i32, a[2] as i32) {
-            (libc::SOL_SOCKET, libc::SO_TYPE) if socket.is_for_datagrams() => {
-                libc::SOCK_DGRAM as u32
-            }
-            (libc::SOL_SOCKET, libc::SO_TYPE) => libc::SOCK_STREAM as u32,
-            (libc::SOL_SOCKET, libc::SO_ERROR) => self.take_error(a[0])? as u32,
-            (libc::SOL_SOCKET, libc::SO_DOMAIN) => socket.family.into(),
-            (libc::SOL_SOCKET, libc::SO_PROTOCOL) => match socket.own.is_internet() {
-                true if socket.is_for_datagrams() => libc::IPPROTO_UDP as u32,
-                true => libc::IPPROTO_TCP as u32,
-                false => 0,
-            },
-            (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
-                matches!(socket.stage, Stage::Listening(_)).into()
-            }
-            (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => {
-                super::channels::CAPACITY as u32
-            }
-            (libc::SOL_SOCKET, libc::SO_PEERCRED) => return Err(Errno::NOPROTOOPT.into()),
-            _ => 0,
-        };
-        let room = copy_in(process, a[4], 4)?;
-        let room = u32::from_le_bytes([room[0], room[1], room[2], room[3]]).min(4);
-        copy_out(process, a[3], &value.to_le_bytes()[..room as usize])?;
-        copy_out(process, a[4], &room.to_le_bytes())?;
-        Ok(Outcome::Value(0))
     }
 }

@@ -2,6 +2,10 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::options::Options;
+
+/// Bytes of a datagram that more is to follow of, at most.
+pub(super) const CORKED: usize = 65507;
 /// Connections that wait to be accepted, at most.
 pub(crate) const BACKLOG: usize = 128;
 /// Longest address (`struct sockaddr_un`).
@@ -51,6 +55,11 @@ impl Address {
         if let Some(bytes) = self.0.get_mut(2..4) {
             bytes.copy_from_slice(&port.to_be_bytes());
         }
+    }
+
+    /// Whether it says nothing but a family.
+    pub(crate) fn is_unnamed(&self) -> bool {
+        self.0.len() == 2
     }
 
     /// Whether it is whole, and of this family.
@@ -109,6 +118,8 @@ pub(crate) struct Arrival {
     pub(crate) incoming: u64,
     pub(crate) outgoing: u64,
     pub(crate) peer: Address,
+    /// Who has connected; nought if it is nobody of the guest's.
+    pub(crate) process: u32,
 }
 
 /// What a socket is up to.
@@ -147,12 +158,29 @@ pub(crate) struct Socket {
     pub(crate) stage: Stage,
     /// Goes up with every arrival.
     pub(crate) edges: u64,
+    /// Whether what it connects are packets, not bytes.
+    pub(crate) packets: bool,
+    /// The process at the other end as it was connected, or its own one that listens; nought if there is none.
+    pub(crate) mate: u32,
+    pub(crate) options: Options,
+    /// The beginning of a datagram that more is to follow of.
+    pub(crate) corked: Vec<u8>,
 }
 
 impl Socket {
     pub(crate) fn new(family: u16) -> Self {
         let own = Address::loopback(family, 0);
-        Self { family, own, peer: Address::default(), stage: Stage::New, edges: 0 }
+        Self {
+            family,
+            own,
+            peer: Address::default(),
+            stage: Stage::New,
+            edges: 0,
+            packets: false,
+            mate: 0,
+            options: Options::default(),
+            corked: Vec::new(),
+        }
     }
 
     /// One for datagrams, which takes them out of a channel.
@@ -171,7 +199,7 @@ impl Socket {
 
     pub(crate) fn connected(own: Address, peer: Address, incoming: u64, outgoing: u64) -> Self {
         let stage = Stage::Connected { incoming: Some(incoming), outgoing: Some(outgoing) };
-        Self { family: own.family(), own, peer, stage, edges: 0 }
+        Self { own: own.clone(), peer, stage, ..Self::new(own.family()) }
     }
 
     /// Whether it is what a guest could have.
@@ -184,7 +212,9 @@ impl Socket {
             }
             _ => true,
         };
-        families.contains(&self.family.into()) && short(&self.own) && short(&self.peer) && queue
+        let plain = self.options.is_sound() && self.corked.len() <= CORKED;
+        let addresses = short(&self.own) && short(&self.peer);
+        families.contains(&self.family.into()) && addresses && queue && plain
     }
 
     /// The channels that it has an end of, and whether it writes them.

@@ -23,6 +23,7 @@ mod python;
 mod session;
 mod shared;
 mod signals;
+mod sockets;
 mod spent;
 mod start_to_end;
 mod terminals;
