@@ -8,8 +8,9 @@ mod alarms;
 mod attribute_calls;
 mod channels;
 mod clock_calls;
-mod copy_calls;
+mod control_calls;
 mod copies;
+mod copy_calls;
 mod datagrams;
 mod devices;
 mod dialed;
@@ -42,6 +43,7 @@ mod process_calls;
 mod processor;
 mod reach_calls;
 mod readiness;
+mod seals;
 mod shared;
 mod signal_calls;
 mod signalfd_calls;
@@ -91,6 +93,7 @@ use names::Names;
 pub(crate) use packed::{Packed, damaged};
 pub(crate) use process_calls::USER;
 pub(crate) use readiness::Ear;
+use seals::Seals;
 use signals::Pending;
 pub(crate) use signals::Taken;
 pub use streams::{Channel, End, Writer};
@@ -127,6 +130,7 @@ pub(crate) struct State {
     terminals: Terminals,
     /// Locks on files.
     locks: Locks,
+    seals: Seals,
     /// Files that are held because memory is shared through them.
     shares: BTreeSet<Node>,
     /// Names of hosts that were asked for.
@@ -158,6 +162,7 @@ impl State {
             channels: Channels::default(),
             terminals: Terminals::default(),
             locks: Locks::default(),
+            seals: Seals::default(),
             shares: BTreeSet::new(),
             names: Names::default(),
             family: Family::new(),
@@ -531,7 +536,13 @@ impl Person {
             libc::SYS_times => self.times(process, a[0]),
             libc::SYS_sched_getaffinity => self.processors(process, a[0], a[1], a[2]),
             libc::SYS_getcpu => self.processor(process, a[0], a[1]),
-            libc::SYS_prctl => self.process_control(process, a[0], a[1]),
+            libc::SYS_prctl => self.process_control(process, &a),
+            libc::SYS_setuid | libc::SYS_setgid => self.become_user(&a[..1]),
+            libc::SYS_setreuid | libc::SYS_setregid => self.become_user(&a[..2]),
+            libc::SYS_setresuid | libc::SYS_setresgid => self.become_user(&a[..3]),
+            libc::SYS_setgroups => Err(Errno::PERM.into()),
+            libc::SYS_capget => self.capabilities(process, a[0], a[1]),
+            libc::SYS_capset => self.set_capabilities(process, a[0], a[1]),
             // Extended attributes: files have none, and take none.
             libc::SYS_setxattr..=libc::SYS_fremovexattr => Err(Errno::OPNOTSUPP.into()),
             number => self.unknown(number),

@@ -121,6 +121,7 @@ impl Person {
             return Err(Errno::INVAL.into());
         }
         self.state.may(node, WRITE)?;
+        self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, clock_calls::now())?;
         Ok(DONE)
     }
@@ -139,7 +140,9 @@ impl Person {
         if mode != 0 {
             return Err(Errno::OPNOTSUPP.into());
         }
-        if self.state.tree.stat(node)?.size < end {
+        let size = self.state.tree.stat(node)?.size;
+        self.state.seals.may_resize(node, size, end.max(size))?;
+        if size < end {
             self.change().tree.set_size(node, end, clock_calls::now())?;
         }
         Ok(DONE)

@@ -2,12 +2,18 @@
 
 use std::collections::{BTreeMap, VecDeque};
 
+use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::sockets::Address;
 
 /// Bytes that a channel holds.
 pub(crate) const CAPACITY: usize = 64 << 10;
+/// Bytes that one holds at most, and least, if a program says so (`pipe-max-size`).
+pub(super) const LARGEST: usize = 1 << 20;
+const PAGE: usize = 4096;
+/// Bytes beyond the usual that all may hold together.
+const TOGETHER: usize = 64 << 20;
 /// Room that makes one writable again (`PIPE_BUF`).
 const ROOM: usize = 4096;
 /// Channels a guest may have.
@@ -82,6 +88,8 @@ pub(crate) struct Channel {
     parcels: VecDeque<Parcel>,
     /// What its bytes are, if they are datagrams.
     letters: VecDeque<Letter>,
+    /// Bytes that it holds at most.
+    capacity: usize,
 }
 
 impl Channel {
@@ -94,7 +102,15 @@ impl Channel {
     }
 
     pub(crate) fn room(&self) -> usize {
-        CAPACITY.saturating_sub(self.data.len())
+        self.capacity.saturating_sub(self.data.len())
+    }
+
+    pub(crate) fn capacity(&self) -> usize {
+        self.capacity
+    }
+
+    fn larger(&self) -> usize {
+        self.capacity.saturating_sub(CAPACITY)
     }
 
     pub(crate) fn is_writable(&self) -> bool {
@@ -179,7 +195,8 @@ impl Channel {
             self.letters.is_empty() || sum == Some(self.data.len()) && self.parcels.is_empty();
         let short = self.letters.iter().all(|letter| letter.from.is_short());
         let counts = self.taken < COUNTED && self.edges < COUNTED;
-        parcels && letters && short && counts && self.letters.len() <= LETTERS
+        let sized = (PAGE..=LARGEST).contains(&self.capacity);
+        sized && parcels && letters && short && counts && self.letters.len() <= LETTERS
     }
 
     /// Adds what there is room for; how many bytes that were.
@@ -215,9 +232,36 @@ impl Channels {
             taken: 0,
             parcels: VecDeque::new(),
             letters: VecDeque::new(),
+            capacity: CAPACITY,
         };
         self.list.insert(id, channel);
         Some(id)
+    }
+
+    /// Has a channel hold so many bytes at most, or what is next above that.
+    pub(super) fn resize(&mut self, id: u64, bytes: u64) -> Result<usize, Errno> {
+        if bytes > i32::MAX as u64 {
+            return Err(Errno::INVAL);
+        }
+        let capacity = (bytes as usize).max(PAGE).next_power_of_two();
+        let channel = self.list.get(&id).ok_or(Errno::BADF)?;
+        let larger = self.larger() - channel.larger() + capacity.saturating_sub(CAPACITY);
+        if capacity > LARGEST || capacity > channel.capacity && larger > TOGETHER {
+            return Err(Errno::PERM);
+        }
+        if channel.len() > capacity {
+            return Err(Errno::BUSY);
+        }
+        if let Some(channel) = self.list.get_mut(&id) {
+            channel.capacity = capacity;
+            channel.edges += 1;
+        }
+        Ok(capacity)
+    }
+
+    /// Bytes that channels may hold beyond the usual, together.
+    fn larger(&self) -> usize {
+        self.list.values().map(Channel::larger).sum()
     }
 
     /// A channel for datagrams, which anybody writes.
@@ -312,7 +356,7 @@ impl Channels {
                 && channel.readers == readers + u32::from(channel.end.reads());
             *id < self.next && fits && channel.is_sound()
         });
-        if known && sound && self.list.len() <= CHANNELS {
+        if known && sound && self.list.len() <= CHANNELS && self.larger() <= TOGETHER {
             Ok(())
         } else {
             Err("its pipes and connections do not fit together")

@@ -278,6 +278,14 @@ impl Family {
         lives.or(self.ended.get(&id).map(|ended| ended.spent)).unwrap_or_default()
     }
 
+    /// Children of `from` that have ended are another's, or are forgotten.
+    pub(super) fn hand_over(&mut self, from: u32, to: u32) {
+        let lives = self.lives(to);
+        self.ended.retain(|_, ended| lives || ended.parent != from);
+        let ended = self.ended.values_mut().filter(|ended| ended.parent == from);
+        ended.for_each(|ended| ended.parent = to);
+    }
+
     /// Forgets who has ended.
     pub(crate) fn reap(&mut self, id: u32) {
         self.ended.remove(&id);
@@ -427,7 +435,9 @@ impl State {
         let own = &self.family.own;
         let memory = if copies { id } else { own.memory };
         let (stopped, news, spent, children) = (None, None, 0, 0);
-        let kin = Kin { id, parent: own.id, memory, stopped, news, spent, children, ..own.clone() };
+        let traits = own.traits.inherited();
+        let (parent, family) = (own.id, own.clone());
+        let kin = Kin { id, parent, memory, stopped, news, spent, children, traits, ..family };
         if copies {
             self.family.layouts.insert(id, self.layout.clone());
         }
@@ -485,10 +495,7 @@ impl State {
         let Kin { id, parent, group, memory, .. } = self.family.own.clone();
         let spent = self.family.spent_by(id);
         self.tree.release(self.directory);
-        for member in self.family.others.values_mut().filter(|member| member.kin.parent == id) {
-            member.kin.parent = NOBODY;
-        }
-        self.family.ended.retain(|_, ended| ended.parent != id);
+        self.leave_children(id, parent);
         let heir = if self.family.lives(parent) { parent } else { FIRST };
         self.seat(heir);
         self.family.others.remove(&id);

@@ -11,6 +11,7 @@ use super::fifos::Fifo;
 use super::permissions::allows;
 use super::proc_calls::Reach;
 use super::proc_paths::Meant;
+use super::seals;
 use super::table::{Description, Open};
 use super::terminals::TerminalEnd;
 use super::{DONE, Outcome, Person, Served, State, clock_calls, copy_in, copy_out, path_in};
@@ -318,8 +319,10 @@ impl Person {
             F_GETPIPE_SZ | F_SETPIPE_SZ
                 if matches!(description.open, Open::Pipe { .. } | Open::Fifo(_)) =>
             {
-                Ok(Outcome::Value(super::channels::CAPACITY as u64))
+                self.pipe_size(descriptor, (code as i32 == F_SETPIPE_SZ).then_some(value))
             }
+            seals::GET => self.seals(descriptor, None),
+            seals::ADD => self.seals(descriptor, Some(value)),
             command @ (libc::F_SETLK
             | libc::F_SETLKW
             | libc::F_GETLK
@@ -385,6 +388,7 @@ impl Person {
         if !open.access.write || size > i64::MAX as u64 {
             return Err(Errno::INVAL.into());
         }
+        self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, clock_calls::now())?;
         Ok(DONE)
     }

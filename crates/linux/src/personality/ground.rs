@@ -126,7 +126,7 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
         ("/proc/sys/kernel/hostname", "afresh\n".to_owned()),
         ("/proc/sys/kernel/core_pattern", "core\n".to_owned()),
         ("/proc/sys/kernel/pid_max", "32768\n".to_owned()),
-        ("/proc/sys/fs/pipe-max-size", format!("{}\n", super::channels::CAPACITY)),
+        ("/proc/sys/fs/pipe-max-size", format!("{}\n", super::channels::LARGEST)),
         ("/proc/sys/fs/nr_open", format!("{}\n", super::table::DESCRIPTORS)),
     ];
     for (path, text) in files {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::control_calls::Traits;
 use super::family::FIRST;
 use super::limits::Limits;
 
@@ -69,6 +70,7 @@ pub(crate) struct Kin {
     pub(crate) program: Vec<u8>,
     pub(crate) strings: Strings,
     pub(crate) limits: Limits,
+    pub(crate) traits: Traits,
     /// Nanoseconds of processor time that it has spent, and that children have which it was told of.
     pub(crate) spent: u64,
     pub(crate) children: u64,
@@ -96,7 +98,7 @@ impl Kin {
     pub(super) fn first() -> Self {
         let (id, parent) = (FIRST, NOBODY);
         let (stopped, news) = (None, None);
-        let (program, strings, limits) = Default::default();
+        let (program, strings, limits, traits) = Default::default();
         let (group, session, memory) = (id, id, id);
         let (spent, children) = (0, 0);
         Self {
@@ -110,6 +112,7 @@ impl Kin {
             program,
             strings,
             limits,
+            traits,
             spent,
             children,
         }
@@ -124,6 +127,7 @@ impl Kin {
         let short = [&self.program[..], self.strings.args(), self.strings.env()];
         self.stopped.into_iter().chain(by).all(|signal| (1..=64).contains(&signal))
             && self.limits.is_sound()
+            && self.traits.is_sound()
             && short.iter().all(|bytes| bytes.len() <= LONGEST)
     }
 }

@@ -5,11 +5,15 @@ use rustix::io::Errno;
 
 use super::devices::Device;
 use super::layout::Content;
+use super::seals;
 use super::shared::Share;
 use super::table::Open;
-use super::{Outcome, Person, Served};
+use super::{Outcome, Person, Served, State};
 use crate::contents::Contents;
 use crate::platform::Process;
+
+/// Never a program, and sealed so.
+const MFD_NOEXEC_SEAL: u32 = 8;
 
 impl Person {
     pub(super) fn map(&mut self, _: &Process, a: &[u64; 6]) -> Served {
@@ -83,6 +87,9 @@ impl Person {
         if writes && !access.write {
             return Err(Errno::ACCESS.into());
         }
+        if writes {
+            self.state.seals.may_map(node)?;
+        }
         // One process has one copy of each byte.
         let end = offset.saturating_add(len);
         let twice = self.state.layout.shared().into_iter().any(|other| {
@@ -119,18 +126,33 @@ impl Person {
     pub(super) fn memory_file(&mut self, process: &Process, name: u64, flags: u64) -> Served {
         const LONGEST: usize = 249;
         let flags = flags as u32;
-        if flags & !(libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | libc::MFD_EXEC) != 0 {
+        let both = libc::MFD_EXEC | MFD_NOEXEC_SEAL;
+        let known = libc::MFD_CLOEXEC | libc::MFD_ALLOW_SEALING | both;
+        if flags & !known != 0 || flags & both == both {
             return Err(Errno::INVAL.into());
         }
+        let plain = flags & MFD_NOEXEC_SEAL != 0;
         if super::path_in(process, name)?.len() > LONGEST {
             return Err(Errno::INVAL.into());
         }
         self.state.table.check_room()?;
         let access = Access { read: true, write: true, append: false };
-        let tree = &mut self.change().tree;
-        let node = tree.create_unnamed(0o777, super::clock_calls::now())?;
+        let State { tree, seals, .. } = self.change();
+        let mode = if plain { 0o666 } else { 0o777 };
+        let node = tree.create_unnamed(mode, super::clock_calls::now())?;
         let open = tree.open(node, access);
         tree.release(node);
+        let begun = match flags & libc::MFD_ALLOW_SEALING != 0 || plain {
+            true => {
+                if plain {
+                    seals::EXEC
+                } else {
+                    0
+                }
+            }
+            false => seals::SEAL,
+        };
+        seals.begin(node, begun, tree);
         let close = if flags & libc::MFD_CLOEXEC != 0 { libc::O_CLOEXEC } else { 0 };
         self.add(Open::File(open?), libc::O_RDWR | close)
     }
@@ -178,6 +200,7 @@ impl Person {
     }
 
     pub(super) fn protect(&mut self, start: u64, len: u64, protection: u64) -> Served {
+        self.state.may_open_memory(start, len, protection)?;
         let change = self.change().layout.protect(start, len, protection)?;
         Ok(Outcome::Memory(0, change))
     }

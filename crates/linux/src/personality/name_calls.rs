@@ -193,6 +193,8 @@ impl Person {
 
     pub(super) fn chmod(&mut self, process: &Process, at: u64, path: u64, mode: u64) -> Served {
         let node = self.follow(process, at, path, true)?;
+        let old = self.state.tree.stat(node)?.mode;
+        self.state.seals.may_turn(node, old, mode as u32)?;
         self.change().tree.set_mode(node, mode as u32, clock_calls::now())?;
         Ok(DONE)
     }
@@ -209,6 +211,8 @@ impl Person {
             | Open::Terminal(TerminalEnd { open, .. }) => open.node,
             _ => return Err(Errno::PERM.into()),
         };
+        let old = self.state.tree.stat(node)?.mode;
+        self.state.seals.may_turn(node, old, mode as u32)?;
         self.change().tree.set_mode(node, mode as u32, clock_calls::now())?;
         Ok(DONE)
     }

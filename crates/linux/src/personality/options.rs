@@ -42,9 +42,10 @@ impl Options {
     /// Nanoseconds that a wait for `events` lasts at most, if that was set.
     fn patience(&self, events: u16) -> Option<u64> {
         let name = if events & IN != 0 { libc::SO_RCVTIMEO } else { libc::SO_SNDTIMEO };
-        let value = self.get(libc::SOL_SOCKET, name)?;
+        let value = self.get(libc::SOL_SOCKET, name)?.get(..16)?;
         let word = |at: usize| u64::from_le_bytes(value[at..at + 8].try_into().expect("8 bytes"));
-        let length = word(0).saturating_mul(1_000_000_000).saturating_add(word(8) * 1000);
+        let length =
+            word(0).saturating_mul(1_000_000_000).saturating_add(word(8).saturating_mul(1000));
         (length > 0).then_some(length)
     }
 }

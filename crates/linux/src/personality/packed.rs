@@ -27,6 +27,7 @@ use super::parcels::Parcels;
 use super::pipe_calls::Timer;
 use super::poll_calls::Set;
 use super::proc_paths::Folder;
+use super::seals::Seals;
 use super::signals::Pending;
 use super::sockets::Socket;
 use super::table::{Description, Open, Parts, Table};
@@ -56,6 +57,7 @@ pub(crate) struct Packed {
     channels: Channels,
     terminals: Terminals,
     locks: Locks,
+    seals: Seals,
     names: Names,
     family: Family,
 }
@@ -164,6 +166,7 @@ impl State {
             channels: self.channels.clone(),
             terminals: self.terminals.clone(),
             locks: self.locks.clone(),
+            seals: self.seals.lasting(&self.tree),
             names: self.names.clone(),
             family,
         };
@@ -307,6 +310,9 @@ impl State {
             return Err(damaged("memory is shared beyond the end of any file"));
         }
         let file = |node: &Node| tree.stat(*node).map(|stat| stat.kind) == Ok(Kind::File);
+        if !packed.seals.is_sound(|node| file(&node)) {
+            return Err(damaged("what is sealed is no file"));
+        }
         if !shares.iter().all(file) {
             return Err(damaged("memory is shared through what is no file"));
         }
@@ -332,6 +338,7 @@ impl State {
             channels: packed.channels,
             terminals: packed.terminals,
             locks: packed.locks,
+            seals: packed.seals,
             names: packed.names,
             shares,
             family,

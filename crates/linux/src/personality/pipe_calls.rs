@@ -66,6 +66,17 @@ impl Person {
         Ok(DONE)
     }
 
+    /// How much a pipe holds, which may be changed.
+    pub(super) fn pipe_size(&mut self, descriptor: u64, new: Option<u64>) -> Served {
+        let ends = self.state.table.get(descriptor)?.open.ends();
+        let &(channel, _) = ends.first().ok_or(Errno::BADF)?;
+        let size = match new {
+            Some(bytes) => self.change().channels.resize(channel, bytes)?,
+            None => self.state.channels.get(channel).ok_or(Errno::BADF)?.capacity(),
+        };
+        Ok(Outcome::Value(size as u64))
+    }
+
     pub(super) fn event(&mut self, count: u64, flags: u64) -> Served {
         let flags = flags as i32;
         let known = libc::EFD_CLOEXEC | libc::EFD_NONBLOCK | libc::EFD_SEMAPHORE;

@@ -3,7 +3,7 @@
 use rustix::io::Errno;
 
 use super::encode::Bytes;
-use super::{DONE, Outcome, Person, Served, copy_in, copy_out};
+use super::{DONE, Outcome, Person, Served, copy_out};
 use crate::platform::{GUEST, Process};
 
 /// The number of the guest's first process and thread.
@@ -87,31 +87,6 @@ impl Person {
             if address != 0 {
                 copy_out(process, address, &[0; 4])?;
             }
-        }
-        Ok(DONE)
-    }
-
-    pub(super) fn process_control(
-        &mut self,
-        process: &mut Process,
-        code: u64,
-        value: u64,
-    ) -> Served {
-        match code as i32 {
-            libc::PR_SET_NAME => {
-                // The name ends where its page may.
-                let mut name = [0; 16];
-                for (index, byte) in name[..15].iter_mut().enumerate() {
-                    *byte = copy_in(process, value.wrapping_add(index as u64), 1)?[0];
-                    if *byte == 0 {
-                        break;
-                    }
-                }
-                self.change().threads.current_mut().name = name;
-            }
-            libc::PR_GET_NAME => copy_out(process, value, &self.state.threads.current().name)?,
-            libc::PR_GET_DUMPABLE => {}
-            _ => return Err(Errno::INVAL.into()),
         }
         Ok(DONE)
     }

@@ -326,7 +326,11 @@ impl Person {
                 messages.drain(..surplus);
             }
             Open::Device(..) => {}
-            Open::File(_) => {
+            Open::File(open) => {
+                let (node, size) = (open.node, self.state.tree.stat(open.node)?.size);
+                let from = if open.access.append { size } else { at.unwrap_or(open.offset) };
+                let end = from.saturating_add(bytes.len() as u64);
+                self.state.seals.may_write(node, end, size)?;
                 let State { table, tree, .. } = self.change();
                 let Open::File(open) = &mut table.get_mut(descriptor)?.open else {
                     return Err(Errno::BADF.into());

@@ -12,7 +12,7 @@ use crate::common::{here, python};
 
 /// Holds something of each kind that a guest can have.
 const SCRIPT: &str = r#"
-import ctypes, fcntl, mmap, os, resource, select, signal, socket, sys, tempfile, threading, time
+import ctypes, fcntl, mmap, os, pty, resource, select, signal, socket, sys, tempfile, threading, time
 libc = ctypes.CDLL(None, use_errno=True)
 held = []
 r, w = os.pipe(); os.write(w, b"in a pipe"); held += [r, w]
@@ -33,13 +33,21 @@ for work in (lambda: lock.acquire(), lambda: time.sleep(1e6), lambda: os.read(os
 file = tempfile.TemporaryFile(); file.write(b"x" * 9000); file.flush(); fcntl.flock(file, fcntl.LOCK_EX); fcntl.lockf(file, fcntl.LOCK_EX, 10, 5)
 shared = mmap.mmap(file.fileno(), 8192); shared[0] = 7; anonymous = mmap.mmap(-1, 8192); anonymous[0] = 9
 memory = os.memfd_create("m"); os.ftruncate(memory, 5000)
-child = os.fork()
+child, master = pty.fork()
 if child == 0:
     while True: time.sleep(1000)
 process = os.pidfd_open(child); folder = os.open("/proc/self/fd", os.O_RDONLY); null = os.open("/dev/null", os.O_RDWR)
 gone = os.open("/tmp/gone", os.O_CREAT | os.O_RDWR); os.write(gone, b"gone"); os.unlink("/tmp/gone")
 os.mkdir("/tmp/in"); os.chdir("/tmp/in"); os.symlink("nowhere", "link"); os.umask(0o27)
 resource.setrlimit(resource.RLIMIT_NOFILE, (100, 200))
+os.mkfifo("/tmp/full"); fifo = os.open("/tmp/full", os.O_RDWR); os.write(fifo, b"bytes"); fcntl.fcntl(fifo, fcntl.F_SETPIPE_SZ, 1 << 17)
+os.mkfifo("/tmp/wait"); threading.Thread(target=os.open, args=("/tmp/wait", os.O_RDONLY), daemon=True).start()
+os.write(master, b"line\nhalf a li"); m, s = pty.openpty(); os.write(s, b"shown"); p, s = pty.openpty(); os.close(s)
+seq, uence = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); socket.send_fds(seq, [b"packet"], [w]); seq.setsockopt(1, 20, bytes([1] + [0] * 15))
+mail.sendto(b"corked", socket.MSG_MORE, mail.getsockname())
+sealed = os.memfd_create("s", os.MFD_ALLOW_SEALING); fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
+signal.signal(signal.SIGPROF, lambda *_: None); signal.setitimer(signal.ITIMER_PROF, 1000, 7); resource.setrlimit(resource.RLIMIT_CPU, (1000, 2000))
+libc.prctl(1, 15, 0, 0, 0); libc.prctl(36, 1, 0, 0, 0)
 for line in sys.stdin:
     print(len(os.listdir("/proc/self/fd")), b.recv(2, socket.MSG_PEEK), shared[0], anonymous[0], flush=True)
 "#;

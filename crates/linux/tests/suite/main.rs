@@ -2,11 +2,12 @@
 
 #![cfg(all(target_os = "linux", target_arch = "x86_64"))]
 
+mod asked;
 mod bomb;
 mod common;
 mod families;
-mod forged;
 mod fifos;
+mod forged;
 mod fork;
 mod http;
 mod image;
