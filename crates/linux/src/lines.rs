@@ -9,6 +9,7 @@ use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 use std::time::Duration;
 
@@ -19,10 +20,37 @@ use crate::reach::{Destination, Server};
 
 /// Connections of a guest at a time.
 const LINES: usize = 256;
+/// Connections of all guests of this process at a time: each has descriptors of the process's.
+const ALL_LINES: usize = 8192;
+/// Connections that are made at a time, each by a thread: of a guest, and of all. Others wait for their turn.
+const MAKERS: usize = 16;
+const ALL_MAKERS: usize = 128;
+/// How soon one that waits for others' threads looks again.
+const SOON: Duration = Duration::from_millis(10);
 /// How long it may take to make one.
 const MAKING: Duration = Duration::from_secs(30);
 /// Bytes that are moved at a time.
 const PIECE: usize = 16 << 10;
+
+/// One of so many that there may be in this process; given back when it is dropped.
+#[derive(Debug)]
+struct Share(&'static AtomicUsize);
+
+impl Share {
+    fn of(count: &'static AtomicUsize, most: usize) -> Option<Self> {
+        let share = Self(count);
+        (count.fetch_add(1, Ordering::Relaxed) < most).then_some(share)
+    }
+}
+
+impl Drop for Share {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+static LIVE: AtomicUsize = AtomicUsize::new(0);
+static MAKING_NOW: AtomicUsize = AtomicUsize::new(0);
 
 /// A connection. Its channels are those of a socket of the guest's.
 #[derive(Debug)]
@@ -34,10 +62,13 @@ struct Line {
     link: Link,
     /// Whether it is the server's turn: nothing has come since something was sent, or ever.
     owed: bool,
+    _share: Share,
 }
 
 #[derive(Debug)]
 enum Link {
+    /// It is not begun yet.
+    Waiting(Server),
     /// It is being made. The other end of the stream is let go when that is done.
     Making(Receiver<Result<TcpStream, i32>>, UnixStream),
     Made(TcpStream),
@@ -63,6 +94,7 @@ fn make(server: &Server) -> Result<TcpStream, i32> {
     let mut last = libc::EHOSTUNREACH;
     for address in addresses {
         match TcpStream::connect_timeout(&address, MAKING) {
+            Ok(stream) if !server.may_have(&stream) => {}
             Ok(stream) => {
                 // What the guest writes it has gathered itself.
                 let set = stream.set_nodelay(true).and_then(|()| stream.set_nonblocking(true));
@@ -81,22 +113,34 @@ impl Lines {
 
     /// Begins to connect to a server, for a socket with these channels; false where there are too many already.
     pub(crate) fn begin(&mut self, server: Server, from: u64, to: u64) -> bool {
-        if self.list.len() >= LINES {
+        let Some(share) = Share::of(&LIVE, ALL_LINES).filter(|_| self.list.len() < LINES) else {
             return false;
-        }
-        let Ok((ours, theirs)) = UnixStream::pair() else { return false };
-        let (done, making) = sync_channel(1);
-        let work = move || {
-            // Nobody may want it any more.
-            let _ = done.send(make(&server));
-            drop(theirs);
         };
-        let thread = std::thread::Builder::new().name("afresh-connect".to_owned()).spawn(work);
-        if thread.is_err() {
-            return false;
-        }
-        self.list.push(Line { from, to, link: Link::Making(making, ours), owed: true });
+        self.list.push(Line { from, to, link: Link::Waiting(server), owed: true, _share: share });
+        self.start();
         true
+    }
+
+    /// Starts to make those that wait for it, as many as there may be.
+    fn start(&mut self) {
+        let making = self.list.iter().filter(|line| matches!(line.link, Link::Making(..))).count();
+        let waiting = self.list.iter_mut().filter(|line| matches!(line.link, Link::Waiting(_)));
+        for line in waiting.take(MAKERS.saturating_sub(making)) {
+            let Some(share) = Share::of(&MAKING_NOW, ALL_MAKERS) else { return };
+            let Link::Waiting(server) = &line.link else { continue };
+            let (server, Ok((ours, theirs))) = (server.clone(), UnixStream::pair()) else { return };
+            let (done, made) = sync_channel(1);
+            let work = move || {
+                // Nobody may want it any more.
+                let _ = done.send(make(&server));
+                drop((theirs, share));
+            };
+            let thread = std::thread::Builder::new().name("afresh-connect".to_owned()).spawn(work);
+            if thread.is_err() {
+                return;
+            }
+            line.link = Link::Making(made, ours);
+        }
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -126,13 +170,15 @@ impl Lines {
             news |= moved;
             lasts
         });
+        self.start();
         news
     }
 
     /// Waits until something can be moved, for `length` at most.
     pub(crate) fn wait(&self, state: &State, length: Duration) {
+        let waits = self.list.iter().any(|line| matches!(line.link, Link::Waiting(_)));
         // However it ends, all is looked at again.
-        self.poll(state, length);
+        self.poll(state, if waits { length.min(SOON) } else { length });
     }
 
     /// Which of them can move something, once any can or `length` is over.
@@ -140,8 +186,9 @@ impl Lines {
         let wanted: Vec<_> = self.list.iter().map(|line| line.wanted(state)).collect();
         // One that nothing is wanted of would tell of its end all the time.
         let asked = self.list.iter().zip(&wanted).filter(|(_, wanted)| !wanted.is_empty());
-        let mut fds: Vec<_> =
-            asked.map(|(line, wanted)| PollFd::from_borrowed_fd(line.fd(), *wanted)).collect();
+        let mut fds: Vec<_> = asked
+            .filter_map(|(line, wanted)| Some(PollFd::from_borrowed_fd(line.fd()?, *wanted)))
+            .collect();
         let timeout = Timespec::try_from(length).ok();
         // Where it fails, whoever looks finds out.
         let failed = poll(&mut fds, timeout.as_ref()).is_err();
@@ -151,10 +198,11 @@ impl Lines {
 }
 
 impl Line {
-    fn fd(&self) -> BorrowedFd<'_> {
+    fn fd(&self) -> Option<BorrowedFd<'_>> {
         match &self.link {
-            Link::Making(_, wake) => wake.as_fd(),
-            Link::Made(stream) => stream.as_fd(),
+            Link::Waiting(_) => None,
+            Link::Making(_, wake) => Some(wake.as_fd()),
+            Link::Made(stream) => Some(stream.as_fd()),
         }
     }
 
@@ -162,6 +210,7 @@ impl Line {
     fn wanted(&self, state: &State) -> PollFlags {
         let when = |holds: bool, flags| if holds { flags } else { PollFlags::empty() };
         match &self.link {
+            Link::Waiting(_) => PollFlags::empty(),
             Link::Making(..) => PollFlags::IN,
             Link::Made(_) => {
                 when(state.line_room(self.from) > 0, PollFlags::IN)
@@ -177,6 +226,13 @@ impl Line {
 
     /// Whether something was moved, and whether the connection lasts.
     fn pump(&mut self, state: &mut Arc<State>) -> (bool, bool) {
+        if let Link::Waiting(_) = &self.link {
+            let left = state.line_is_deaf(self.from);
+            if left {
+                Arc::make_mut(state).line_ends(self.from, self.to);
+            }
+            return (false, !left);
+        }
         if let Link::Making(made, _) = &self.link {
             let made = match made.try_recv() {
                 Ok(made) => made,
@@ -205,7 +261,7 @@ impl Line {
     fn stream(&mut self) -> Option<&mut TcpStream> {
         match &mut self.link {
             Link::Made(stream) => Some(stream),
-            Link::Making(..) => None,
+            Link::Waiting(_) | Link::Making(..) => None,
         }
     }
 

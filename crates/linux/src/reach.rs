@@ -4,7 +4,7 @@
 //! nor to what is only next to it on the wire, whatever its owner says that it means. May break it: whoever may say what a
 //! granted name means decides which server is behind it, as anywhere.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::str::FromStr;
 
 use serde::Deserialize;
@@ -166,6 +166,14 @@ fn is_near(address: IpAddr) -> bool {
 }
 
 impl Server {
+    /// Whether a connection that was made may be had: one that leads back to this host only where its opener said so, whichever
+    /// of the host's addresses it took.
+    pub(crate) fn may_have(&self, made: &TcpStream) -> bool {
+        let same = |own: SocketAddr, other: SocketAddr| own.ip() == other.ip();
+        self.known
+            || made.local_addr().is_ok_and(|own| made.peer_addr().is_ok_and(|p| !same(own, p)))
+    }
+
     /// Its addresses, as far as a guest may have them. May take as long as a resolver does.
     pub(crate) fn addresses(&self) -> std::io::Result<Vec<SocketAddr>> {
         let all = (self.host.as_str(), self.port).to_socket_addrs()?;
@@ -251,5 +259,9 @@ mod tests {
         let server = |known| Server { host: "localhost".into(), port: 1, known };
         assert!(server(false).addresses().unwrap().is_empty());
         assert!(!server(true).addresses().unwrap().is_empty());
+        // By whatever address of its own: only the connection tells.
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let made = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        assert!(!server(false).may_have(&made) && server(true).may_have(&made));
     }
 }
