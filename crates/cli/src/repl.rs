@@ -84,7 +84,7 @@ pub(crate) struct Terminal;
 impl Listener for Terminal {
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         match stream {
-            Stream::Stdout => std::io::stdout().write_all(bytes)?,
+            Stream::Stdout | Stream::Terminal => std::io::stdout().write_all(bytes)?,
             Stream::Stderr => std::io::stderr().write_all(bytes)?,
         }
         Ok(())

@@ -3,20 +3,25 @@
 # prints, it prints: the host hears both streams, and knows whose they are, for each command leads a session.
 #
 # What it promises: a request is answered once, by one frame; of each command that ends the host is told once, by a frame, during a request or
-# between two. What code or a command leaves running goes on.
+# between two. What code or a command leaves running goes on. What terminals show the host is told by frames, between two requests.
 
 import base64
 import contextlib
+import fcntl
 import json
 import os
 import select
 import signal
+import struct
 import subprocess
+import termios
 
 # What a request wants besides what the driver knows: something with commands, its source being what `_command` reads.
 COMMAND = 6
 # A frame: a command has ended. Its number and its status follow.
 ENDED = 5
+# A frame: a command's terminal shows something. Its number follows, and what.
+SHOWN = 7
 
 _HOST = os.open("/dev/host", os.O_WRONLY | os.O_CLOEXEC)
 
@@ -36,6 +41,11 @@ def _exactly(length):
 _PATIENCE = 5
 # Commands that run, by number, with what they were asked to be.
 _commands = {}
+# The hosts' ends of terminals, by the numbers of the commands that have them.
+_terminals = {}
+# Bytes of a terminal that are read at a time, and how often what it showed last is read for when its command has ended.
+_PIECE = 32768
+_LAST = 64
 # How often whoever hears of children has to wait: a frame is being sent, or a command has no number yet.
 _held = 0
 
@@ -61,6 +71,44 @@ def _send(frame):
     return b""
 
 
+def _show(number):
+    """Hands on what a command's terminal shows: whether there was something."""
+    # The end of the command, which may be heard of meanwhile, comes behind it.
+    with _alone():
+        try:
+            data = os.read(_terminals[number], _PIECE)
+        except BlockingIOError:
+            return False
+        except OSError:
+            # Nobody has it open any more.
+            data = b""
+        if data:
+            _send(bytes((SHOWN,)) + number.to_bytes(4, "little") + data)
+        else:
+            os.close(_terminals.pop(number))
+        return bool(data)
+
+
+def _show_all():
+    """Hands on what terminals show until there is a request, or no terminal."""
+    while _terminals:
+        ready = select.select((0, *_terminals.values()), (), ())[0]
+        for number, terminal in list(_terminals.items()):
+            if terminal in ready:
+                _show(number)
+        if 0 in ready:
+            return
+
+
+def _hang_up(number):
+    """Hands on what the terminal of a command that has ended shows still. Whoever has it open loses it."""
+    for _ in range(_LAST):
+        if number not in _terminals or not _show(number):
+            break
+    if number in _terminals:
+        os.close(_terminals.pop(number))
+
+
 def _tell_ended(*_):
     """Tells the host of commands that have ended."""
     if _held:
@@ -68,6 +116,7 @@ def _tell_ended(*_):
     for number, (process, _) in list(_commands.items()):
         status = process.poll()
         if status is not None and _commands.pop(number, None):
+            _hang_up(number)
             _send(
                 bytes((ENDED,))
                 + number.to_bytes(4, "little")
@@ -75,17 +124,40 @@ def _tell_ended(*_):
             )
 
 
+def _resize(terminal, size):
+    """Says how many rows and columns a terminal has."""
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+
+
+def _take_terminal():
+    """Makes standard input the terminal of a session, as its first process."""
+    fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+
+
 def _start(wanted):
     """Starts a command: its number."""
     config = {name: wanted[name] for name in ("cmd", "args", "envs", "cwd") if wanted.get(name)}
-    process = subprocess.Popen(
-        [wanted["cmd"], *wanted.get("args", ())],
-        cwd=wanted.get("cwd"),
-        env={**os.environ, **wanted.get("envs", {})},
-        stdin=subprocess.PIPE if wanted.get("stdin") else subprocess.DEVNULL,
-        bufsize=0,
-        start_new_session=True,
-    )
+    with contextlib.ExitStack() as kept:
+        streams = {"stdin": subprocess.PIPE if wanted.get("stdin") else subprocess.DEVNULL}
+        if wanted.get("size"):
+            ours, theirs = os.openpty()
+            kept.callback(os.close, theirs)
+            failed = kept.enter_context(contextlib.ExitStack())
+            failed.callback(os.close, ours)
+            _resize(ours, wanted["size"])
+            os.set_blocking(ours, False)
+            streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "preexec_fn": _take_terminal}
+        process = subprocess.Popen(
+            [wanted["cmd"], *wanted.get("args", ())],
+            cwd=wanted.get("cwd"),
+            env={**os.environ, **wanted.get("envs", {})},
+            bufsize=0,
+            start_new_session=True,
+            **streams,
+        )
+        if wanted.get("size"):
+            failed.pop_all()
+            _terminals[process.pid] = ours
     if process.stdin:
         os.set_blocking(process.stdin.fileno(), False)
     _commands[process.pid] = (process, {"config": config, "tag": wanted.get("tag")})
@@ -93,12 +165,16 @@ def _start(wanted):
 
 
 def _input(process, data):
-    """Writes to a command's input."""
-    if process.stdin is None or process.stdin.closed:
+    """Writes to a command's input, or types at its terminal."""
+    to = _terminals.get(process.pid)
+    if to is None and process.stdin is not None and not process.stdin.closed:
+        to = process.stdin.fileno()
+    if to is None:
         raise ValueError("the command has no input")
     while data:
-        data = data[process.stdin.write(data) or 0 :]
-        if data and not select.select((), (process.stdin,), (), _PATIENCE)[1]:
+        with contextlib.suppress(BlockingIOError):
+            data = data[os.write(to, data) :]
+        if data and not select.select((), (to,), (), _PATIENCE)[1]:
             raise BlockingIOError("the command does not read its input, and no more of it fits")
 
 
@@ -120,6 +196,12 @@ def _command(wanted):
         case "close":
             if process.stdin is not None:
                 process.stdin.close()
+            elif process.pid in _terminals:
+                _input(process, b"\x04")
+        case "resize":
+            if process.pid not in _terminals:
+                raise ValueError("the command has no terminal")
+            _resize(_terminals[process.pid], wanted["size"])
         case other:
             raise ValueError(f"{other!r} is nothing that is done with commands")
     return True
@@ -154,6 +236,7 @@ def serve():
     _furnish()
     settle()
     while True:
+        _show_all()
         head = _exactly(4)
         if head is None:
             return

@@ -16,6 +16,8 @@ mod frame {
     pub(super) const TOOL: u8 = 3;
     /// Of a Linux program: a command has ended. Its number and its status follow.
     pub(super) const ENDED: u8 = 5;
+    /// Of a Linux program: a command's terminal shows something. Its number follows, and what.
+    pub(super) const SHOWN: u8 = 7;
     /// What the guest is told of a frame that cannot be taken.
     pub(super) const FAULT: i32 = -2;
 }
@@ -27,6 +29,8 @@ pub enum Stream {
     Stdout,
     /// Standard error.
     Stderr,
+    /// The terminal that a command of a Linux program was given.
+    Terminal,
 }
 
 impl Stream {
@@ -102,6 +106,13 @@ impl<L: Listener> Hearing<L> {
                 let (Some(number), Some(status)) = (word(0), word(4)) else { return Ok(None) };
                 let (number, status) = (u32::from_le_bytes(*number), i32::from_le_bytes(*status));
                 self.listener.command_ended(number, status);
+            }
+            frame::SHOWN => {
+                let Some((number, shown)) = inside.split_first_chunk::<4>() else {
+                    return Ok(None);
+                };
+                let number = u32::from_le_bytes(*number);
+                self.listener.print_command(number, Stream::Terminal, shown)?;
             }
             frame::STDOUT => self.listener.print(Stream::Stdout, inside)?,
             frame::STDERR => self.listener.print(Stream::Stderr, inside)?,

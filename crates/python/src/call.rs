@@ -154,7 +154,8 @@ impl CallState {
 
     fn keep(&mut self, stream: Stream, bytes: &[u8]) -> PyResult<()> {
         let (number, kept) = match stream {
-            Stream::Stdout => (1, &mut self.stdout),
+            // Guests here have no commands, and so no terminals.
+            Stream::Stdout | Stream::Terminal => (1, &mut self.stdout),
             Stream::Stderr => (2, &mut self.stderr),
         };
         let room = self.output.saturating_sub(kept.len());

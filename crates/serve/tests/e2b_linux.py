@@ -3,10 +3,11 @@
 import http.client
 import os
 import socket
+import threading
 import time
 import urllib.parse
 
-from e2b import CommandExitException
+from e2b import CommandExitException, CommandHandle, PtySize
 from e2b.exceptions import NotFoundException, SandboxException, TimeoutException
 from e2b_code_interpreter import Sandbox
 
@@ -192,6 +193,59 @@ def background(sandbox: Sandbox) -> None:
     assert spinner.kill() and none_left(sandbox)
 
 
+class Screen:
+    """What a terminal shows, heard by a thread."""
+
+    def __init__(self, sandbox: Sandbox, shell: CommandHandle) -> None:
+        self.sandbox, self.shell, self.shown, self.ended = sandbox, shell, b"", None
+        self.thread = threading.Thread(target=self.hear)
+        self.thread.start()
+
+    def hear(self) -> None:
+        try:
+            for _, _, data in self.shell:
+                self.shown += data or b""
+            self.shell.wait()
+        except (CommandExitException, SandboxException) as error:
+            self.ended = error
+
+    def type(self, keys: bytes, *shows: bytes) -> None:
+        """Types, and waits until all of that is shown."""
+        self.shown = b""
+        self.sandbox.pty.send_stdin(self.shell.pid, keys)
+        until = time.monotonic() + 30
+        while not all(show in self.shown for show in shows):
+            assert time.monotonic() < until and self.ended is None, (keys, self.shown, self.ended)
+            time.sleep(0.01)
+
+
+def terminals(sandbox: Sandbox) -> None:
+    """A shell at a terminal: its size, its keys, its forks and its end."""
+    shell = sandbox.pty.create(PtySize(rows=24, cols=81), cwd="/tmp", timeout=0)
+    screen = Screen(sandbox, shell)
+    screen.type(b"stty size; tty; pwd; echo $((6 * 7))$TERM\n", b"24 81", b"/dev/pts/", b"/tmp", b"42xterm-256color")
+    sandbox.pty.resize(shell.pid, PtySize(rows=40, cols=100))
+    screen.type(b"stty size\n", b"40 100")
+    screen.type(b"sleep 1000\n", b"sleep 1000")
+    screen.type(b"\x03", b"^C")
+    screen.type(b"echo left $?\n", b"left 130")
+    screen.type(b"python3 -c 'print(input(), __import__(\"sys\").stdin.isatty())'\n", b"isatty")
+    screen.type(b"tpo\x7f\x7fyped\n", b"typed True")
+    screen.type(b"seq 1 20000 | tail -n +19998; seq 1 30000 > /tmp/many; cat /tmp/many; echo all\n", b"20000\r\n", b"\r\n30000\r\nall")
+    assert sandbox.run_code("1 + 1").text == "2"
+    fork = sandbox.fork(count=1, timeout=600)[0]
+    forked = Screen(fork, fork.pty.connect(shell.pid, timeout=0))
+    forked.type(b"echo here $((1 + 1))\n", b"here 2")
+    screen.type(b"echo there $((1 + 2))\n", b"there 3")
+    assert b"here 2" not in screen.shown
+    assert fork.kill()
+    forked.thread.join()
+    sandbox.pty.send_stdin(shell.pid, b"exit 3\n")
+    screen.thread.join()
+    assert isinstance(screen.ended, CommandExitException) and screen.ended.exit_code == 3, screen.ended
+    assert none_left(sandbox)
+
+
 def kept(sandbox: Sandbox) -> None:
     """Programs are in what is kept: forks and resumed sandboxes go on with them."""
     counting = "n=0; while :; do n=$((n+1)); echo $n > /tmp/next; mv /tmp/next /tmp/ticks; sleep 0.1; done"
@@ -320,6 +374,7 @@ def main() -> None:
     assert cut.error is not None and cut.error.name == "TimeoutError", cut
     assert resumed.run_code("base, open('/tmp/there').read()").text == "(40, 'here\\n')"
     reached(sandbox, resumed)
+    terminals(sandbox)
     kept(sandbox)
     for live in (sandbox, resumed, *forks):
         assert live.kill()

@@ -149,6 +149,7 @@ pub(super) fn printed(stream: Stream, bytes: &[u8]) -> Vec<u8> {
     let name = match stream {
         Stream::Stdout => "stdout",
         Stream::Stderr => "stderr",
+        Stream::Terminal => "pty",
     };
     event(&json!({"data": {name: STANDARD.encode(bytes)}}))
 }

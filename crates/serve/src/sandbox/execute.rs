@@ -68,7 +68,8 @@ fn head(number: u64) -> Vec<u8> {
 /// The line of what is printed.
 fn tell(stream: Stream, text: &[u8]) -> Vec<u8> {
     let kind = match stream {
-        Stream::Stdout => "stdout",
+        // Code itself has no terminal.
+        Stream::Stdout | Stream::Terminal => "stdout",
         Stream::Stderr => "stderr",
     };
     let nanos = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();

@@ -37,7 +37,7 @@ const SELDOM: Duration = Duration::from_secs(90);
 #[derive(Deserialize)]
 struct Start {
     process: Config,
-    pty: Option<Value>,
+    pty: Option<Terminal>,
     tag: Option<String>,
     #[serde(default)]
     stdin: bool,
@@ -53,11 +53,30 @@ struct Config {
     cwd: Option<String>,
 }
 
+/// A terminal, by its size.
+#[derive(Clone, Copy, Deserialize)]
+struct Terminal {
+    size: Size,
+}
+
+#[derive(Clone, Copy, Deserialize)]
+struct Size {
+    rows: u16,
+    cols: u16,
+}
+
+impl Terminal {
+    fn wanted(self) -> Value {
+        json!([self.size.rows, self.size.cols])
+    }
+}
+
 /// Something with a command that runs.
 #[derive(Deserialize)]
 struct Chosen {
     process: Selector,
     signal: Option<Value>,
+    pty: Option<Terminal>,
     #[serde(default)]
     input: Input,
 }
@@ -71,6 +90,7 @@ struct Selector {
 #[derive(Default, Deserialize)]
 struct Input {
     stdin: Option<String>,
+    pty: Option<String>,
 }
 
 /// A part of what a command is to read.
@@ -85,8 +105,10 @@ enum Part {
 impl Input {
     /// What the guest's half of commands is asked.
     fn wanted(self) -> Result<Value, Failed> {
-        let none = || Failed::new("unimplemented", "commands have no terminal here");
-        Ok(json!({"op": "input", "data": self.stdin.ok_or_else(none)?}))
+        // Which of the two a command has it knows itself.
+        let data = self.stdin.or(self.pty);
+        let none = || Failed::new("invalid_argument", "it is not said what is to be read");
+        Ok(json!({"op": "input", "data": data.ok_or_else(none)?}))
     }
 }
 
@@ -112,7 +134,7 @@ pub(super) async fn process(
         "SendSignal" => inside.signal(&body).await,
         "SendInput" => inside.input(&body).await,
         "CloseStdin" => inside.close(&body).await,
-        "Update" => Err(unknown("commands have no terminal here")),
+        "Update" => inside.resize(&body).await,
         "StreamInput" => inside.stream(&body).await,
         _ => Err(unknown("it is not known")),
     };
@@ -170,9 +192,6 @@ impl Commanded {
 
     async fn start(&self, headers: &HeaderMap, body: &[u8]) -> Done {
         let Start { process, pty, tag, stdin } = connect::asked(body)?;
-        if pty.is_some() {
-            return Err(Failed::new("unimplemented", "commands have no terminal here"));
-        }
         let wanted = json!({
             "op": "start",
             "cmd": process.cmd,
@@ -180,6 +199,7 @@ impl Commanded {
             "envs": process.envs,
             "cwd": process.cwd,
             "stdin": stdin,
+            "size": pty.map(Terminal::wanted),
             "tag": tag,
         });
         let (ear, heard) = Ear::new(alive(headers));
@@ -226,6 +246,14 @@ impl Commanded {
     async fn input(&self, body: &[u8]) -> Done {
         let Chosen { process, input, .. } = asked(body)?;
         self.chosen(process, vec![input.wanted()?]).await
+    }
+
+    /// A terminal has another size now.
+    async fn resize(&self, body: &[u8]) -> Done {
+        let Chosen { process, pty, .. } = asked(body)?;
+        let none = || Failed::new("invalid_argument", "it is not said how large the terminal is");
+        let size = pty.ok_or_else(none)?.wanted();
+        self.chosen(process, vec![json!({"op": "resize", "size": size})]).await
     }
 
     /// What comes in parts is written once all of it is there.
