@@ -48,7 +48,15 @@ mail.sendto(b"corked", socket.MSG_MORE, mail.getsockname())
 sealed = os.memfd_create("s", os.MFD_ALLOW_SEALING); fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
 signal.signal(signal.SIGPROF, lambda *_: None); signal.setitimer(signal.ITIMER_PROF, 1000, 7); resource.setrlimit(resource.RLIMIT_CPU, (1000, 2000))
 libc.prctl(1, 15, 0, 0, 0); libc.prctl(36, 1, 0, 0, 0)
+def stir():
+    # Whatever has become of it.
+    for work in (lambda: os.write(master, b"x\x7f\x15y\t\n"), lambda: os.write(s, b"\t\x08\r\n"), lambda: os.set_blocking(m, False), lambda: os.read(m, 99),
+        lambda: os.set_blocking(fifo, False), lambda: os.read(fifo, 3), lambda: uence.recv(99, socket.MSG_DONTWAIT), lambda: outer.poll(0), lambda: d.recv(99, socket.MSG_DONTWAIT),
+        lambda: mail.recv(99, socket.MSG_DONTWAIT), lambda: os.times(), lambda: os.listdir(folder), lambda: server.setblocking(False), lambda: server.accept()[0].recv(2)):
+        try: work()
+        except OSError: pass
 for line in sys.stdin:
+    stir()
     print(len(os.listdir("/proc/self/fd")), b.recv(2, socket.MSG_PEEK), shared[0], anonymous[0], flush=True)
 "#;
 
