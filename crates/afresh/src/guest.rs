@@ -235,10 +235,11 @@ impl Guest {
         let (reference, snapshot) = match reference.find(options) {
             Ok(found) => found,
             #[cfg(feature = "linux")]
-            Err(error) if crate::image::may_be_meant(reference, &error) => {
-                let ready = crate::image::ready(reference, options).unwrap_or(Err(error))?;
+            Err(error) => {
+                let ready = crate::image::ready(reference, options, error)?;
                 return Ok(Self::put_together(ready, options, None, said));
             }
+            #[cfg(not(feature = "linux"))]
             Err(error) => return Err(error),
         };
         if !options.warm_up.is_empty() {

@@ -1,4 +1,4 @@
-//! Containers' images behind the front door: found in a layout or fetched from a registry, and made programs.
+//! Containers' images behind the front door: found in a layout, or a tar of one, or fetched from a registry, and made programs.
 //!
 //! What it promises: nothing is unpacked before its digest was checked, and no more is fetched than an image may hold. What
 //! may break it: a registry decides what a tag means; name a digest to trust it with nothing.
@@ -14,10 +14,18 @@ use crate::{Cause, OpenError, Options, Place, Reference};
 #[cfg(feature = "remote")]
 const DEPTH: usize = 4;
 
-/// Whether a reference that could not be opened as a snapshot may name an image.
-pub(crate) fn may_be_meant(reference: &Reference, error: &OpenError) -> bool {
+/// How likely a reference means an image that could not be opened as a snapshot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Meant {
+    Surely,
+    /// In somebody else's layout an image may have a name of another kind, or none.
+    Perhaps,
+    No,
+}
+
+fn meant(reference: &Reference, error: &OpenError) -> Meant {
     use afresh_store::OpenError as Error;
-    let OpenError::Snapshot { source, .. } = error else { return false };
+    let OpenError::Snapshot { source, .. } = error else { return Meant::No };
     let source: &(dyn std::error::Error + 'static) = &**source;
     let open = source.downcast_ref::<Error>();
     #[cfg(feature = "remote")]
@@ -26,34 +34,39 @@ pub(crate) fn may_be_meant(reference: &Reference, error: &OpenError) -> bool {
         _ => None,
     });
     match (open, reference.place()) {
-        (Some(Error::ContainerImage), _) => true,
-        // In somebody else's layout an image may have a name of another kind, or none.
-        (Some(Error::NoSuchName { .. }), Place::Directory(_)) => true,
-        _ => false,
+        (Some(Error::ContainerImage), _) => Meant::Surely,
+        (Some(Error::NoSuchName { .. }), Place::Directory(_)) => Meant::Perhaps,
+        _ => Meant::No,
     }
 }
 
-/// The program of the image that a reference names, warm; nothing where there is no image.
-pub(crate) fn ready(reference: &Reference, options: &Options) -> Option<Result<Ready, OpenError>> {
+/// The program of the image that a reference names, warm, where it could not be opened as a snapshot; that error where there is
+/// no image either.
+pub(crate) fn ready(
+    reference: &Reference,
+    options: &Options,
+    error: OpenError,
+) -> Result<Ready, OpenError> {
     let failed = |source: Cause| OpenError::Guest { reference: reference.to_string(), source };
-    let image = match found(reference, options)? {
-        Ok(image) => image,
-        Err(error) => return Some(Err(failed(error))),
+    let image = match meant(reference, &error) {
+        Meant::No => return Err(error),
+        Meant::Perhaps => found(reference, options).map_err(|_| error)?,
+        Meant::Surely => found(reference, options).map_err(failed)?,
     };
-    let program = Program::of_image(&image).map_err(|error| failed(error.into()));
-    Some(program.and_then(|program| program::warmed(&reference.to_string(), program, options)))
+    let program = Program::of_image(&image).map_err(|error| failed(error.into()))?;
+    program::warmed(&reference.to_string(), program, options)
 }
 
-fn found(reference: &Reference, options: &Options) -> Option<Result<OciImage, Cause>> {
+fn found(reference: &Reference, options: &Options) -> Result<OciImage, Cause> {
     let limits = LayerLimits::default();
     match reference.place() {
-        Place::Directory(path) => {
-            let open = |name| OciImage::open(path, name, &limits).map_err(Cause::from);
-            open(reference.given_name()).ok().map(Ok)
+        Place::Directory(path) | Place::File(path) => {
+            Ok(OciImage::open(path, reference.given_name(), &limits)?)
         }
         #[cfg(feature = "remote")]
-        Place::Remote(_) => Some(fetched(reference, options, &limits)),
-        _ => None,
+        Place::Remote(_) => fetched(reference, options, &limits),
+        #[cfg(not(feature = "remote"))]
+        Place::Remote(_) => Err("this build fetches nothing: the feature `remote` does".into()),
     }
 }
 

@@ -162,6 +162,9 @@ fn an_image_in_a_registry_is_a_guest() {
     // Without the registry: the snapshot has all of it, a layout too, and is verified like any other guest.
     assert_eq!(answer(folder, &["run", "store@v1", "--input", "c"]), "hello world c 2\n");
     assert_eq!(answer(folder, &["run", "layout", "--input", "d"]), "hello world d 1\n");
+    let tar = ["-cf", "image.tar", "-C", "layout", "."];
+    assert!(Command::new("tar").current_dir(folder).args(tar).status().unwrap().success());
+    assert_eq!(answer(folder, &["run", "image.tar", "--input", "d"]), "hello world d 1\n");
     answer(folder, &["verify", "layout", "--input", "e", "-n", "3"]);
     let unknown = String::from_utf8(afresh(folder, &["run", "layout@v9"]).stderr).unwrap();
     assert!(unknown.contains("v9"), "{unknown}");

@@ -4,16 +4,17 @@
 //! believed. May break it: nothing outside; a layout that changes while it is opened fails a digest.
 
 use std::fs::File;
-use std::io::Read;
+use std::io::{Read, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use tempfile::TempDir;
 
 use crate::archive::Archive;
 use crate::error::LayerError;
-use crate::layer::{Layer, LayerLimits, Part};
+use crate::layer::{Layer, LayerLimits, Part, What};
 use crate::tar;
 
 /// Layers of an image, at most.
@@ -222,7 +223,7 @@ pub struct OciImage {
 }
 
 impl OciImage {
-    /// The image in a directory of the OCI layout that `name` means there: a name that the layout's index gives, or the digest
+    /// The image in a directory of the OCI layout, or in a tar of one (`docker save` writes such), that `name` means there: a name that the layout's index gives, or the digest
     /// of a manifest or an index. Without a name it is the only image, or the one for this machine.
     ///
     /// # Errors
@@ -233,6 +234,10 @@ impl OciImage {
         limits: &LayerLimits,
     ) -> Result<Self, LayerError> {
         let path = path.as_ref();
+        if path.is_file() {
+            let layout = unpacked(path, limits)?;
+            return Self::open(layout.path(), name, limits);
+        }
         let digest = name.filter(|name| name.starts_with("sha256:"));
         let mut document = match digest {
             Some(digest) => document(&blob(path, digest)?, Some(digest))?,
@@ -302,6 +307,34 @@ fn read_layers(
         archives.push(archive);
     }
     Ok(archives)
+}
+
+/// A layout out of a tar, in a directory that is gone when this is dropped. What is no part of one stays where it is.
+fn unpacked(path: &Path, limits: &LayerLimits) -> Result<TempDir, LayerError> {
+    let failed = |source| LayerError::Read { path: path.display().to_string(), source };
+    let archive = tar::read(path, limits, false)?;
+    let layout = tempfile::tempdir().map_err(failed)?;
+    std::fs::create_dir_all(layout.path().join("blobs/sha256")).map_err(failed)?;
+    for item in &archive.items {
+        let name = std::str::from_utf8(&item.path).unwrap_or_default();
+        let name = name.strip_prefix("./").unwrap_or(name);
+        let hex = name.strip_prefix("blobs/sha256/").map(|hex| format!("sha256:{hex}"));
+        let target = match hex {
+            Some(digest) => blob(layout.path(), &digest).ok(),
+            None => (name == "index.json").then(|| layout.path().join(name)),
+        };
+        let (Some(target), What::File(file, len)) = (target, &item.what) else { continue };
+        let mut out = File::create(target).map_err(failed)?;
+        let (mut at, mut buffer) = (0, vec![0; 1 << 16]);
+        while at < *len {
+            let piece = (len - at).min(buffer.len() as u64) as usize;
+            let read = archive.read(*file, at, &mut buffer[..piece]);
+            read.map_err(|error| failed(std::io::Error::other(error.to_string())))?;
+            out.write_all(&buffer[..piece]).map_err(failed)?;
+            at += piece as u64;
+        }
+    }
+    Ok(layout)
 }
 
 /// Where a blob lies.

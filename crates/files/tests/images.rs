@@ -176,6 +176,24 @@ fn the_image_that_is_meant_is_told_by_name_digest_or_machine() {
 }
 
 #[test]
+fn a_layout_in_a_tar_is_one() {
+    let layout = Layout::new();
+    layout.index(&[layout.image(&one("a", b"packed"), "{}", "")]);
+    let mut out = tar::Builder::new(Vec::new());
+    out.append_dir_all(".", layout.path()).unwrap();
+    let file = layout.path().join("image.tar");
+    std::fs::write(&file, out.into_inner().unwrap()).unwrap();
+    let open = |limits| OciImage::open(&file, None, &limits);
+    assert_eq!(read(&over(open(LayerLimits::default()).unwrap().layer()), "a").unwrap(), b"packed");
+    assert!(open(LayerLimits { bytes: 100, files: 100 }).is_err());
+    // What it holds besides goes nowhere.
+    let names = ["../index.json", "blobs/sha256/../../../x", "/etc/passwd"];
+    let entries: Vec<_> = names.iter().map(|name| (*name, FILE, "", &b"evil"[..])).collect();
+    std::fs::write(&file, tarred(&entries)).unwrap();
+    assert!(open(LayerLimits::default()).unwrap_err().to_string().contains("index.json"));
+}
+
+#[test]
 fn documents_from_strangers_end_in_an_error() {
     let layout = Layout::new();
     // An index that leads to itself cannot be had by digest; a chain of them ends.
