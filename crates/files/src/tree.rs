@@ -336,6 +336,13 @@ impl Tree {
         self.directory(directory, |inside| self.ground.layers.mounted(inside.parent))
     }
 
+    /// The name of a file, and the directory that it is in; `None` where it has none, or has had several.
+    #[must_use]
+    pub fn name(&self, node: Node) -> Option<(Node, Arc<[u8]>)> {
+        let (directory, name) = self.inode(node).ok()?.name.clone()?;
+        (self.lookup(directory, &name.0) == Ok(node)).then_some((directory, name.0))
+    }
+
     /// The names in a directory in order, without `.` and `..`, with what they mean.
     ///
     /// # Errors

@@ -59,6 +59,7 @@ mod threads;
 mod timer_calls;
 mod told;
 mod transfer_calls;
+mod watches;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
@@ -131,6 +132,9 @@ pub(crate) struct State {
     /// Locks on files.
     locks: Locks,
     seals: Seals,
+    /// Descriptors that watch files, and how often a name was given away for their sake.
+    watchers: u32,
+    moves: u32,
     /// Files that are held because memory is shared through them.
     shares: BTreeSet<Node>,
     /// Names of hosts that were asked for.
@@ -163,6 +167,8 @@ impl State {
             terminals: Terminals::default(),
             locks: Locks::default(),
             seals: Seals::default(),
+            watchers: 0,
+            moves: 0,
             shares: BTreeSet::new(),
             names: Names::default(),
             family: Family::new(),
@@ -362,6 +368,10 @@ impl Person {
             libc::SYS_pipe2 => self.pipe(process, a[0], a[1]),
             libc::SYS_eventfd => self.event(a[0], 0),
             libc::SYS_eventfd2 => self.event(a[0], a[1]),
+            libc::SYS_inotify_init => self.new_watches(0),
+            libc::SYS_inotify_init1 => self.new_watches(a[0]),
+            libc::SYS_inotify_add_watch => self.watch(process, a[0], a[1], a[2]),
+            libc::SYS_inotify_rm_watch => self.unwatch(a[0], a[1]),
             libc::SYS_signalfd => self.signal_descriptor(process, a[0], a[1], a[2], 0),
             libc::SYS_signalfd4 => self.signal_descriptor(process, a[0], a[1], a[2], a[3]),
             libc::SYS_timerfd_create => self.timer(a[0], a[1]),

@@ -69,6 +69,7 @@ impl Person {
         };
         if accessed.is_some() || modified.is_some() {
             self.change().tree.set_times(node, accessed, modified, clock_calls::now())?;
+            self.change().tell_file(node, libc::IN_ATTRIB);
         }
         Ok(DONE)
     }
@@ -88,8 +89,10 @@ impl Person {
         flags: u64,
     ) -> Served {
         let follow = flags & libc::AT_SYMLINK_NOFOLLOW as u64 == 0;
-        self.follow(process, at, path, follow)?;
-        Self::give(owner.0, owner.1)
+        let node = self.follow(process, at, path, follow)?;
+        let given = Self::give(owner.0, owner.1)?;
+        self.change().tell_file(node, libc::IN_ATTRIB);
+        Ok(given)
     }
 
     pub(super) fn fchown(&mut self, descriptor: u64, user: u64, group: u64) -> Served {
@@ -109,6 +112,8 @@ impl Person {
         let place = self.place(process, to.0, to.1)?;
         self.state.may_make(&place)?;
         self.change().tree.link_at(node, &place, clock_calls::now())?;
+        self.change().tell_made(&place);
+        self.change().tell_file(node, libc::IN_ATTRIB);
         Ok(DONE)
     }
 
@@ -123,6 +128,7 @@ impl Person {
         self.state.may(node, WRITE)?;
         self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, clock_calls::now())?;
+        self.change().tell_file(node, libc::IN_MODIFY);
         Ok(DONE)
     }
 
@@ -145,6 +151,7 @@ impl Person {
         if size < end {
             self.change().tree.set_size(node, end, clock_calls::now())?;
         }
+        self.change().tell_file(node, libc::IN_MODIFY);
         Ok(DONE)
     }
 

@@ -22,7 +22,8 @@ pub(super) const SOCKET: u64 = 0x3c02;
 pub(super) const FIFO: u64 = 0x3c03;
 
 /// Names of what leads to terminals, and their numbers.
-pub(super) const TERMINALS: [(&str, u64); 2] = [("/dev/ptmx", MULTIPLEXER), ("/dev/tty", OWN)];
+pub(super) const TERMINALS: [(&str, u64); 3] =
+    [("/dev/ptmx", MULTIPLEXER), ("/dev/pts/ptmx", MULTIPLEXER), ("/dev/tty", OWN)];
 
 /// Names and numbers, as Linux has them.
 pub(crate) const DEVICES: [(&str, Device, u64); 5] = [

@@ -193,6 +193,7 @@ impl Person {
         self.state.may_make(&place)?;
         let mode = mode as u32 & 0o7777 & !self.state.umask;
         self.change().tree.create_at(&place, new, mode, clock_calls::now())?;
+        self.change().tell_made(&place);
         Ok(DONE)
     }
 }

@@ -127,7 +127,9 @@ impl Person {
             Some((node, _)) => node,
             None if has(libc::O_CREAT) && !only_named => {
                 self.state.table.check_room()?;
-                self.change().tree.create_at(&place, New::File, mode, now)?
+                let node = self.change().tree.create_at(&place, New::File, mode, now)?;
+                self.change().tell_made(&place);
+                node
             }
             None => return Err(Errno::NOENT.into()),
         };
@@ -145,8 +147,8 @@ impl Person {
             }
             Kind::Directory => {}
             _ if has(libc::O_DIRECTORY) => return Err(Errno::NOTDIR.into()),
-            Kind::File if has(libc::O_TRUNC) && !only_named => {
-                self.change().tree.set_size(node, 0, now)?;
+            Kind::File if has(libc::O_TRUNC) && !only_named && place.found.is_some() => {
+                self.cut(node, now)?;
             }
             _ => {}
         }
@@ -159,6 +161,16 @@ impl Person {
             Some(device) => self.add_found(Open::Device(device, open), flags, found),
             None => self.add_found(Open::File(open), flags, found),
         }
+    }
+
+    /// A file that is opened loses what it holds.
+    pub(super) fn cut(&mut self, node: Node, now: afresh_files::Time) -> Served<()> {
+        let size = self.state.tree.stat(node)?.size;
+        self.state.seals.may_resize(node, size, 0)?;
+        let state = self.change();
+        state.tree.set_size(node, 0, now)?;
+        state.tell_file(node, libc::IN_MODIFY);
+        Ok(())
     }
 
     /// A file that is made as it is opened, and cannot be written.
@@ -193,6 +205,7 @@ impl Person {
         let description = Description { found, ..Description::new(open, flags & kept) };
         let close_on_exec = flags & libc::O_CLOEXEC != 0;
         let state = self.change();
+        state.tell_open(&description, true);
         match state.table.add(description, close_on_exec) {
             Ok(number) => Ok(Outcome::Value(u64::from(number))),
             Err((errno, description)) => {
@@ -359,6 +372,11 @@ impl Person {
                 copy_in(process, value, 4)?;
                 Ok(DONE)
             }
+            libc::FIONREAD if let Open::Watches(watches) = &description.open => {
+                let len = watches.readable() as u32;
+                copy_out(process, value, &len.to_le_bytes())?;
+                Ok(DONE)
+            }
             libc::FIONREAD if description.open.is_stream() => {
                 let ends = description.open.ends();
                 let read = ends.iter().find(|(_, writes)| !writes).or(ends.first());
@@ -390,6 +408,7 @@ impl Person {
         }
         self.state.seals.may_resize(node, self.state.tree.stat(node)?.size, size)?;
         self.change().tree.set_size(node, size, clock_calls::now())?;
+        self.change().tell_file(node, libc::IN_MODIFY);
         Ok(DONE)
     }
 
@@ -430,6 +449,7 @@ impl Person {
             | Open::Timer(_)
             | Open::Epoll(_)
             | Open::Process(_)
+            | Open::Watches(_)
             | Open::Signals(_) => Ok(Attributes { mode: 0o600, ..none }),
             Open::Folder(folder, _) => self.attributes_meant(&Meant::Folder(*folder), true),
             // Its name may be gone, or be another's.

@@ -139,6 +139,7 @@ impl Person {
         self.state.may_make(&place)?;
         let mode = mode as u32 & 0o7777 & !self.state.umask;
         self.change().tree.create_at(&place, New::Directory, mode, clock_calls::now())?;
+        self.change().tell_made(&place);
         Ok(DONE)
     }
 
@@ -151,6 +152,7 @@ impl Person {
         } else {
             tree.remove_file_at(&place, now)?;
         }
+        self.change().tell_removed(&place);
         Ok(DONE)
     }
 
@@ -173,6 +175,7 @@ impl Person {
             _ => return Err(Errno::INVAL.into()),
         };
         self.change().tree.rename_at(&from, &to, how, clock_calls::now())?;
+        self.change().tell_moved(&from, &to, how == Rename::Exchange);
         Ok(DONE)
     }
 
@@ -188,6 +191,7 @@ impl Person {
         self.state.may_make(&place)?;
         let tree = &mut self.change().tree;
         tree.create_at(&place, New::Link(&target), 0o777, clock_calls::now())?;
+        self.change().tell_made(&place);
         Ok(DONE)
     }
 
@@ -196,6 +200,7 @@ impl Person {
         let old = self.state.tree.stat(node)?.mode;
         self.state.seals.may_turn(node, old, mode as u32)?;
         self.change().tree.set_mode(node, mode as u32, clock_calls::now())?;
+        self.change().tell_file(node, libc::IN_ATTRIB);
         Ok(DONE)
     }
 
@@ -214,6 +219,7 @@ impl Person {
         let old = self.state.tree.stat(node)?.mode;
         self.state.seals.may_turn(node, old, mode as u32)?;
         self.change().tree.set_mode(node, mode as u32, clock_calls::now())?;
+        self.change().tell_file(node, libc::IN_ATTRIB);
         Ok(DONE)
     }
 

@@ -163,12 +163,11 @@ impl Person {
             (libc::SOL_SOCKET, libc::SO_ACCEPTCONN) => {
                 int(matches!(socket.stage, Stage::Listening(_)).into())
             }
-            (libc::SOL_SOCKET, libc::SO_PEERCRED) if socket.own.is_internet() => {
-                return Err(Errno::NOPROTOOPT.into());
-            }
             (libc::SOL_SOCKET, libc::SO_PEERCRED) => {
-                let user = if socket.mate == 0 { u32::MAX } else { super::USER as u32 };
-                Bytes::default().int(socket.mate).int(user).int(user).0
+                // Of connections by address nobody is known.
+                let mate = if socket.own.is_internet() { 0 } else { socket.mate };
+                let user = if mate == 0 { u32::MAX } else { super::USER as u32 };
+                Bytes::default().int(mate).int(user).int(user).0
             }
             _ if set.is_some() => set.unwrap_or_default(),
             (libc::SOL_SOCKET, libc::SO_SNDBUF | libc::SO_RCVBUF) => {

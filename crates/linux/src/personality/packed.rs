@@ -33,6 +33,7 @@ use super::sockets::Socket;
 use super::table::{Description, Open, Parts, Table};
 use super::terminals::{FIRST_DEVICE, TerminalEnd, Terminals};
 use super::threads::{Moment, Threads};
+use super::watches::Watches;
 use super::{NAME, State};
 use crate::base::{self, Base};
 use crate::error::{FreezeError, Misfit, ThawError};
@@ -58,6 +59,7 @@ pub(crate) struct Packed {
     terminals: Terminals,
     locks: Locks,
     seals: Seals,
+    moves: u32,
     names: Names,
     family: Family,
 }
@@ -77,6 +79,7 @@ enum PackedOpen {
     Pipe(u64, bool),
     Fifo(Fifo),
     Terminal(TerminalEnd),
+    Watches(Watches),
     Event(u64, bool, u64),
     Timer(Timer),
     Epoll(Set),
@@ -129,6 +132,7 @@ impl State {
                 Open::Pipe { channel, writes } => PackedOpen::Pipe(*channel, *writes),
                 Open::Fifo(fifo) => PackedOpen::Fifo(fifo.clone()),
                 Open::Terminal(end) => PackedOpen::Terminal(end.clone()),
+                Open::Watches(watches) => PackedOpen::Watches(watches.clone()),
                 Open::Event { count, semaphore, edges } => {
                     PackedOpen::Event(*count, *semaphore, *edges)
                 }
@@ -167,6 +171,7 @@ impl State {
             terminals: self.terminals.clone(),
             locks: self.locks.clone(),
             seals: self.seals.lasting(&self.tree),
+            moves: self.moves,
             names: self.names.clone(),
             family,
         };
@@ -233,6 +238,8 @@ impl State {
                     held(&tree, &end.open)?;
                     Open::Terminal(end)
                 }
+                PackedOpen::Watches(watches) if watches.is_sound() => Open::Watches(watches),
+                PackedOpen::Watches(_) => return Err(damaged("what watches files is none")),
                 PackedOpen::Event(count, semaphore, edges) => {
                     Open::Event { count, semaphore, edges }
                 }
@@ -339,12 +346,15 @@ impl State {
             terminals: packed.terminals,
             locks: packed.locks,
             seals: packed.seals,
+            watchers: 0,
+            moves: packed.moves,
             names: packed.names,
             shares,
             family,
         };
         state.cut_lines();
         state.drop_unowned();
+        state.count_watchers();
         state.heed_limits();
         state.count_memory();
         Ok(state)

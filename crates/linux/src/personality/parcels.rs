@@ -71,7 +71,9 @@ impl State {
         let Some(description) = description else { return };
         let mut gone = vec![description];
         while let Some(description) = gone.pop() {
+            self.tell_open(&description, false);
             match description.open {
+                Open::Watches(_) => self.watchers = self.watchers.saturating_sub(1),
                 Open::File(open) | Open::Device(_, open) => self.tree.close(open),
                 Open::Terminal(end) => self.close_terminal(end),
                 open => {

@@ -198,6 +198,9 @@ impl Person {
                 }
                 _ => return Err(Errno::NOTCONN.into()),
             },
+            Open::Watches(_) => {
+                return alone(self.read_events(process, descriptor, pieces, wanted));
+            }
             Open::Terminal(_) => {
                 return alone(self.take_typed(process, descriptor, pieces, wanted));
             }

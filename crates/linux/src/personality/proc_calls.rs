@@ -191,7 +191,7 @@ impl Person {
             Kind::Directory => {}
             _ if flags & libc::O_DIRECTORY != 0 => return Err(Errno::NOTDIR.into()),
             Kind::File if flags & libc::O_TRUNC != 0 && !only_named => {
-                self.change().tree.set_size(node, 0, clock_calls::now())?;
+                self.cut(node, clock_calls::now())?;
             }
             _ => {}
         }

@@ -272,6 +272,7 @@ impl State {
             Open::Epoll(_) => "[eventpoll]",
             Open::Process(_) => "[pidfd]",
             Open::Signals(_) => "[signalfd]",
+            Open::Watches(_) => "inotify",
         };
         format!("anon_inode:{kind}").into_bytes()
     }

@@ -69,6 +69,7 @@ impl State {
                 let events = when(access.read, reads) | when(access.write, writes);
                 (events, channel.edges)
             }
+            Open::Watches(watches) => watches.readiness(),
             Open::Terminal(end) => self.terminals.readiness(end),
             Open::Signals(set) => {
                 let own = self.threads.get(asker.thread).map(|thread| &thread.pending);

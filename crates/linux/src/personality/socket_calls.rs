@@ -195,8 +195,12 @@ impl Person {
         }
         let local = family as i32 == libc::AF_UNIX;
         let packets = kind as i32 & !FLAGS == libc::SOCK_SEQPACKET && local;
-        if kind as i32 & !FLAGS != libc::SOCK_STREAM && !packets {
-            return Err(Errno::PROTONOSUPPORT.into());
+        match kind as i32 & !FLAGS {
+            libc::SOCK_STREAM => {}
+            _ if packets => {}
+            libc::SOCK_RAW => return Err(Errno::PROTONOSUPPORT.into()),
+            kind if (1..=10).contains(&kind) => return Err(Errno::SOCKTNOSUPPORT.into()),
+            _ => return Err(Errno::INVAL.into()),
         }
         let socket = Socket { packets, ..Socket::new(family as u16) };
         self.add(Open::Socket(socket), kind as i32 & FLAGS | libc::O_RDWR)
@@ -297,6 +301,7 @@ impl Person {
         let mode = 0o777 & !self.state.umask;
         let now = super::clock_calls::now();
         self.change().tree.create_at(&place, New::Device(SOCKET), mode, now)?;
+        self.change().tell_made(&place);
         Ok(())
     }
 
@@ -405,7 +410,9 @@ impl Person {
             return Err(Errno::CONNREFUSED.into());
         };
         if listener.packets != socket.packets {
-            return Err(Errno::PROTOTYPE.into());
+            // By another name it is not found.
+            let named = address.path().is_some();
+            return Err(if named { Errno::PROTOTYPE } else { Errno::CONNREFUSED }.into());
         }
         let mate = listener.mate;
         let theirs = match own.is_internet() {

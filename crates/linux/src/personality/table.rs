@@ -14,6 +14,7 @@ use super::poll_calls::Set;
 use super::proc_paths::Folder;
 use super::sockets::Socket;
 use super::terminals::TerminalEnd;
+use super::watches::Watches;
 
 /// Descriptors a guest may have.
 pub(crate) const DESCRIPTORS: u32 = 1024;
@@ -38,6 +39,8 @@ pub(crate) enum Open {
     /// A named pipe.
     Fifo(Fifo),
     Terminal(TerminalEnd),
+    /// Files that are watched (`inotify`).
+    Watches(Watches),
     /// A counter (`eventfd`).
     Event {
         count: u64,
@@ -67,11 +70,24 @@ impl Open {
         }
     }
 
+    /// The file of the tree that it is open on.
+    pub(crate) fn file(&self) -> Option<&OpenFile> {
+        match self {
+            Self::File(open) | Self::Device(_, open) => Some(open),
+            Self::Fifo(Fifo { open, .. }) | Self::Terminal(TerminalEnd { open, .. }) => Some(open),
+            _ => None,
+        }
+    }
+
     /// Whether bytes come and go by themselves.
     pub(crate) fn is_stream(&self) -> bool {
-        use Open::{Epoll, Event, Fifo, Pipe, Process, Signals, Socket, Terminal, Timer};
+        use Open::{Epoll, Event, Fifo, Pipe, Process, Signals, Socket, Terminal, Timer, Watches};
         let numbered = matches!(self, Event { .. } | Timer(_) | Epoll(_) | Fifo(_));
-        numbered || matches!(self, Terminal(_) | Pipe { .. } | Socket(_) | Process(_) | Signals(_))
+        numbered
+            || matches!(
+                self,
+                Terminal(_) | Watches(_) | Pipe { .. } | Socket(_) | Process(_) | Signals(_)
+            )
     }
 }
 

@@ -88,6 +88,18 @@ impl Person {
         Ok(Outcome::Value(bytes.len() as u64))
     }
 
+    /// So many bytes of a file were read.
+    fn accessed(&mut self, descriptor: u64, len: u64) -> Served<()> {
+        if self.state.watchers > 0
+            && len > 0
+            && let Open::File(open) = &self.state.table.get(descriptor)?.open
+        {
+            let (node, found) = (open.node, self.state.table.get(descriptor)?.found.clone());
+            self.change().tell_found(node, found.as_ref(), libc::IN_ACCESS);
+        }
+        Ok(())
+    }
+
     /// Moves the position of an open file on.
     fn advance(&mut self, descriptor: u64, by: u64) -> Served<()> {
         if by > 0
@@ -95,6 +107,7 @@ impl Person {
             && let Open::File(open) = &mut self.change().table.get_mut(descriptor)?.open
         {
             open.offset += by;
+            self.accessed(descriptor, by)?;
         }
         Ok(())
     }
@@ -153,7 +166,9 @@ impl Person {
     ) -> Served {
         check_offset(offset)?;
         let pieces = pieces(process, vector, count)?;
-        Ok(Outcome::Value(self.scatter(process, descriptor, &pieces, offset)?))
+        let done = self.scatter(process, descriptor, &pieces, offset)?;
+        self.accessed(descriptor, done)?;
+        Ok(Outcome::Value(done))
     }
 
     /// Reads at `offset` into pieces until one is not filled.
@@ -214,6 +229,7 @@ impl Person {
         check_offset(offset)?;
         let bytes = self.bytes_at(description, offset, len.min(most(description)))?;
         copy_out(process, to, &bytes)?;
+        self.accessed(descriptor, bytes.len() as u64)?;
         Ok(Outcome::Value(bytes.len() as u64))
     }
 
@@ -340,6 +356,10 @@ impl Person {
                     Some(at) => open.write_at(tree, at, bytes, now)?,
                     None => open.write(tree, bytes, now)?,
                 };
+                if self.state.watchers > 0 {
+                    let found = self.state.table.get(descriptor)?.found.clone();
+                    self.change().tell_found(node, found.as_ref(), libc::IN_MODIFY);
+                }
                 return Ok(Outcome::Value(written as u64));
             }
             _ => return Err(Errno::BADF.into()),

@@ -47,6 +47,7 @@ seq, uence = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET); socket.se
 mail.sendto(b"corked", socket.MSG_MORE, mail.getsockname())
 sealed = os.memfd_create("s", os.MFD_ALLOW_SEALING); fcntl.fcntl(sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE)
 signal.signal(signal.SIGPROF, lambda *_: None); signal.setitimer(signal.ITIMER_PROF, 1000, 7); resource.setrlimit(resource.RLIMIT_CPU, (1000, 2000))
+watched = libc.inotify_init(); libc.inotify_add_watch(watched, b"/tmp", 0xfff); open("/tmp/seen", "w").close()
 libc.prctl(1, 15, 0, 0, 0); libc.prctl(36, 1, 0, 0, 0)
 def stir():
     # Whatever has become of it.

@@ -30,3 +30,4 @@ mod start_to_end;
 mod terminals;
 mod threads;
 mod walls;
+mod watches;

@@ -39,9 +39,11 @@ def packets():
     fails(errno.EPIPE, b.send, b"x"); b.close()
     # By name; a stream does not reach it.
     with socket.socket(AF_UNIX, SOCK_SEQPACKET) as s, socket.socket(AF_UNIX, SOCK_SEQPACKET) as c, socket.socket(AF_UNIX) as other:
-        s.bind("\0packets"); s.listen(); fails(errno.EPROTOTYPE, other.connect, "\0packets"); c.connect("\0packets")
+        s.bind("\0packets"); s.listen(); fails(errno.ECONNREFUSED, other.connect, "\0packets"); c.connect("\0packets")
         d, _ = s.accept(); c.send(b"ab"); c.send(b"c"); assert d.recv(9) == b"ab" and d.recv(9) == b"c"; d.send(b"back"); assert c.recv(9) == b"back"; d.close()
-    fails(errno.EPROTONOSUPPORT, socket.socket, AF_INET, SOCK_SEQPACKET)
+    with socket.socket(AF_UNIX, SOCK_SEQPACKET) as s, socket.socket(AF_UNIX) as other:
+        s.bind("/tmp/s"); s.listen(); fails(errno.EPROTOTYPE, other.connect, "/tmp/s"); os.unlink("/tmp/s")
+    fails(errno.ESOCKTNOSUPPORT, socket.socket, AF_INET, SOCK_SEQPACKET); fails(errno.EINVAL, socket.socket, AF_INET, 99)
 
 def names():
     # Names that are no file's, given and made.
@@ -66,7 +68,7 @@ def peers():
     data, told, flags, _ = b.recvmsg(9, 100)
     assert [kind for _, kind, _ in told] == [2, socket.SCM_RIGHTS] and struct.unpack("3i", told[0][2]) == me and not flags, told
     os.close(array.array("i", told[1][2])[0]); a.close(); b.close()
-    with socket.create_server(("127.0.0.1", 0)) as s: fails(errno.ENOPROTOOPT, s.getsockopt, SOL_SOCKET, socket.SO_PEERCRED, 12)
+    with socket.create_server(("127.0.0.1", 0)) as s: assert peer(s) == (0, -1, -1)
 
 def options():
     with socket.socket(AF_INET) as s:
@@ -86,7 +88,7 @@ def options():
     limit = lambda s, name, micros: s.setsockopt(SOL_SOCKET, name, struct.pack("qq", 0, micros))
     limit(b, socket.SO_RCVTIMEO, 20_000); fails(errno.EAGAIN, b.recv, 1); fails(errno.EAGAIN, os.read, b.fileno(), 1)
     limit(a, socket.SO_SNDTIMEO, 20_000)
-    assert 0 < a.send(b"x" * 200_000) < 200_000, "as much as went in time"
+    assert 0 < a.send(b"x" * 900_000) < 900_000, "as much as went in time"
     fails(errno.EAGAIN, a.send, b"x"); fails(errno.EDOM, limit, a, socket.SO_SNDTIMEO, 1_000_000)
     with socket.socket(AF_UNIX) as s: s.bind(""); s.listen(); limit(s, socket.SO_RCVTIMEO, 10_000); fails(errno.EAGAIN, s.accept)
     a.close(); b.close()

@@ -56,7 +56,7 @@ def rings():
         rung = []
         signal.signal(number, lambda *_: rung.append(time.process_time()))
         start = time.process_time(); signal.setitimer(which, 0.02, 0.01)
-        assert 0 < signal.getitimer(which)[0] <= 0.02 and signal.getitimer(which)[1] == 0.01
+        assert 0 < signal.getitimer(which)[0] <= 0.03 and 0.01 <= signal.getitimer(which)[1] < 0.02
         time.sleep(0.04); assert not rung, "asleep it spends nothing"
         while len(rung) < 3: pass
         assert rung[0] - start >= 0.02 and rung[2] - start >= 0.04, (start, rung)
