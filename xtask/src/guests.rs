@@ -13,6 +13,7 @@ use std::time::Instant;
 use anyhow::{Context, Result, bail};
 
 use crate::command::{cargo, output, run};
+use crate::extism;
 use crate::host::{self, WasiCompiler};
 use crate::stamp;
 use crate::vm;
@@ -35,8 +36,17 @@ pub(crate) struct Guest {
     kind: Kind,
     /// Functions and memories that it must export.
     exports: &'static [&'static str],
-    /// Whether parts of it are written in C.
-    needs_c: bool,
+    needs: Needs,
+}
+
+/// What a guest needs beside Rust.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Needs {
+    Nothing,
+    /// Parts of it are written in C.
+    C,
+    /// It runs over Extism's kernel.
+    Kernel,
 }
 
 /// Every guest, the quickest to build first.
@@ -46,49 +56,56 @@ pub(crate) const ALL: &[Guest] = &[
         target: "wasm32-unknown-unknown",
         kind: Kind::Module,
         exports: &["memory", "warm", "dirty", "trap", "recurse", "spin", "grow", "secret_read"],
-        needs_c: false,
+        needs: Needs::Nothing,
     },
     Guest {
         name: "component",
         target: "wasm32-wasip2",
         kind: Kind::Component,
         exports: &["warm", "deposit", "search", "fill", "digest"],
-        needs_c: false,
+        needs: Needs::Nothing,
     },
     Guest {
         name: "files",
         target: "wasm32-wasip2",
         kind: Kind::Component,
         exports: &[],
-        needs_c: false,
+        needs: Needs::Nothing,
     },
     Guest {
         name: "http",
         target: "wasm32-wasip2",
         kind: Kind::Component,
         exports: &["wasi:http/incoming-handler@0.2.12"],
-        needs_c: false,
+        needs: Needs::Nothing,
+    },
+    Guest {
+        name: "extism",
+        target: "wasm32-unknown-unknown",
+        kind: Kind::Module,
+        exports: &["memory", "warm", "handle", "plant", "probe"],
+        needs: Needs::Kernel,
     },
     Guest {
         name: "turns",
         target: "wasm32-wasip1",
         kind: Kind::Module,
         exports: &["memory", "_initialize", "turn", "host_alloc"],
-        needs_c: false,
+        needs: Needs::Nothing,
     },
     Guest {
         name: "js",
         target: "wasm32-wasip1",
         kind: Kind::Module,
         exports: BYTES,
-        needs_c: true,
+        needs: Needs::C,
     },
     Guest {
         name: "quickjs",
         target: "wasm32-wasip1",
         kind: Kind::Module,
         exports: EVALUATES,
-        needs_c: true,
+        needs: Needs::C,
     },
 ];
 
@@ -141,6 +158,9 @@ pub(crate) fn path(guest: &Guest) -> PathBuf {
 
 /// Builds the guest, unless it is there and its inputs are unchanged, and checks what came out.
 pub(crate) fn build(guest: &Guest) -> Result<()> {
+    if guest.needs == Needs::Kernel {
+        extism::kernel()?;
+    }
     let start = Instant::now();
     let file = path(guest);
     let digest = inputs(guest)?;
@@ -155,7 +175,7 @@ pub(crate) fn build(guest: &Guest) -> Result<()> {
     command.args(["build", "--release", "--locked", "--manifest-path", "guests/Cargo.toml"]);
     command.args(["--target", guest.target, "--package"]).arg(package(guest));
     command.arg("--target-dir").arg(folder().join("build"));
-    if guest.needs_c {
+    if guest.needs == Needs::C {
         WasiCompiler::find_or_install()?.configure(&mut command);
     }
     run(&mut command).with_context(|| format!("cannot build the guest {}", guest.name))?;
@@ -225,7 +245,7 @@ mod tests {
         };
         assert!(
             error(&["--only", "cobol"])
-                .contains("sieve, component, files, http, turns, js, quickjs, vm")
+                .contains("sieve, component, files, http, extism, turns, js, quickjs, vm")
         );
         assert!(error(&["--only"]).contains("needs a guest's name"));
         assert!(error(&["--fast"]).contains("--fast"));

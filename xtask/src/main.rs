@@ -11,6 +11,7 @@ mod command;
 mod conformance;
 mod demo;
 mod e2b;
+mod extism;
 mod fuzz;
 mod guests;
 mod host;

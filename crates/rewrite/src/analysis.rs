@@ -22,7 +22,7 @@ pub enum Roots {
     /// Any exported function.
     #[default]
     AllExports,
-    /// Only the exported functions of these names, and [`crate::names::HOOKS`]. No other export may be
+    /// Only the exported functions of these names, and those that [the host calls](crate::names::is_hook). No other export may be
     /// called, not even by a host function that the guest calls: in a module prepared for restoring,
     /// one that a root cannot reach traps as soon as the state to come back to is saved.
     Named(Vec<String>),
@@ -34,7 +34,7 @@ impl Roots {
     pub fn allow(&self, name: &str) -> bool {
         match self {
             Roots::AllExports => true,
-            Roots::Named(names) => names.iter().any(|n| n == name) || names::HOOKS.contains(&name),
+            Roots::Named(names) => names.iter().any(|n| n == name) || names::is_hook(name),
         }
     }
 }

@@ -5,7 +5,7 @@
 //! * [`prepare`] moves data segments out into the engine's image and adds functions that save
 //!   and restore globals, tables and dropped segments from inside the module.
 //! * [`bake`] writes the state of a warm instance into a new module.
-//! * [`link`] makes one module of several that import from one another.
+//! * [`link`] makes one module of several that import from one another; [`extism`] one of a plug-in of Extism's.
 //! * [`prepare_component`] moves the data segments of a component's modules, [`open_component`] shows
 //!   the state of its core instances, and [`bake_component`] writes it into a new component.
 //!
@@ -31,6 +31,7 @@ mod component;
 mod convert;
 mod effects;
 mod emit;
+pub mod extism;
 mod guard;
 mod link;
 mod model;
@@ -56,7 +57,7 @@ pub use component::{
     bake_component, open_component, prepare_component,
 };
 pub use convert::ConvertError;
-pub use link::{LinkError, link};
+pub use link::{LinkError, link, link_over};
 pub use nesting::Way;
 pub use prepare::{
     DataSegment, PrepareError, PrepareOptions, Prepared, Restorable, Visible, prepare,

@@ -7,6 +7,7 @@
 //! What may break it: a host function that looks for an export of the instance that calls it finds those of the last module,
 //! and memories and allocators of the others. Where two go by one name, and it could find the wrong one, they are refused.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use wasm_encoder::reencode::Reencode;
@@ -87,11 +88,21 @@ struct Export<'a> {
     index: u32,
 }
 
+struct Import<'a> {
+    from: &'a str,
+    name: &'a str,
+    ty: TypeRef,
+    /// Whether it is for the host to provide.
+    of_host: bool,
+}
+
 /// One of the modules, and where it is in the whole.
 struct Part<'a> {
     name: &'a str,
     wasm: &'a [u8],
-    imports: Vec<(&'a str, &'a str, TypeRef)>,
+    /// Whether the host completes it, and finds all that it exports under its name.
+    library: bool,
+    imports: Vec<Import<'a>>,
     /// By kind, imports included; types of functions and tags are not looked at.
     types: [Vec<TypeRef>; KINDS],
     exports: Vec<Export<'a>>,
@@ -113,6 +124,7 @@ impl<'a> Part<'a> {
         let mut part = Self {
             name,
             wasm,
+            library: false,
             imports: Vec::new(),
             types: Default::default(),
             exports: Vec::new(),
@@ -139,7 +151,8 @@ impl<'a> Part<'a> {
                     for import in section.into_imports() {
                         let import = import?;
                         self.types[kind_of(&import.ty)].push(import.ty);
-                        self.imports.push((import.module, import.name, import.ty));
+                        let (from, name, ty) = (import.module, import.name, import.ty);
+                        self.imports.push(Import { from, name, ty, of_host: false });
                     }
                 }
                 Payload::FunctionSection(section) => {
@@ -199,13 +212,24 @@ impl<'a> Part<'a> {
     }
 }
 
+/// Says which imports are the host's.
+fn of_host(parts: &mut [Part<'_>]) {
+    for at in 0..parts.len() {
+        let mut imports = std::mem::take(&mut parts[at].imports);
+        for import in &mut imports {
+            let from = parts.iter().find(|other| other.name == import.from);
+            import.of_host =
+                from.is_none_or(|from| from.library && from.export(import.name).is_none());
+        }
+        parts[at].imports = imports;
+    }
+}
+
 /// Says where everything is in the whole: imports of the host's first, then each module's own.
 fn place(parts: &mut [Part<'_>]) -> Result<(), LinkError> {
-    let names: Vec<&str> = parts.iter().map(|part| part.name).collect();
     let mut next = [0; KINDS];
-    for (_, _, ty) in parts.iter().flat_map(|part| &part.imports).filter(|i| !names.contains(&i.0))
-    {
-        next[kind_of(ty)] += 1;
+    for import in parts.iter().flat_map(|part| &part.imports).filter(|import| import.of_host) {
+        next[kind_of(&import.ty)] += 1;
     }
     let (mut host, mut counts) = ([0; KINDS], Counts::default());
     for at in 0..parts.len() {
@@ -216,9 +240,9 @@ fn place(parts: &mut [Part<'_>]) -> Result<(), LinkError> {
         counts.types += part.counts.types;
         counts.elements += part.counts.elements;
         counts.data += part.counts.data;
-        for (from, name, ty) in &part.imports {
+        for Import { from, name, ty, of_host } in &part.imports {
             let kind = kind_of(ty);
-            let index = if names.contains(from) {
+            let index = if !of_host {
                 let refused = |reason: &str| LinkError::Import {
                     module: part.name.to_owned(),
                     from: (*from).to_owned(),
@@ -268,13 +292,13 @@ type Encoded = Result<(), wasm_encoder::reencode::Error>;
 
 impl Whole {
     /// Appends a module.
-    fn add(&mut self, part: &mut Part<'_>, linked: &[&str]) -> Encoded {
+    fn add(&mut self, part: &mut Part<'_>) -> Encoded {
         // Where something has run already, what would be there before anything runs has to come now.
         let late = !self.start.is_empty();
         let (mut elements, mut data) = (Vec::new(), Vec::new());
         let place = &mut part.place;
-        for (from, name, ty) in part.imports.iter().filter(|(from, _, _)| !linked.contains(from)) {
-            self.imports.import(from, name, place.entity_type(*ty)?);
+        for import in part.imports.iter().filter(|import| import.of_host) {
+            self.imports.import(import.from, import.name, place.entity_type(import.ty)?);
         }
         for payload in Parser::new(0).parse_all(part.wasm) {
             match payload? {
@@ -432,24 +456,26 @@ fn put_data(
 
 /// What the whole exports: all that the last module does, and what host functions of the others look for.
 fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
-    let mut all: BTreeMap<&str, (usize, u32)> = BTreeMap::new();
+    let mut all: BTreeMap<Cow<'_, str>, (usize, u32)> = BTreeMap::new();
     let mut section = ExportSection::new();
-    let asks_host = parts.iter().any(|part| {
-        let of_host = |(from, _, ty): &(&str, &str, TypeRef)| {
-            kind_of(ty) == 0 && parts.iter().all(|other| other.name != *from)
-        };
-        part.imports.iter().any(of_host)
-    });
+    let asks_host = parts
+        .iter()
+        .flat_map(|part| &part.imports)
+        .any(|import| import.of_host && kind_of(&import.ty) == 0);
     for (back, part) in parts.iter().rev().enumerate() {
         for export in &part.exports {
             let sought = export.kind == kind(ExternalKind::Memory)
                 || names::ALLOCATORS.contains(&export.name)
                 || export.name == names::BUFFER;
-            if back > 0 && !(asks_host && sought) {
+            if back > 0 && !(part.library || asks_host && sought) {
                 continue;
             }
             let (kind, index) = part.found(export);
-            match all.insert(export.name, (kind, index)) {
+            let name = match part.library {
+                true => Cow::Owned(names::of_library(part.name, export.name)),
+                false => Cow::Borrowed(export.name),
+            };
+            match all.insert(name.clone(), (kind, index)) {
                 None => {
                     let kinds = [
                         ExportKind::Func,
@@ -458,11 +484,11 @@ fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
                         ExportKind::Global,
                         ExportKind::Tag,
                     ];
-                    section.export(export.name, kinds[kind], index);
+                    section.export(&name, kinds[kind], index);
                 }
                 Some(other) if other == (kind, index) => {}
                 Some(_) => {
-                    let (module, name) = (part.name.to_owned(), export.name.to_owned());
+                    let (module, name) = (part.name.to_owned(), name.into_owned());
                     return Err(LinkError::Shadowed { module, name });
                 }
             }
@@ -476,6 +502,20 @@ fn exports(parts: &[Part<'_>]) -> Result<ExportSection, LinkError> {
 /// # Errors
 /// [`LinkError`], naming the module and what is wrong with it.
 pub fn link(modules: &[(&str, &[u8])]) -> Result<Vec<u8>, LinkError> {
+    link_all(modules, false)
+}
+
+/// As [`link`], over a library that host functions know and complete: what the modules import by its name, and it does not
+/// export, is theirs, and they find all that it exports, its memories too, as [`names::of_library`] says.
+///
+/// # Errors
+/// As [`link`].
+pub fn link_over(library: (&str, &[u8]), modules: &[(&str, &[u8])]) -> Result<Vec<u8>, LinkError> {
+    let all: Vec<_> = std::iter::once(library).chain(modules.iter().copied()).collect();
+    link_all(&all, true)
+}
+
+fn link_all(modules: &[(&str, &[u8])], over_library: bool) -> Result<Vec<u8>, LinkError> {
     let linked: Vec<&str> = modules.iter().map(|(name, _)| *name).collect();
     let Some((last, others)) = linked.split_last() else {
         return Err(LinkError::Names("there is no module to link".to_owned()));
@@ -495,12 +535,16 @@ pub fn link(modules: &[(&str, &[u8])]) -> Result<Vec<u8>, LinkError> {
         }
         parts.push(part);
     }
+    if let Some(first) = parts.first_mut() {
+        first.library = over_library;
+    }
+    of_host(&mut parts);
     place(&mut parts)?;
     let mut whole = Whole { exports: exports(&parts)?, ..Whole::default() };
     let count = parts.len();
     let mut start = None;
     for (at, part) in parts.iter_mut().enumerate() {
-        whole.add(part, &linked).map_err(|error| LinkError::Encode {
+        whole.add(part).map_err(|error| LinkError::Encode {
             module: part.name.to_owned(),
             reason: error.to_string(),
         })?;

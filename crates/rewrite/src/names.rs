@@ -19,6 +19,9 @@ pub const ALLOCATORS: [&str; 4] = ["afresh_alloc", "host_alloc", "alloc", "mallo
 pub const HOOKS: [&str; 6] =
     [RESEED, BUFFER, ALLOCATORS[0], ALLOCATORS[1], ALLOCATORS[2], ALLOCATORS[3]];
 
+/// The prefix of a library's exports.
+const LIBRARY: &str = "library:";
+
 /// The prefix of every added export.
 pub const PREFIX: &str = "afresh:";
 
@@ -35,6 +38,18 @@ pub const RESTORE: &str = "afresh:restore";
 /// `(func)`: the module's start function, which a prepared module that can be restored or baked runs
 /// only when the host calls it: once, in the instance that is warmed, before [`SAVE`].
 pub const START: &str = "afresh:start";
+
+/// What an export of a library is called in the whole that modules are linked into [over it](crate::link_over).
+#[must_use]
+pub fn of_library(library: &str, export: &str) -> String {
+    format!("{LIBRARY}{library}.{export}")
+}
+
+/// Whether the host calls an export by itself, whatever calls name.
+#[must_use]
+pub fn is_hook(export: &str) -> bool {
+    HOOKS.contains(&export) || export.starts_with(LIBRARY)
+}
 
 /// The export of memory `index`.
 #[must_use]

@@ -6,6 +6,7 @@ use wasmtime::{AsContext, Instance, ThrownException, Trap, Val, ValType};
 use crate::CallError;
 use crate::component_lease::listed;
 use crate::error::without_backtrace;
+use crate::extism::Failure;
 use crate::scope::forget_exception;
 use crate::stores::CallLimits;
 use crate::watch::Stopped;
@@ -15,6 +16,9 @@ use crate::way::{ASYNCHRONOUS, Held, Way};
 pub(crate) fn call_error(error: wasmtime::Error, limits: CallLimits) -> CallError {
     if let Some(exit) = error.downcast_ref::<wasmtime_wasi::I32Exit>() {
         return CallError::Exit(exit.0);
+    }
+    if let Some(Failure { status, message }) = error.downcast_ref() {
+        return CallError::Failed { status: *status, message: message.clone() };
     }
     if error.is::<ThrownException>() {
         return CallError::Exception(format!("{error:#}"));

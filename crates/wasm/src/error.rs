@@ -230,6 +230,14 @@ pub enum CallError {
     /// The guest ended itself with a non-zero code.
     #[error("the guest exited with code {0}")]
     Exit(i32),
+    /// A function of an Extism plug-in said that it failed.
+    #[error("the plug-in failed: {message}")]
+    Failed {
+        /// What it returned.
+        status: i32,
+        /// What it said.
+        message: String,
+    },
     /// WASI could not give the guest what it was to give; nothing that the call did may be relied on.
     #[error("WASI could not give the guest {0}")]
     Wasi(String),

@@ -83,6 +83,19 @@ impl Imports {
         self.component = Some(Arc::new(link));
         self
     }
+
+    /// These, after what `first` defines for a module.
+    pub(crate) fn after(
+        self,
+        first: impl Fn(&mut Linker<Host>) -> wasmtime::Result<()> + Send + Sync + 'static,
+    ) -> Self {
+        let Self { module, component } = self;
+        let both = Self::new(move |linker| {
+            first(linker)?;
+            module.as_ref().map_or(Ok(()), |module| module(linker))
+        });
+        Self { component, ..both }
+    }
 }
 
 /// How a guest is run.

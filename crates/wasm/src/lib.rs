@@ -47,6 +47,7 @@ mod dynamic;
 mod engine;
 mod error;
 mod exclusive;
+mod extism;
 mod files;
 mod fresh;
 mod frozen;
@@ -91,6 +92,9 @@ pub use component::WarmComponent;
 pub use component_lease::{ComponentLease, OwnedComponentLease};
 pub use engine::{Engine, EngineConfig, Epochs, ZeroMemory, memory_reservation};
 pub use error::{CallError, FreezeError, LoadError, ThawError, WarmError};
+pub use extism::{
+    Extism, LogLevel, extism_bytes, extism_bytes_async, extism_handle, extism_handle_async,
+};
 pub use files::Files;
 pub use frozen::Frozen;
 pub use guest::{Guest, GuestOptions, Imports, Mode, WarmUp};

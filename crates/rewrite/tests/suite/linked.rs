@@ -1,6 +1,6 @@
 //! Several modules made one: an instance of it does what wasmtime's own linking of the many does.
 
-use afresh_rewrite::{LinkError, Roots, analyze, link};
+use afresh_rewrite::{LinkError, Roots, analyze, extism, link, link_over, names};
 use wasm_encoder::{
     EntityType, GlobalType, ImportSection, MemoryType, RefType, TableType, TypeSection,
 };
@@ -467,4 +467,51 @@ fn random_modules_do_linked_what_they_do_apart() {
         }
     }
     assert!(imported > 300 && called > 500 && ran > 100, "{imported} {called} {ran}");
+}
+
+const HOSTED: &str = r#"(module
+    (memory (export "memory") 1)
+    (func (export "alloc") (param i32) (result i32) (local.get 0))
+    (func (export "put") (i32.store8 (i32.const 3) (i32.const 33))))"#;
+
+/// Asks its host for what the library lacks, and has a memory and an allocator by the library's names.
+const OVER: &str = r#"(module
+    (import "library" "put" (func $put))
+    (import "library" "tell" (func $tell (param i32) (result i32)))
+    (memory (export "memory") 1)
+    (func (export "alloc") (param i32) (result i32) (i32.const 1))
+    (func (export "run") (result i32)
+        (call $put)
+        (i32.store8 (i32.const 3) (i32.const 7))
+        (call $tell (i32.const 3))))"#;
+
+#[test]
+fn over_a_library_the_host_provides_what_it_lacks_and_finds_both_memories() {
+    let engine = engine();
+    let (library, over) = (wat(HOSTED), wat(OVER));
+    let whole = link_over(("library", &library), &[("over", &over)]).unwrap();
+    let mut linker = Linker::new(&engine);
+    let of_library = names::of_library("library", "memory");
+    let tell = move |mut caller: Caller<'_, ()>, at: i32| {
+        let mut byte = |name: &str| {
+            let memory = caller.get_export(name).and_then(Extern::into_memory).expect(name);
+            i32::from(memory.data(&caller)[at as usize])
+        };
+        byte("memory") * 100 + byte(&of_library)
+    };
+    linker.func_wrap("library", "tell", tell).unwrap();
+    let mut store = Store::new(&engine, ());
+    let instance = linker.instantiate(&mut store, &Module::new(&engine, &whole).unwrap()).unwrap();
+    let run = instance.get_typed_func::<(), i32>(&mut store, "run").unwrap();
+    assert_eq!(run.call(&mut store, ()).unwrap(), 733);
+    // Without a library that the host completes the same import has nobody.
+    let error = link(&[("library", &library), ("over", &over)]).unwrap_err();
+    assert!(matches!(&error, LinkError::Import { name, .. } if name == "tell"), "{error}");
+}
+
+#[test]
+fn what_extism_needs_of_a_kernel_is_looked_for() {
+    let error = extism::linked(&wat(HOSTED), &[("main", &wat("(module)"))]).unwrap_err();
+    assert!(matches!(&error, LinkError::Import { name, .. } if name == "reset"), "{error}");
+    assert!(matches!(extism::linked(&wat(HOSTED), &[]), Err(LinkError::Names(_))));
 }

@@ -3,6 +3,7 @@
 mod asynchronous;
 mod bytes;
 mod embedder;
+mod extism;
 mod files;
 mod fork;
 mod fresh;
