@@ -1,6 +1,7 @@
 //! Guests out of registries. Handlers of `wasi:http` that the tools of other languages build from sources of ours:
 //! `target/guests/js-http.wasm` by componentize-js and `target/guests/py-http.wasm` by componentize-py, each in one version from
-//! its registry; `target/guests/warehouse.wasm`, a module by AssemblyScript's compiler. And CPython with numpy and pandas as PyPI has it, in `target/guests/python`.
+//! its registry; `target/guests/warehouse.wasm`, a module by AssemblyScript's compiler; `target/guests/ledger.wasm`, one by Go's own, of
+//! the version that there is. And CPython with numpy and pandas as PyPI has it, in `target/guests/python`.
 //!
 //! A command of its own: the tools are 400 MiB, CPython is 250, and both take a minute and more. Tests and benchmarks that want the
 //! handlers are left out, loudly, where they are not built.
@@ -45,7 +46,10 @@ struct Guest {
 const NPM: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && \
     npm install --silent --no-audit --no-fund --prefix \"$0\" \"$1\"";
 
-const ALL: [Guest; 3] = [
+/// Go brings its own library; what it compiles goes into the tool's folder.
+const GO: &str = "mkdir -p \"$0\"";
+
+const ALL: [Guest; 4] = [
     Guest {
         name: "js-http",
         source: "handler.js",
@@ -73,6 +77,17 @@ const ALL: [Guest; 3] = [
         install: NPM,
         build: "\"$0/node_modules/.bin/asc\" \"$1\" -O --runtime incremental --outFile \"$3\"",
         makes: Makes::Module(&["warm", "handle", "memory"]),
+    },
+    Guest {
+        name: "ledger",
+        source: "ledger.go",
+        // Of 1.24 on, which exports functions.
+        package: "go",
+        needs: &["go"],
+        install: GO,
+        build: "GOOS=wasip1 GOARCH=wasm GO111MODULE=off GOTOOLCHAIN=local GOCACHE=\"$0/objects\" \
+            go build -trimpath -buildmode=c-shared -o \"$3\" \"$1\"",
+        makes: Makes::Module(&["warm", "afresh_buffer", "handle", "afresh_reseed", "memory"]),
     },
 ];
 
