@@ -70,6 +70,10 @@ pub struct EngineConfig {
     /// Most bytes of native stack that a guest may use. With more than the default, 512 KiB, each call runs on
     /// a stack of its own, for no thread need have so much; that takes a fraction of a microsecond.
     pub stack: usize,
+    /// Takes components of WASI 0.3, as [asynchronous](crate::GuestOptions::asynchronous) guests: with this crate's feature `p3`.
+    /// Every component of the engine then pays for wasmtime's bookkeeping of tasks.
+    #[cfg(feature = "p3")]
+    pub p3: bool,
 }
 
 impl Default for EngineConfig {
@@ -82,6 +86,8 @@ impl Default for EngineConfig {
             zero_memory: ZeroMemory::default(),
             epochs: Epochs::default(),
             stack: STACK,
+            #[cfg(feature = "p3")]
+            p3: false,
         }
     }
 }
@@ -124,6 +130,11 @@ impl EngineConfig {
         if self.stack != STACK {
             wasm.async_stack_size(self.stack.saturating_add(HOST_STACK)).max_wasm_stack(self.stack);
         }
+        #[cfg(feature = "p3")]
+        match self.p3 {
+            true => wasm.wasm_component_model_async(true),
+            false => wasm.concurrency_support(false),
+        };
         // Compilation is spread over threads that the first engine started, and that no child has.
         static FIRST: Inherited<u32> = Inherited::new();
         let generation = fork::generation();
@@ -145,7 +156,8 @@ impl EngineConfig {
 
     /// Whether engines of both are the same, however they are used.
     fn is_same(&self, other: &Self) -> bool {
-        let Self { timeouts, fuel, memory64_capacity, cache, zero_memory, epochs, stack } = self;
+        let Self { timeouts, fuel, memory64_capacity, cache, zero_memory, epochs, stack, .. } =
+            self;
         let zero = match (zero_memory, &other.zero_memory) {
             (ZeroMemory::Kernel, ZeroMemory::Kernel)
             | (ZeroMemory::Process, ZeroMemory::Process) => true,
@@ -155,7 +167,15 @@ impl EngineConfig {
         let plain = (*timeouts, *fuel, *memory64_capacity, *epochs, *stack);
         let others =
             (other.timeouts, other.fuel, other.memory64_capacity, other.epochs, other.stack);
-        zero && plain == others && *cache == other.cache
+        zero && plain == others && *cache == other.cache && self.has_p3() == other.has_p3()
+    }
+
+    /// Whether components of WASI 0.3 are taken.
+    pub(crate) fn has_p3(&self) -> bool {
+        #[cfg(feature = "p3")]
+        return self.p3;
+        #[cfg(not(feature = "p3"))]
+        false
     }
 
     /// What an engine of the embedder's lacks, by the setting that it takes.

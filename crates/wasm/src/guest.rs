@@ -239,6 +239,18 @@ impl GuestOptions {
                 false => wasmtime_wasi::p2::add_to_linker_sync(&mut linker)?,
                 true => wasmtime_wasi::p2::add_to_linker_async(&mut linker)?,
             }
+            #[cfg(feature = "p3")]
+            if self.asynchronous && engine.inner.config.has_p3() {
+                use wasmtime_wasi::p3;
+                p3::cli::add_to_linker(&mut linker)?;
+                p3::clocks::add_to_linker(&mut linker)?;
+                p3::random::add_to_linker(&mut linker)?;
+                p3::sockets::add_to_linker(&mut linker)?;
+                // It knows of host directories only, and a guest with a tree has none.
+                if self.wasi.files.is_none() {
+                    p3::filesystem::add_to_linker(&mut linker)?;
+                }
+            }
             if self.wasi.files.is_some() {
                 linker.allow_shadowing(true);
                 crate::preview2::link(&mut linker, self.asynchronous)?;

@@ -22,7 +22,7 @@ use crate::linear::{GuestMemory, Whose, with_memories};
 use crate::reset::WarmMemory;
 use crate::stores::{CallLimits, Stores};
 use crate::way::{Way, now};
-use crate::{CallError, LoadError, WarmError};
+use crate::{CallError, Engine, LoadError, WarmError};
 
 /// A component's warm state.
 pub(crate) struct WarmNested {
@@ -96,7 +96,7 @@ pub(crate) async fn warm(
     stores.keep_files(store.data_mut());
     stores.unlimit(&mut store);
     let modules = read(way, &opened, &mut store, instance)?;
-    no_handles(stores, &mut store)?;
+    no_handles(&guest.engine, stores, &mut store)?;
     let mut warm = Vec::with_capacity(memories.len());
     for (memory, cold) in memories.iter().zip(cold) {
         let image = match is(Bug::NestedMemory) {
@@ -165,7 +165,10 @@ const TAKER: &str = "taker";
 /// Refuses a store in which a handle is alive, in whichever component's table. wasmtime counts all of
 /// them, and takes no more than it is told: where one more does not fit into a limit of one, there is
 /// another.
-fn no_handles(stores: &Stores, store: &mut Store<Host>) -> Result<(), WarmError> {
+///
+/// Where there are tasks each counts as one, too: that of the call itself, and any of the warm-up's that is not over.
+fn no_handles(engine: &Engine, stores: &Stores, store: &mut Store<Host>) -> Result<(), WarmError> {
+    let most_taken = if engine.inner.config.has_p3() { 2 } else { 1 };
     stores.unlimit(&mut *store);
     let taker = Component::new(store.engine(), taker()).map_err(WarmError::Instantiate)?;
     let linker: Linker<Host> = Linker::new(store.engine());
@@ -176,7 +179,7 @@ fn no_handles(stores: &Stores, store: &mut Store<Host>) -> Result<(), WarmError>
     let take =
         taker.get_typed_func::<(), ()>(&mut *store, TAKER).map_err(WarmError::Instantiate)?;
     let most = store.max_component_handles();
-    store.set_max_component_handles(1);
+    store.set_max_component_handles(most_taken);
     let taken = stores.way.call_component_now(&take, store, ());
     store.set_max_component_handles(most);
     if is(Bug::Handle) {
@@ -185,7 +188,7 @@ fn no_handles(stores: &Stores, store: &mut Store<Host>) -> Result<(), WarmError>
     taken.map_err(|_| {
         WarmError::State(
             "the warm-up left handles of resources alive (streams, descriptors or objects of other \
-             components), which no new instance has; let it drop them at its end"
+             components) or tasks, which no new instance has; let it drop or end them"
                 .to_owned(),
         )
     })

@@ -16,6 +16,8 @@ mod linked;
 mod matched;
 mod nested;
 mod owned;
+#[cfg(feature = "p3")]
+mod p3;
 mod poor;
 mod preview2;
 mod registry;
