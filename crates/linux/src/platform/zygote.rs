@@ -90,7 +90,7 @@ struct Zygote {
     clock: Option<u64>,
     user: (Uid, Gid),
     /// What it waits in. It is ours only as long as it boots.
-    _control: Control,
+    control: Control,
 }
 
 static ZYGOTE: PerProcess<Mutex<Option<Zygote>>> = PerProcess::new(|| Mutex::new(None));
@@ -147,7 +147,7 @@ impl Zygote {
             .map_err(|e| {
                 PlatformError::kernel("writing the stub", io::Error::from_raw_os_error(e.errno))
             })?;
-        let mut control = Control::new()?;
+        let control = Control::new()?;
         let pair =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
         let (socket, theirs) = pair.map_err(|error| failed(error.into()))?;
@@ -175,13 +175,23 @@ impl Zygote {
                 "vm.memfd_noexec must be 0, and the limit of processes not reached",
             )
         })?;
-        let list = std::fs::read_to_string(format!("/proc/{}/maps", process.id()));
-        let clock = list.as_ref().ok().and_then(|list| boot::write_zygote(&mut control, list));
-        let zygote = Self { process, socket, clock, user: user(), _control: control };
-        list.map_err(|e| PlatformError::kernel("reading the list of mappings", e))?;
-        let prepared = zygote.say(&[0; 8], &[]).and_then(|()| zygote.hear());
-        match prepared {
-            Ok(0) => Ok(zygote),
+        let mut zygote = Self { process, socket, clock: None, user: user(), control };
+        // Whoever starts a program goes on before that has all that the kernel maps for it.
+        zygote.prepared(|zygote| zygote.hear())?;
+        let list = std::fs::read_to_string(format!("/proc/{}/maps", zygote.process.id()))
+            .map_err(|e| PlatformError::kernel("reading the list of mappings", e))?;
+        zygote.clock = boot::write_zygote(&mut zygote.control, &list);
+        zygote.prepared(|zygote| zygote.say(&[0; 8], &[]).and_then(|()| zygote.hear()))?;
+        Ok(zygote)
+    }
+
+    /// Takes a step of its preparation, which ends with a word that says what failed.
+    fn prepared(
+        &self,
+        step: impl FnOnce(&Self) -> Result<i64, Refusal>,
+    ) -> Result<(), PlatformError> {
+        match step(self) {
+            Ok(0) => Ok(()),
             Ok(error) => Err(unprepared(Errno::from_raw_os_error(error.wrapping_neg() as i32))),
             Err(Refusal::Errno(error)) => Err(unprepared(error)),
             Err(Refusal::Gone) => Err(unprepared(Errno::CHILD)),
@@ -248,6 +258,24 @@ pub(super) fn unprepared(error: impl Into<io::Error>) -> PlatformError {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::platform::Together;
+
+    #[test]
+    fn every_zygote_has_the_clock_of_the_kernel() {
+        let own = std::fs::read_to_string("/proc/self/maps").unwrap();
+        if !own.contains("[vdso]") {
+            return println!("SKIPPED: this kernel gives programs no clock");
+        }
+        // On one processor whoever starts a program goes on before that has all that the kernel maps for it.
+        let _together = Together::new();
+        for _ in 0..20 {
+            match Zygote::new() {
+                Ok(zygote) => assert!(zygote.clock.is_some()),
+                Err(error @ PlatformError::Missing { .. }) => return println!("SKIPPED: {error}"),
+                Err(error) => panic!("{error}"),
+            }
+        }
+    }
 
     #[test]
     fn a_zygote_that_was_killed_is_replaced() {
