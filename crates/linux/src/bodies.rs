@@ -75,7 +75,7 @@ impl Others {
 
     fn make(&self, memory: u32) -> Result<Body, PlatformError> {
         let limits = self.origin.as_ref().map(|(_, limits)| limits.clone()).unwrap_or_default();
-        Body::made(&self.frozen(memory)?, &limits)
+        Body::made(&self.frozen(memory)?, &limits, None)
     }
 
     /// Has every body be as it was frozen, or go. What fails is made anew when it runs.
@@ -351,7 +351,7 @@ impl Guest {
 
     /// A process with the same memory: what shows an image shows it there, too, and all else is copied.
     fn copy(&mut self) -> Result<Process, PlatformError> {
-        let mut process = Process::new(None)?;
+        let mut process = Process::new(None, None)?;
         let layout = &self.person.state.layout;
         let (mut shown, mut zeros) = (Vec::new(), Ranges::default());
         layout.mappings().for_each(|(start, len, _)| zeros.insert(start..start + len));
@@ -449,7 +449,7 @@ impl Guest {
         let own = self.person.state.family.own.id;
         let borrows = self.person.state.family.own.memory != own;
         if borrows {
-            let process = match Process::new(None) {
+            let process = match Process::new(None, None) {
                 Ok(process) => process,
                 Err(PlatformError::Missing { .. } | PlatformError::Kernel { .. }) => {
                     self.body.process.set_result(-i64::from(libc::EAGAIN));

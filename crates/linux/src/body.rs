@@ -15,7 +15,9 @@ use afresh_sys::planted::{self, Bug};
 use crate::contents::Shown as Contents;
 use crate::hands::Hands;
 use crate::personality::{Change, Content, Layout, protect_order, unmap_order};
-use crate::platform::{IMAGE, Orders, PlatformError, Process, Segment, Segments, Shown, Then};
+use crate::platform::{
+    IMAGE, Orders, Origin, PlatformError, Process, Segment, Segments, Shown, Then,
+};
 use crate::ranges::Ranges;
 use crate::showing::Showing;
 use crate::standing::{Ground, Part};
@@ -87,11 +89,17 @@ impl Body {
         Self { process, disturbed, replaced, base, showing, holds, ran: true, last, held }
     }
 
-    /// A new process that is as `ground` was.
-    pub(crate) fn made(ground: &Ground, limits: &Limits) -> Result<Self, PlatformError> {
+    /// A new process that is as `ground` was; from `origin`, where that has a template of it.
+    pub(crate) fn made(
+        ground: &Ground,
+        limits: &Limits,
+        origin: Option<&Origin>,
+    ) -> Result<Self, PlatformError> {
         let part = &ground.part;
         let shown = Shown::ahead(&ground.image)?;
-        let mut process = Process::new(Some((&shown, &part.segments)))?;
+        let template =
+            origin.and_then(|origin| origin.template(&ground.image, &shown, &part.segments));
+        let mut process = Process::new(Some((&shown, &part.segments)), template.as_deref())?;
         process.set_registers(&part.registers);
         let slot =
             RemoteSlot::new(&ground.image, limits.strategy, limits.write_set).map_err(failed)?;

@@ -123,7 +123,12 @@ impl Guest {
                     return Ok(None);
                 }
                 Outcome::Resumed => return self.go_on(),
-                Outcome::Idle => return Ok(Some(Halt::Idle(Wait::of(self, &call)?))),
+                Outcome::Idle => {
+                    if let Place::Kernel(id) = call.place {
+                        self.body.process.detach(id)?;
+                    }
+                    return Ok(Some(Halt::Idle(Wait::of(self, &call)?)));
+                }
                 Outcome::End(end) => return Ok(Some(Halt::End(end, call.place))),
                 Outcome::Wait(wait) => {
                     if let Place::Kernel(id) = call.place {

@@ -73,7 +73,7 @@ impl Live {
     /// A new process in the state `standing`.
     fn new(standing: &Standing, limits: &Limits) -> Result<Self, PlatformError> {
         let first = standing.ground(FIRST).ok_or(PlatformError::Lost)?;
-        let body = Body::made(&first, limits)?;
+        let body = Body::made(&first, limits, Some(&standing.rest.origin))?;
         let person = Person::new(
             Arc::clone(&standing.rest.state),
             limits.output,

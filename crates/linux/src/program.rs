@@ -299,8 +299,13 @@ impl Program {
         let mut state = State::new(Layout::new(memory), tree, base, layers);
         state.enter(at).map_err(unfit(directory))?;
         state.family.own.program = personality::bytes(&real).to_vec();
-        let body =
-            Body::new(Process::new(None)?, FIRST, None, Ranges::default(), Showing::default());
+        let body = Body::new(
+            Process::new(None, None)?,
+            FIRST,
+            None,
+            Ranges::default(),
+            Showing::default(),
+        );
         let person = Person::new(Arc::new(state), self.output, self.reaches.clone().into());
         let mut guest = Guest::new(body, person, Others::new(None));
         let args = args.iter().map(|arg| arg.as_bytes().to_vec()).collect();

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::Guest;
 use crate::personality::{Ear, State, now_moment};
-use crate::platform::{Call, PlatformError, Process, Registers, Segments};
+use crate::platform::{Call, Origin, PlatformError, Process, Registers, Segments};
 
 /// How a frozen guest waits for the caller.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -54,12 +54,14 @@ pub(crate) struct Standing {
 }
 
 /// All of it but the content of its memory.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Rest {
     /// By whose memory they are; the first is the first process's.
     pub(crate) parts: Vec<Arc<Part>>,
     pub(crate) state: Arc<State>,
     pub(crate) wait: Wait,
+    /// What processes with the first memory are made from.
+    pub(crate) origin: Origin,
 }
 
 impl Wait {
@@ -104,7 +106,10 @@ impl Standing {
     pub(crate) fn new(grounds: Vec<Ground>, state: Arc<State>, wait: Wait) -> Self {
         let (images, parts): (Vec<_>, _) =
             grounds.into_iter().map(|ground| (ground.image, ground.part)).unzip();
-        Self { images: images.into(), rest: Arc::new(Rest { parts, state, wait }) }
+        Self {
+            images: images.into(),
+            rest: Arc::new(Rest { parts, state, wait, origin: Origin::default() }),
+        }
     }
 
     /// The memory of process `memory`.

@@ -71,6 +71,11 @@ fn filed(tree: &Tree, shared: &Shared, at: u64, memory: &[u8]) -> Vec<u8> {
     bytes
 }
 
+/// Whether a file that is opened with these flags loses its bytes.
+fn cuts(flags: u64) -> bool {
+    flags & libc::O_TRUNC as u64 != 0
+}
+
 impl State {
     /// The shared memory that belongs to a process.
     fn shared_of(&self, memory: u32) -> Vec<Shared> {
@@ -218,9 +223,10 @@ impl Person {
             | libc::SYS_pwritev
             | libc::SYS_ftruncate
             | libc::SYS_fallocate => (self.is_shared(a[0]), self.is_shared(a[0])),
-            libc::SYS_truncate | libc::SYS_open | libc::SYS_openat | libc::SYS_creat => {
-                (true, true)
-            }
+            libc::SYS_truncate | libc::SYS_creat => (true, true),
+            // No other opening changes what a file holds.
+            libc::SYS_open => (cuts(a[1]), cuts(a[1])),
+            libc::SYS_openat => (cuts(a[2]), cuts(a[2])),
             libc::SYS_mmap
             | libc::SYS_munmap
             | libc::SYS_mremap

@@ -62,10 +62,8 @@ impl Calls {
     }
 }
 
-/// Writes what the zygote does before it forks for the first time. `list` is what the kernel has mapped for it. Says where the vDSO
-/// is then, for it and all its children; nowhere if there is none.
-pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
-    // What it is sent goes into one byte, the descriptors behind that.
+/// Writes how a process that forks takes what it is sent: one byte, the descriptors behind that.
+fn write_message(control: &mut Control) {
     let parts = stub::CONTROL + stub::MESSAGE_PARTS as u64;
     let header = [0, 0, parts, 1, parts + 64, stub::LENT_LEN as u64, 0];
     for (at, words) in [(stub::MESSAGE, &header[..]), (stub::MESSAGE_PARTS, &[parts + 32, 1])] {
@@ -74,6 +72,12 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
             .enumerate()
             .for_each(|(index, word)| control.write_word(at + 8 * index, *word));
     }
+}
+
+/// Writes what the zygote does before it forks for the first time. `list` is what the kernel has mapped for it. Says where the vDSO
+/// is then, for it and all its children; nowhere if there is none.
+pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
+    write_message(control);
     let mut data = Data { control, next: stub::BOOT_DATA };
     let mut calls = Calls::default();
     let mut call = |number, args: &[u64]| calls.call(number, args);
@@ -152,6 +156,22 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<&[Piece]>) {
     let flags = libc::SECCOMP_FILTER_FLAG_NEW_LISTENER | WAIT_KILLABLE;
     call(libc::SYS_seccomp, &[mode, flags, filter]);
     calls.write(control, Then::Ask);
+}
+
+/// Writes what a template does before it forks for the first time: it makes the pieces, which are of the file that it is sent, or of none,
+/// and hears through the socket that it is sent behind that.
+pub(super) fn write_template(control: &mut Control, pieces: &[Piece]) {
+    write_message(control);
+    let mut calls = Calls::default();
+    let mut call = |number, args: &[u64]| calls.call(number, args);
+    call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
+    for order in pieces.iter().map(|piece| piece.order(IMAGE_FILE)) {
+        call(order[0] as libc::c_long, &order[1..]);
+    }
+    call(libc::SYS_dup2, &[IMAGE_FILE + 1, stub::SOCKET as u64]);
+    // The image's file may hold other images, too.
+    call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
+    calls.write(control, Then::Fork);
 }
 
 /// What the kernel has mapped for a process to read the time from: start, length, whether it is the code.

@@ -3,7 +3,8 @@
 //! It lets one call through by itself: `rt_sigreturn` from the stub's page, which changes registers, the signal mask and
 //! the signal stack of the process only. All else stops. From the stub's page it becomes a question to the sentry. From
 //! anywhere else, calls whose answer may need new registers or maps raise SIGSYS, so that the stub can carry out
-//! orders; the others become questions, too. Other architectures' calls end the process.
+//! orders; the others become questions, too. A read is of the former kind where it may be one of the caller's input, which mostly waits;
+//! other files are mostly read without. Other architectures' calls end the process.
 
 use libc::{
     BPF_ABS, BPF_JEQ, BPF_JGE, BPF_JMP, BPF_JSET, BPF_K, BPF_LD, BPF_RET, BPF_W, SECCOMP_RET_ALLOW,
@@ -21,10 +22,13 @@ const NUMBER: u32 = 0;
 const ARCHITECTURE: u32 = 4;
 const POINTER_LOW: u32 = 8;
 const POINTER_HIGH: u32 = 12;
+const FIRST_ARGUMENT: u32 = 16;
+
+/// Descriptors below are those that programs begin with.
+const STREAMS: u32 = 3;
 
 /// Calls at which orders may have to be carried out, or at which a thread of the guest may wait, end, or be given other registers.
-const ORDERED: [libc::c_long; 47] = [
-    libc::SYS_read,
+const ORDERED: [libc::c_long; 46] = [
     libc::SYS_readv,
     libc::SYS_mmap,
     libc::SYS_munmap,
@@ -109,11 +113,18 @@ pub(crate) fn program() -> Vec<sock_filter> {
         ret(SECCOMP_RET_USER_NOTIF),
         load(NUMBER),
     ];
-    for number in ORDERED {
-        program.push(jump(BPF_JEQ, number as u32, 0, 1));
-        program.push(ret(SECCOMP_RET_TRAP));
+    // One instruction for each: the kernel compiles them for every process.
+    for (index, number) in ORDERED.into_iter().enumerate() {
+        let behind = ORDERED.len() - 1 - index + 4;
+        program.push(jump(BPF_JEQ, number as u32, behind as u8, 0));
     }
-    program.push(ret(SECCOMP_RET_USER_NOTIF));
+    program.extend([
+        jump(BPF_JEQ, libc::SYS_read as u32, 0, 2),
+        load(FIRST_ARGUMENT),
+        jump(BPF_JGE, STREAMS, 0, 1),
+        ret(SECCOMP_RET_USER_NOTIF),
+        ret(SECCOMP_RET_TRAP),
+    ]);
     program
 }
 
@@ -122,7 +133,7 @@ mod tests {
     use super::*;
 
     /// Runs the filter as the kernel does.
-    fn verdict(arch: u32, pointer: u64, number: u32) -> u32 {
+    fn verdict(arch: u32, pointer: u64, number: u32, argument: u32) -> u32 {
         let program = program();
         let (mut at, mut a) = (0, 0);
         loop {
@@ -134,6 +145,7 @@ mod tests {
                     NUMBER => number,
                     ARCHITECTURE => arch,
                     POINTER_LOW => pointer as u32,
+                    FIRST_ARGUMENT => argument,
                     _ => (pointer >> 32) as u32,
                 };
             } else if code == BPF_RET | BPF_K {
@@ -167,17 +179,34 @@ mod tests {
                 let expected = match libc::c_long::from(number) {
                     libc::SYS_rt_sigreturn if inside => SECCOMP_RET_ALLOW,
                     _ if inside => SECCOMP_RET_USER_NOTIF,
+                    libc::SYS_read => SECCOMP_RET_TRAP,
                     number if ORDERED.contains(&number) => SECCOMP_RET_TRAP,
                     _ => SECCOMP_RET_USER_NOTIF,
                 };
                 assert_eq!(
-                    verdict(ARCH, pointer, number as u32),
+                    verdict(ARCH, pointer, number as u32, 0),
                     expected,
                     "{pointer:#x} {number}"
                 );
-                assert_eq!(verdict(3, pointer, number as u32), SECCOMP_RET_KILL_PROCESS);
-                assert_eq!(verdict(ARCH, pointer, number as u32 | X32), SECCOMP_RET_KILL_PROCESS);
+                assert_eq!(verdict(3, pointer, number as u32, 0), SECCOMP_RET_KILL_PROCESS);
+                assert_eq!(
+                    verdict(ARCH, pointer, number as u32 | X32, 0),
+                    SECCOMP_RET_KILL_PROCESS
+                );
             }
+        }
+    }
+
+    #[test]
+    fn a_read_of_what_may_be_the_input_comes_to_the_stub() {
+        let read = libc::SYS_read as u32;
+        for (descriptor, expected) in [
+            (0, SECCOMP_RET_TRAP),
+            (2, SECCOMP_RET_TRAP),
+            (3, SECCOMP_RET_USER_NOTIF),
+            (u32::MAX, SECCOMP_RET_USER_NOTIF),
+        ] {
+            assert_eq!(verdict(ARCH, 0x40_1000, read, descriptor), expected);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The guest's process: made, run until it calls, answered, given orders, ended.
 
 use std::io;
+use std::ops::Range;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
@@ -11,13 +12,15 @@ use rustix::io::Errno;
 use super::attach::{Attached, require_bases};
 use super::content::Coming;
 use super::control::Control;
+use super::forker::{Born, unprepared};
 use super::frame::{self, Bases, Context, Register, Registers};
 use super::listener::{Answer, Listener, Notice};
 use super::orders::{Orders, Then};
 use super::segments::Segments;
 use super::show::{Piece, Shown};
+use super::template::Template;
 use super::track::Track;
-use super::zygote::{self, Born};
+use super::zygote;
 use super::{PlatformError, boot, memory, stub};
 
 /// How long it may take to be interrupted. Only a guest that has forged a frame is not, which costs it its process.
@@ -91,10 +94,19 @@ pub(crate) struct Process {
 
 impl Process {
     /// Makes a process in which nothing runs yet: with nothing mapped, or with an image in its segments, whose writable parts
-    /// are watched from the first [`Process::drain`] on.
-    pub(crate) fn new(image: Option<(&Shown, &Segments)>) -> Result<Self, PlatformError> {
+    /// are watched from the first [`Process::drain`] on. `template` shows that image.
+    pub(crate) fn new(
+        image: Option<(&Shown, &Segments)>,
+        template: Option<&Template>,
+    ) -> Result<Self, PlatformError> {
         require_bases()?;
         let mut control = Control::new()?;
+        if let (Some(template), Some(image)) = (template, image) {
+            boot::write_child(&mut control, Some(&[]));
+            if let Some(born) = template.fork(&control) {
+                return Self::taken_over(born, control, Some(image), &[], Vec::new());
+            }
+        }
         let pieces = image.map(|(shown, segments)| shown.all(segments)).unwrap_or_default();
         let coming = image.is_some_and(|(shown, _)| shown.is_coming());
         let files = pieces.iter().filter(|piece| coming && piece.file.is_some());
@@ -109,7 +121,19 @@ impl Process {
             if known && first.len() < boot::PIECES { first.push(piece) } else { rest.push(piece) }
         }
         boot::write_child(&mut control, image.map(|_| &first[..]));
-        let mut born = zygote::start(&control, main.map(|main| main.file()))?;
+        let lent: Vec<_> = main.iter().map(|main| main.file()).collect();
+        let born = zygote::start(&control, &lent)?;
+        Self::taken_over(born, control, image, &rest, files)
+    }
+
+    /// Takes a process over that boots: maps what of its image is left (`rest`), and has missing content of `files` reported.
+    fn taken_over(
+        mut born: Born,
+        control: Control,
+        image: Option<(&Shown, &Segments)>,
+        rest: &[Piece],
+        files: Vec<Range<u64>>,
+    ) -> Result<Self, PlatformError> {
         let attached = Attached::fetch(&born.pidfd, image.is_some());
         let Attached { listener, track } = attached.inspect_err(|_| {
             born.kill();
@@ -132,11 +156,11 @@ impl Process {
         // Its calls are answered here: across two processors each would cost ten times as much.
         process.follow();
         process.question(Instant::now() + PATIENCE).map_err(|error| match error {
-            PlatformError::Kernel { error, .. } => zygote::unprepared(error),
+            PlatformError::Kernel { error, .. } => unprepared(error),
             error => error,
         })?;
         if let Some((shown, segments)) = image {
-            process.map_pieces(&rest)?;
+            process.map_pieces(rest)?;
             // Nothing has touched any of it yet: the stub does only what it is told.
             process.await_content(shown, segments, files)?;
             if let Some(track) = &mut process.track {

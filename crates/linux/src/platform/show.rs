@@ -135,6 +135,14 @@ impl Shown {
         self.files.iter().take(64).max_by_key(pages)
     }
 
+    /// All pieces of a guest that starts, and the file that they are of; nothing if content may be missing, or there are several files.
+    pub(super) fn pieces(&self, segments: &Segments) -> Option<(&ImageFile, Vec<Piece>)> {
+        let main = self.main().filter(|_| self.coming.is_none())?;
+        let pieces = self.all(segments);
+        let of_main = |piece: &Piece| piece.file.as_ref().is_none_or(|file| file.shares_file(main));
+        pieces.iter().all(of_main).then_some((main, pieces))
+    }
+
     /// All pieces of a guest that starts: the window's, then those of its segments.
     pub(super) fn all(&self, segments: &Segments) -> Vec<Piece> {
         let mut pieces = self.window(PageRange::new(0, segments.pages()));

@@ -4,6 +4,7 @@
 
 mod asked;
 mod bomb;
+mod clones;
 mod common;
 mod families;
 mod fifos;

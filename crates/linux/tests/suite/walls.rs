@@ -41,7 +41,9 @@ fn attempt(warm: &mut Instance, request: &str) -> Result<String, CallError> {
     assert!(!Path::new(MARKER).exists(), "{request}");
     if let Some((guests, others)) = children() {
         assert_eq!(guests, vec![warm.process_id().unwrap()], "{request}");
-        assert_eq!(others.len(), 1, "{request}: besides the zygote {others:?}");
+        // The zygote, and a template once the guest was replaced a few times.
+        let few = 1 + usize::from(warm.stats().processes > 2);
+        assert_eq!(others.len(), few, "{request}: {others:?}");
     }
     answer
 }
@@ -100,7 +102,7 @@ fn hostile_guest() {
     attempt(&mut warm, "0\n").unwrap();
     assert!(warm.stats().unserved.len() > 200, "{:?}", warm.stats().unserved);
     // Calls from the stub's page, at each of its system call instructions, and its loop with forged orders.
-    let syscalls = 11;
+    let syscalls = 12;
     for nth in 0..syscalls {
         for mode in 1..=5 {
             let answer = attempt(&mut warm, &format!("{mode} {nth}\n"));

@@ -1,0 +1,222 @@
+//! Templates: processes that show an image, and that others which show it are forked from.
+//!
+//! To map an image takes some hundred calls in each process, of which a fork takes over all. What a process touches of it are faults of its
+//! own, as ever. A template is made for a state that processes are made from again and again.
+//!
+//! Promises: no guest runs in a template, so that nothing of one is in its children; there are at most [`MOST`]; each goes with the state
+//! that it is of, and belongs to the process that made it: one that is forked from that makes its own. Where none can be had, or it was
+//! killed, a process is made without.
+
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+
+use afresh_memory::Image;
+use afresh_sys::fork;
+
+use super::control::Control;
+use super::forker::{Born, Forker, ends};
+use super::segments::Segments;
+use super::show::Shown;
+use super::{PlatformError, boot, zygote};
+
+/// Templates of this process, at most.
+const MOST: usize = 16;
+/// Processes that are made of a state without a template.
+const FEW: u32 = 2;
+
+/// Templates there are.
+static TEMPLATES: AtomicUsize = AtomicUsize::new(0);
+
+/// A process that shows an image.
+pub(crate) struct Template {
+    process: Born,
+    /// Whoever is not the first to ask makes a process without it, rather than wait.
+    forker: Mutex<Forker>,
+    /// What it shows, which must not go before it.
+    image: Image,
+    generation: u32,
+}
+
+impl std::fmt::Debug for Template {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Template").field("pid", &self.process.pid).finish_non_exhaustive()
+    }
+}
+
+impl Template {
+    /// A template that shows `image`; nothing for what takes more than one file, or too many mappings.
+    fn new(
+        image: &Image,
+        shown: &Shown,
+        segments: &Segments,
+    ) -> Result<Option<Self>, PlatformError> {
+        let Some((main, pieces)) = shown.pieces(segments) else { return Ok(None) };
+        if pieces.len() > boot::PIECES {
+            return Ok(None);
+        }
+        let mut control = Control::new()?;
+        boot::write_template(&mut control, &pieces);
+        let (socket, theirs) =
+            ends().map_err(|error| PlatformError::kernel("making a template", error))?;
+        let process = zygote::start(&control, &[main.file(), theirs.as_fd()])?;
+        drop(theirs);
+        TEMPLATES.fetch_add(1, Ordering::Relaxed);
+        let mut forker = Forker::new(process.pid, socket, control);
+        forker.clock = process.clock;
+        let (image, generation) = (image.clone(), fork::generation());
+        let template = Self { process, forker: Mutex::new(forker), image, generation };
+        let ready = template.forker.try_lock().map(|forker| forker.prepared(Forker::hear));
+        ready.unwrap_or(Ok(())).map(|()| Some(template))
+    }
+
+    fn is_ours(&self) -> bool {
+        self.generation == fork::generation()
+    }
+
+    /// Whether its children would be this process's, and who that is now.
+    fn is_useful(&self) -> bool {
+        let user = self.forker.try_lock().map_or(true, |forker| forker.is_ours());
+        self.is_ours() && user && !self.process.has_ended()
+    }
+
+    /// Forks a process that carries out the orders in `control`. Nothing if it is busy, or cannot.
+    pub(super) fn fork(&self, control: &Control) -> Option<Born> {
+        let forker = self.forker.try_lock().ok().filter(|_| self.is_ours())?;
+        forker.fork(control, &[]).ok()
+    }
+}
+
+impl Drop for Template {
+    fn drop(&mut self) {
+        if self.is_ours() {
+            self.process.kill();
+            let _ = self.process.wait();
+            TEMPLATES.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
+
+/// What processes of a state are made from. It is no part of the state: any two are equal.
+#[derive(Debug, Default)]
+pub(crate) struct Origin(Mutex<Made>);
+
+#[derive(Debug, Default)]
+struct Made {
+    /// Processes that were made.
+    processes: u32,
+    template: Option<Arc<Template>>,
+}
+
+impl PartialEq for Origin {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Origin {}
+
+impl Origin {
+    /// The template for a further process, if there is one, or it is worth while to make one.
+    pub(crate) fn template(
+        &self,
+        image: &Image,
+        shown: &Shown,
+        segments: &Segments,
+    ) -> Option<Arc<Template>> {
+        // Somebody else makes one just now; or did when this process was forked.
+        let mut made = self.0.try_lock().ok()?;
+        if made.template.as_ref().is_some_and(|template| !template.is_useful()) {
+            *made = Made::default();
+        }
+        if let Some(template) = &made.template {
+            return Some(template.clone()).filter(|template| template.image.same(image));
+        }
+        made.processes = made.processes.saturating_add(1);
+        // Once: what could not be made then cannot be made later.
+        if made.processes != FEW + 1 || TEMPLATES.load(Ordering::Relaxed) >= MOST {
+            return None;
+        }
+        made.template = Template::new(image, shown, segments).ok().flatten().map(Arc::new);
+        made.template.clone()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::WarmError;
+    use crate::{Program, Warm};
+
+    use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+    fn cat() -> Option<Warm> {
+        match Program::new("/bin/cat").warm() {
+            Ok(warm) => Some(warm),
+            Err(WarmError::Platform(error @ PlatformError::Missing { .. })) => {
+                println!("SKIPPED: {error}");
+                None
+            }
+            Err(error) => panic!("{error}"),
+        }
+    }
+
+    /// The template of a state, and its process.
+    fn template(warm: &Warm) -> Option<Pid> {
+        let made = warm.standing.rest.origin.0.lock().unwrap();
+        made.template.as_ref().map(|template| template.process.pid)
+    }
+
+    fn call(warm: &Warm) {
+        let mut instance = warm.instance();
+        assert_eq!(instance.call(b"one\n").unwrap(), b"one\n");
+        instance.verify().unwrap();
+        assert_eq!(instance.call_pristine(b"two\n").unwrap(), b"two\n");
+        instance.verify().unwrap();
+    }
+
+    #[test]
+    fn a_template_is_made_for_many_processes_and_goes_with_their_state() {
+        let Some(warm) = cat() else { return };
+        for _ in 0..FEW {
+            call(&warm);
+        }
+        assert_eq!(template(&warm), None, "few are made without");
+        let mut kept = warm.instance();
+        kept.call(b"kept\n").unwrap();
+        let made = template(&warm).unwrap();
+        for _ in 0..3 {
+            call(&warm);
+        }
+        assert_eq!(template(&warm), Some(made));
+        drop(warm);
+        assert!(test_kill_process(made).is_ok(), "an instance may need further processes");
+        drop(kept);
+        assert!(test_kill_process(made).is_err());
+    }
+
+    #[test]
+    fn a_template_that_was_killed_or_is_another_process_is_not_used() {
+        let Some(warm) = cat() else { return };
+        let many = || (0..=FEW).for_each(|_| call(&warm));
+        many();
+        let first = template(&warm).unwrap();
+        kill_process(first, Signal::KILL).unwrap();
+        // It may take a while to end.
+        many();
+        many();
+        let second = template(&warm).unwrap();
+        assert_ne!(first, second);
+        // As in a fork of this process, whose children those of the template are not.
+        {
+            let mut made = warm.standing.rest.origin.0.lock().unwrap();
+            Arc::get_mut(made.template.as_mut().unwrap()).unwrap().generation += 1;
+        }
+        call(&warm);
+        assert_eq!(template(&warm), None);
+        assert!(test_kill_process(second).is_ok(), "it is somebody else's");
+        kill_process(second, Signal::KILL).unwrap();
+        many();
+        assert!(template(&warm).is_some());
+    }
+}
