@@ -5,6 +5,7 @@
 //! number follows from its path, so that it is the same in another process. May break it: see [`crate::layer`].
 
 use std::collections::HashMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
@@ -12,7 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-use rustix::fs::{AtFlags, CWD, Dir, FileType, Mode, OFlags, ResolveFlags, openat, openat2};
+use rustix::fs::{AtFlags, CWD, FileType, Mode, OFlags, RawDir, ResolveFlags, openat, openat2};
 use rustix::io::Errno;
 use rustix::rand::GetRandomFlags;
 use sha2::{Digest, Sha256};
@@ -28,12 +29,14 @@ use crate::node::{Body, Directory, Entry, Inode, Kind, Name, Node, Time, Times};
 pub(crate) const HOST: u64 = 1 << 62;
 /// Files of one directory tree that are remembered, at most.
 const KNOWN: usize = 1 << 20;
+/// Bytes of a directory that are read at a time.
+const LISTED: usize = 32 << 10;
 /// Files that stay open for the next read.
 const OPEN: usize = 32;
 
 #[derive(Debug)]
 struct Known {
-    path: PathBuf,
+    name: Name,
     parent: Node,
     inode: Option<Arc<Inode>>,
 }
@@ -95,6 +98,21 @@ fn failed(path: &Path, error: Errno) -> Refused {
     }
 }
 
+/// The path of a file that is known, below the directory.
+fn path_of(known: &HashMap<Node, Known>, node: Node) -> Result<PathBuf, Refused> {
+    let mut names = Vec::new();
+    let mut at = node;
+    loop {
+        let here = known.get(&at).ok_or(Refused::Missing)?;
+        if here.parent == at {
+            break;
+        }
+        names.push(OsStr::from_bytes(&here.name.0));
+        at = here.parent;
+    }
+    Ok(names.into_iter().rev().collect())
+}
+
 impl HostDirectory {
     pub(crate) fn open(path: &Path) -> Result<Self, LayerError> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
@@ -110,7 +128,7 @@ impl HostDirectory {
         let (identity, kept) = (OnceLock::new(), OnceLock::new());
         let this = Self { path, root, number, known, open, identity, kept };
         let top = this.root();
-        let known = Known { path: PathBuf::new(), parent: top, inode: None };
+        let known = Known { name: Name::from(&b""[..]), parent: top, inode: None };
         this.known.lock().unwrap_or_else(PoisonError::into_inner).insert(top, known);
         this
     }
@@ -120,15 +138,15 @@ impl HostDirectory {
         Self::new(self.path.clone(), self.root.clone(), number)
     }
 
-    fn node(&self, path: &Path) -> Node {
-        let digest = Sha256::digest(path.as_os_str().as_bytes());
+    fn node(&self, path: &[u8]) -> Node {
+        let digest = Sha256::digest(path);
         let mut bytes = [0; 8];
         bytes[..6].copy_from_slice(&digest[..6]);
         Node(HOST | u64::from(self.number) << 48 | u64::from_le_bytes(bytes))
     }
 
     pub(crate) fn root(&self) -> Node {
-        self.node(Path::new(""))
+        self.node(b"")
     }
 
     pub(crate) fn parent(&self, node: Node) -> Option<Node> {
@@ -138,8 +156,7 @@ impl HostDirectory {
 
     /// The path of a file, below the directory.
     pub(crate) fn path(&self, node: Node) -> Result<PathBuf, Refused> {
-        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        known.get(&node).map(|known| known.path.clone()).ok_or(Refused::Missing)
+        path_of(&self.known.lock().unwrap_or_else(PoisonError::into_inner), node)
     }
 
     /// Makes the number of a path known, as looking at every directory above it does.
@@ -150,7 +167,7 @@ impl HostDirectory {
             let std::path::Component::Normal(name) = part else { return Err(Refused::Invalid) };
             self.inode(node)?;
             at.push(name);
-            node = self.node(&at);
+            node = self.node(at.as_os_str().as_bytes());
         }
         self.inode(node).map(|_| node)
     }
@@ -164,11 +181,10 @@ impl HostDirectory {
     pub(crate) fn inode(&self, node: Node) -> Result<Arc<Inode>, Refused> {
         let path = {
             let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            let known = known.get(&node).ok_or(Refused::Missing)?;
-            if let Some(inode) = &known.inode {
+            if let Some(inode) = &known.get(&node).ok_or(Refused::Missing)?.inode {
                 return Ok(inode.clone());
             }
-            known.path.clone()
+            path_of(&known, node)?
         };
         let inode = Arc::new(self.look(node, &path).map_err(|error| failed(&path, error))?);
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
@@ -192,7 +208,7 @@ impl HostDirectory {
                 Body::File(Content::of(Source::Host(node), stat.st_size.max(0) as u64))
             }
             FileType::Directory => {
-                let directory = self.list(node, path)?;
+                let directory = self.list(node, path, &fd)?;
                 let below = directory.entries.iter().filter(|(_, e)| e.kind == Kind::Directory);
                 links = 2 + below.count() as u32;
                 Body::Directory(directory)
@@ -208,10 +224,14 @@ impl HostDirectory {
         Ok(Inode { body, mode: stat.st_mode & 0o7777, links, times, paid: false, name })
     }
 
-    fn list(&self, node: Node, path: &Path) -> Result<Directory, Errno> {
-        let fd = self.open_at(path, OFlags::RDONLY | OFlags::DIRECTORY)?;
+    /// What the directory at `path` holds, which is open as `directory`.
+    fn list(&self, node: Node, path: &Path, directory: &OwnedFd) -> Result<Directory, Errno> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC;
+        let fd = openat(directory, ".", flags, Mode::empty())?;
         let mut found = Vec::new();
-        for entry in Dir::read_from(&fd)? {
+        let mut buffer = Vec::with_capacity(LISTED);
+        let mut entries = RawDir::new(&fd, buffer.spare_capacity_mut());
+        while let Some(entry) = entries.next() {
             let entry = entry?;
             let name = entry.file_name().to_bytes();
             if name == b"." || name == b".." {
@@ -228,25 +248,37 @@ impl HostDirectory {
                 FileType::Symlink => Kind::Link,
                 _ => continue,
             };
-            found.push((name.to_vec(), kind));
+            found.push((Name::from(name), kind));
         }
+        // What is renamed meanwhile may come twice.
+        found.sort_unstable_by(|(one, _), (two, _)| one.cmp(two));
+        found.dedup_by(|(one, _), (two, _)| one == two);
+        let mut child = path.as_os_str().as_bytes().to_vec();
+        if !child.is_empty() {
+            child.push(b'/');
+        }
+        let above = child.len();
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut entries = Map::default();
+        known.reserve(found.len());
+        let mut entries = Vec::with_capacity(found.len());
         for (name, kind) in found {
-            let path = path.join(std::ffi::OsStr::from_bytes(&name));
-            let child = self.node(&path);
+            child.truncate(above);
+            child.extend_from_slice(&name.0);
+            let child = self.node(&child);
             match known.get(&child) {
-                Some(other) if other.path != path => return Err(Errno::EXIST),
+                Some(other) if (other.parent, &other.name) != (node, &name) => {
+                    return Err(Errno::EXIST);
+                }
                 Some(_) => {}
                 None if known.len() >= KNOWN => return Err(Errno::NFILE),
                 None => {
-                    known.insert(child, Known { path, parent: node, inode: None });
+                    known.insert(child, Known { name: name.clone(), parent: node, inode: None });
                 }
             }
-            entries.insert(Name::from(&name[..]), Entry { node: child, kind, paid: false });
+            entries.push((name, Entry { node: child, kind, paid: false }));
         }
         let parent = known.get(&node).map_or(node, |known| known.parent);
-        Ok(Directory { entries, parent })
+        Ok(Directory { entries: Map::of_sorted(entries), parent })
     }
 
     fn file(&self, node: Node) -> Result<Arc<File>, Refused> {

@@ -139,6 +139,18 @@ impl<K: Ord + Clone, V: Clone> Map<K, V> {
         Some(value)
     }
 
+    /// A map of entries that are in order, each key once.
+    pub(crate) fn of_sorted(entries: Vec<(K, V)>) -> Self {
+        debug_assert!(entries.windows(2).all(|pair| pair[0].0 < pair[1].0));
+        let len = entries.len();
+        let filled = |node: Node<K, V>| (node.first().clone(), Arc::new(node));
+        let mut level: Vec<_> = chunks(entries).map(|leaf| filled(Node::Leaf(leaf))).collect();
+        while level.len() > 1 {
+            level = chunks(level).map(|branch| filled(Node::Branch(branch))).collect();
+        }
+        Self { root: level.pop().map(|(_, root)| root), len }
+    }
+
     pub(crate) fn iter(&self) -> Walk<'_, K, V> {
         Walk { stack: self.root.as_deref().map(Part::Node).into_iter().collect() }
     }
@@ -290,6 +302,16 @@ impl<K: Ord + Clone, V: Clone> Node<K, V> {
     }
 }
 
+/// What nodes of their own hold. There is room in each for what comes later.
+fn chunks<T>(entries: Vec<T>) -> impl Iterator<Item = Vec<T>> {
+    const FILLED: usize = WIDTH * 3 / 4;
+    let mut entries = entries.into_iter();
+    std::iter::from_fn(move || {
+        let chunk: Vec<_> = entries.by_ref().take(FILLED).collect();
+        (!chunk.is_empty()).then_some(chunk)
+    })
+}
+
 /// Cuts a full node in two. What comes in order, as most does, fills the left one well.
 fn halve<T>(entries: &mut Vec<T>) -> Option<Vec<T>> {
     (entries.len() > WIDTH).then(|| entries.split_off(WIDTH / 2))
@@ -347,6 +369,25 @@ mod tests {
     use super::*;
 
     proptest! {
+        #[test]
+        fn one_of_sorted_entries_is_as_one_that_they_were_put_into(
+            model in prop::collection::btree_map(0u32..4000, any::<u16>(), 0..2000),
+            later in prop::collection::vec((any::<bool>(), 0u32..4000), 0..100),
+        ) {
+            let mut map = Map::of_sorted(model.clone().into_iter().collect());
+            let mut model = model;
+            prop_assert_eq!(map.len(), model.len());
+            prop_assert!(map.iter().eq(&model));
+            for (puts, key) in later {
+                match puts {
+                    true => prop_assert_eq!(map.insert(key, 1), model.insert(key, 1)),
+                    false => prop_assert_eq!(map.remove(&key), model.remove(&key)),
+                }
+                prop_assert_eq!(map.get(&key), model.get(&key));
+            }
+            prop_assert!(map.iter().eq(&model));
+        }
+
         #[test]
         fn it_is_the_same_as_a_plain_map_and_so_are_its_copies(
             steps in prop::collection::vec((0u8..8, 0u32..400, any::<u16>()), 1..600)
