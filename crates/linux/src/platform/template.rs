@@ -8,11 +8,11 @@
 //! killed, a process is made without.
 
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use afresh_memory::Image;
-use afresh_sys::fork;
+use afresh_sys::{PerProcess, fork};
 
 use super::control::Control;
 use super::forker::{Born, Forker, ends};
@@ -26,7 +26,30 @@ const MOST: usize = 16;
 const FEW: u32 = 2;
 
 /// Templates there are.
-static TEMPLATES: AtomicUsize = AtomicUsize::new(0);
+static TEMPLATES: PerProcess<AtomicUsize> = PerProcess::new(AtomicUsize::default);
+
+/// One of the templates that there may be, in the process of this generation.
+struct Seat(u32);
+
+impl Seat {
+    fn take() -> Option<Self> {
+        let seats = TEMPLATES.get();
+        let more = |taken: usize| (taken < MOST).then_some(taken + 1);
+        seats
+            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
+            .ok()
+            .map(|_| Self(fork::generation()))
+    }
+}
+
+impl Drop for Seat {
+    fn drop(&mut self) {
+        // A child that this process forks has taken none.
+        if self.0 == fork::generation() {
+            TEMPLATES.get().fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+}
 
 /// A process that shows an image.
 pub(crate) struct Template {
@@ -35,6 +58,9 @@ pub(crate) struct Template {
     forker: Mutex<Forker>,
     /// What it shows, which must not go before it.
     image: Image,
+    /// Whether it once did not fork. What it says afterwards may be an answer to that.
+    failed: AtomicBool,
+    _seat: Seat,
     generation: u32,
 }
 
@@ -50,6 +76,7 @@ impl Template {
         image: &Image,
         shown: &Shown,
         segments: &Segments,
+        seat: Seat,
     ) -> Result<Option<Self>, PlatformError> {
         let Some((main, pieces)) = shown.pieces(segments) else { return Ok(None) };
         if pieces.len() > boot::PIECES {
@@ -61,11 +88,16 @@ impl Template {
             ends().map_err(|error| PlatformError::kernel("making a template", error))?;
         let process = zygote::start(&control, &[main.file(), theirs.as_fd()])?;
         drop(theirs);
-        TEMPLATES.fetch_add(1, Ordering::Relaxed);
         let mut forker = Forker::new(process.pid, socket, control);
         forker.clock = process.clock;
-        let (image, generation) = (image.clone(), fork::generation());
-        let template = Self { process, forker: Mutex::new(forker), image, generation };
+        let template = Self {
+            process,
+            forker: Mutex::new(forker),
+            image: image.clone(),
+            failed: AtomicBool::new(false),
+            _seat: seat,
+            generation: fork::generation(),
+        };
         let ready = template.forker.try_lock().map(|forker| forker.prepared(Forker::hear));
         ready.unwrap_or(Ok(())).map(|()| Some(template))
     }
@@ -77,13 +109,19 @@ impl Template {
     /// Whether its children would be this process's, and who that is now.
     fn is_useful(&self) -> bool {
         let user = self.forker.try_lock().map_or(true, |forker| forker.is_ours());
-        self.is_ours() && user && !self.process.has_ended()
+        let failed = self.failed.load(Ordering::Relaxed);
+        self.is_ours() && user && !failed && !self.process.has_ended()
     }
 
     /// Forks a process that carries out the orders in `control`. Nothing if it is busy, or cannot.
     pub(super) fn fork(&self, control: &Control) -> Option<Born> {
         let forker = self.forker.try_lock().ok().filter(|_| self.is_ours())?;
-        forker.fork(control, &[]).ok()
+        if self.failed.load(Ordering::Relaxed) {
+            return None;
+        }
+        let born = forker.fork(control, &[]).ok();
+        self.failed.store(born.is_none(), Ordering::Relaxed);
+        born
     }
 }
 
@@ -92,7 +130,6 @@ impl Drop for Template {
         if self.is_ours() {
             self.process.kill();
             let _ = self.process.wait();
-            TEMPLATES.fetch_sub(1, Ordering::Relaxed);
         }
     }
 }
@@ -105,6 +142,8 @@ pub(crate) struct Origin(Mutex<Made>);
 struct Made {
     /// Processes that were made.
     processes: u32,
+    /// Whether a template could not be had.
+    refused: bool,
     template: Option<Arc<Template>>,
 }
 
@@ -133,22 +172,29 @@ impl Origin {
             return Some(template.clone()).filter(|template| template.image.same(image));
         }
         made.processes = made.processes.saturating_add(1);
-        // Once: what could not be made then cannot be made later.
-        if made.processes != FEW + 1 || TEMPLATES.load(Ordering::Relaxed) >= MOST {
+        if made.processes <= FEW || made.refused || shown.is_coming() {
             return None;
         }
-        made.template = Template::new(image, shown, segments).ok().flatten().map(Arc::new);
+        let seat = Seat::take()?;
+        made.template = Template::new(image, shown, segments, seat).ok().flatten().map(Arc::new);
+        // What could not be made now cannot be made later.
+        made.refused = made.template.is_none();
         made.template.clone()
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::PoisonError;
+
     use super::*;
     use crate::error::WarmError;
     use crate::{Program, Warm};
 
     use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+    /// How many templates there are is one number for all tests.
+    static ALONE: Mutex<()> = Mutex::new(());
 
     fn cat() -> Option<Warm> {
         match Program::new("/bin/cat").warm() {
@@ -177,6 +223,7 @@ mod tests {
 
     #[test]
     fn a_template_is_made_for_many_processes_and_goes_with_their_state() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(warm) = cat() else { return };
         for _ in 0..FEW {
             call(&warm);
@@ -196,7 +243,21 @@ mod tests {
     }
 
     #[test]
+    fn there_are_so_many_templates_and_no_more() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some(warm) = cat() else { return };
+        let seats: Vec<_> = std::iter::from_fn(Seat::take).collect();
+        assert!(seats.len() <= MOST);
+        (0..=FEW).for_each(|_| call(&warm));
+        assert_eq!(template(&warm), None);
+        drop(seats);
+        call(&warm);
+        assert!(template(&warm).is_some(), "there is room again");
+    }
+
+    #[test]
     fn a_template_that_was_killed_or_is_another_process_is_not_used() {
+        let _alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(warm) = cat() else { return };
         let many = || (0..=FEW).for_each(|_| call(&warm));
         many();
