@@ -66,7 +66,10 @@ fn found(reference: &Reference, options: &Options) -> Result<OciImage, Cause> {
         #[cfg(feature = "remote")]
         Place::Remote(_) => fetched(reference, options, &limits),
         #[cfg(not(feature = "remote"))]
-        Place::Remote(_) => Err("this build fetches nothing: the feature `remote` does".into()),
+        Place::Remote(_) => {
+            let _ = options;
+            Err("this build fetches nothing: the feature `remote` does".into())
+        }
     }
 }
 
