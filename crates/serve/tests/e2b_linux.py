@@ -79,7 +79,7 @@ def reached(*sandboxes: Sandbox) -> None:
     sandbox = sandboxes[0]
     sandbox.files.write("/home/user/watch.py", WATCH)
     watch = sandbox.commands.run("python3 watch.py", background=True, timeout=0)
-    until = time.monotonic() + 30
+    until = time.monotonic() + 90
     while not sandbox.files.exists("/tmp/watched") or len(sandbox.files.read("/tmp/watched")) < 5:
         assert time.monotonic() < until, "what goes on between calls reaches nobody"
         time.sleep(0.05)

@@ -291,6 +291,10 @@ fn what_is_held_in_memory_is_bounded_over_all_requests() {
         slow.read_exact(&mut answer).await.unwrap();
         assert_eq!(&answer, b"HTTP/1.1 200");
         drop(slow);
+        // It is given back a moment after the answer has gone out.
+        while !get(&client, &server.url("/metrics")).await.1.contains("afresh_buffered_bytes 0") {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
         assert_eq!(post(&client, &url, vec![b'x'; 5000]).await.0, 200);
         server.end().await;
     });
