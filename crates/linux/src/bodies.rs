@@ -436,8 +436,8 @@ impl Guest {
     /// returns an error where nothing has happened yet.
     pub(crate) fn exec(&mut self, command: Command) -> Result<Option<Halt>, PlatformError> {
         let found = command.find(&self.person.state.tree);
-        let (loadable, known) = match found {
-            Ok(found) => found,
+        let loadable = match found {
+            Ok(loadable) => loadable,
             Err(errno) => {
                 self.body.process.set_result(-i64::from(errno.raw_os_error()));
                 return self.go_on();
@@ -445,7 +445,6 @@ impl Guest {
         };
         self.end_borrowers();
         self.publish()?;
-        let strings = loadable.strings();
         let own = self.person.state.family.own.id;
         let borrows = self.person.state.family.own.memory != own;
         if borrows {
@@ -459,11 +458,11 @@ impl Guest {
             };
             let body = Body::new(process, own, None, Ranges::default(), Showing::default());
             self.others.bodies.insert(own, body);
-            self.person.change().shed(known, strings);
+            self.person.change().shed(loadable.known());
             self.swap_body(own)?;
         } else {
             let state = self.person.change();
-            state.shed(known, strings);
+            state.shed(loadable.known());
             let change = state.layout.clear();
             state.drop_unshared();
             self.enact(change, Then::Ask)?;

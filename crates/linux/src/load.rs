@@ -5,13 +5,13 @@ use std::ops::Range;
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use afresh_files::{Kind, Node, Tree, Walk};
+use afresh_files::{Kind, Node, Place, Tree, Walk};
 use rustix::io::Errno;
 
 use crate::contents::Contents;
 use crate::error::WarmError;
 use crate::guest::Guest;
-use crate::personality::{Content, PAGE, Strings, path_of};
+use crate::personality::{Content, Known, PAGE, Strings, path_of};
 use crate::platform::Then;
 
 /// Where programs go that may lie anywhere.
@@ -234,6 +234,10 @@ pub(crate) struct Command {
 pub(crate) struct Loadable {
     /// Its path, as it was named.
     path: Vec<u8>,
+    /// The same without links.
+    real: Vec<u8>,
+    /// The last part of what was named, which may have been a script.
+    name: Vec<u8>,
     program: Object,
     loader: Option<Object>,
     args: Vec<Vec<u8>>,
@@ -243,51 +247,56 @@ pub(crate) struct Loadable {
 impl Loadable {
     fn new(
         tree: &Tree,
-        path: &[u8],
+        named: &[u8],
+        place: &Place,
         program: Object,
-        args: Vec<Vec<u8>>,
-        env: Vec<Vec<u8>>,
+        strings: (Vec<Vec<u8>>, Vec<Vec<u8>>),
     ) -> Result<Self, WarmError> {
+        let path = program.path.as_os_str().as_bytes().to_vec();
+        let missing = |_| WarmError::NotFound(program.path.clone());
+        let mut real = path_of(tree, place.directory).map_err(missing)?;
+        if !real.ends_with(b"/") {
+            real.push(b'/');
+        }
+        real.extend(&place.name[..]);
         let name = program.elf.loader.as_deref().map(|name| name.as_os_str().as_bytes());
         let loader = name.map(|name| Object::find(tree, name)).transpose()?;
-        Ok(Self { path: path.to_vec(), program, loader, args, env })
+        let (args, env) = strings;
+        let name = named.rsplit(|&byte| byte == b'/').next().unwrap_or_default().to_vec();
+        Ok(Self { path, real, name, program, loader, args, env })
     }
 
-    /// What it is started with.
-    pub(crate) fn strings(&self) -> Strings {
-        Strings::new(&self.args, &self.env)
+    /// What a process that runs it is known by.
+    pub(crate) fn known(&self) -> Known {
+        let strings = Strings::new(&self.args, &self.env);
+        Known { program: self.real.clone(), name: self.name.clone(), strings }
     }
 }
 
 impl Command {
-    /// Finds what it runs: for a script its interpreter. Also the path by which the process knows itself.
-    pub(crate) fn find(self, tree: &Tree) -> Result<(Loadable, Vec<u8>), Errno> {
+    /// Finds what it runs: for a script its interpreter.
+    pub(crate) fn find(self, tree: &Tree) -> Result<Loadable, Errno> {
         let Self { mut path, from, mut args, env } = self;
+        let named = path.clone();
         if args.is_empty() {
             args.push(Vec::new());
         }
         for _ in 0..SCRIPTS {
-            let node = tree.walk(&path, Walk::new(from).searching())?.node()?;
+            let place = tree.walk(&path, Walk::new(from).searching())?;
+            let node = place.node()?;
             let stat = tree.stat(node)?;
             if stat.kind != Kind::File || stat.mode & 0o100 == 0 {
                 return Err(Errno::ACCESS);
             }
             let (head, size) = read_head(tree, node, &path).map_err(|_| Errno::NOEXEC)?;
             let Some(line) = head.strip_prefix(b"#!") else {
-                let known = match path.starts_with(b"/") {
-                    true => path.clone(),
-                    false => [path_of(tree, from)?, path.clone()].join(&b'/'),
-                };
                 let program = Object::new(&path, node, &head, size);
-                let loadable =
-                    program.and_then(|program| Loadable::new(tree, &path, program, args, env));
-                return Ok((
-                    loadable.map_err(|error| match error {
-                        WarmError::NotFound(_) => Errno::NOENT,
-                        _ => Errno::NOEXEC,
-                    })?,
-                    known,
-                ));
+                let loadable = program
+                    .and_then(|program| Loadable::new(tree, &named, &place, program, (args, env)));
+                return loadable.map_err(|error| match error {
+                    WarmError::NotFound(_) => Errno::NOENT,
+                    _ => Errno::NOEXEC,
+                });
             };
             // The interpreter, at most one argument of it, and the script.
             let line = line.split(|&byte| byte == b'\n').next().unwrap_or_default().trim_ascii();
@@ -347,28 +356,29 @@ pub(crate) fn load(
 ) -> Result<(), WarmError> {
     let tree = &guest.person.state.tree;
     let name = path.as_os_str().as_bytes();
-    let node = tree.find(name).map_err(|_| WarmError::NotFound(path.to_path_buf()))?;
+    let missing = |_| WarmError::NotFound(path.to_path_buf());
+    let found = tree.walk(name, Walk::new(Tree::ROOT)).map_err(missing)?;
+    let node = found.node().map_err(missing)?;
     let (head, size) = read_head(tree, node, name)?;
     let loadable = if let Some(line) = head.strip_prefix(b"#!") {
         let command = Command { path: name.to_vec(), from: Tree::ROOT, args, env };
         let found = if is_shim(path) { Err(Errno::NOEXEC) } else { command.find(tree) };
-        let (loadable, known) = found.map_err(|_| WarmError::Script {
+        found.map_err(|_| WarmError::Script {
             path: path.to_path_buf(),
             interpreter: interpreter(line),
             help: way_past(path),
-        })?;
-        guest.person.change().family.own.program = known;
-        loadable
+        })?
     } else {
-        Loadable::new(tree, name, Object::new(name, node, &head, size)?, args, env)?
+        let program = Object::new(name, node, &head, size)?;
+        Loadable::new(tree, name, &found, program, (args, env))?
     };
-    guest.person.change().family.own.strings = loadable.strings();
+    guest.person.change().be_known(loadable.known());
     place(guest, &loadable)
 }
 
 /// Loads a program into an empty process, which then runs.
 pub(crate) fn place(guest: &mut Guest, loadable: &Loadable) -> Result<(), WarmError> {
-    let Loadable { path, program, loader, args, env } = loadable;
+    let Loadable { path, program, loader, args, env, .. } = loadable;
     let slide = map(guest, program, BASE)?;
     let elf = &program.elf;
     let (loader, entry) = match loader {

@@ -83,8 +83,8 @@ pub use dialed::{Dialed, Exchanged};
 use family::Family;
 pub(crate) use family::{FIRST, PROCESSES};
 pub(crate) use family_calls::Fork;
-pub(crate) use ground::{bytes, prepare, tell};
-pub(crate) use kin::Strings;
+pub(crate) use ground::{bytes, prepare, settle, tell};
+pub(crate) use kin::{Known, Strings};
 pub(crate) use layout::{
     Change, Content, Layout, PAGE, STACK_LEN, map_order, protect_order, unmap_order,
 };

@@ -23,8 +23,9 @@ use crate::showing::Showing;
 use crate::standing::Wait;
 use crate::warm::{Limits, Warm};
 
-/// What of the host every guest may read: programs and libraries, and what says where they are.
-const SYSTEM: [&str; 10] = [
+/// What of the host every guest may read: programs and libraries, what says where they are, and what they look up that is the
+/// same on every host.
+const SYSTEM: [&str; 15] = [
     "/usr",
     "/lib",
     "/lib64",
@@ -34,6 +35,11 @@ const SYSTEM: [&str; 10] = [
     "/etc/ld.so.conf",
     "/etc/localtime",
     "/etc/alternatives",
+    "/etc/mime.types",
+    "/etc/os-release",
+    "/etc/protocols",
+    "/etc/services",
+    "/etc/ssl/certs",
     "/etc/ssl/openssl.cnf",
 ];
 
@@ -256,19 +262,9 @@ impl Program {
         Ok((found.ok_or_else(|| WarmError::NotFound(word.into()))?, args))
     }
 
-    /// The program's path without links, where it is the host's.
-    fn real_path(&self, path: &Path) -> Result<PathBuf, WarmError> {
-        let own = self.root.is_some() || self.files.iter().any(|(own, _)| own == path);
-        match own {
-            true => Ok(path.to_path_buf()),
-            false => path.canonicalize().map_err(|_| WarmError::NotFound(path.to_path_buf())),
-        }
-    }
-
     /// Starts the program in a process of its own, with nothing mapped but the program.
     fn start(&self) -> Result<Guest, WarmError> {
         let (path, args) = self.command_line()?;
-        let real = self.real_path(&path)?;
         // What it begins with does not count against what it may store.
         let given: u64 = self.files.iter().map(|(_, bytes)| bytes.len() as u64 + (1 << 12)).sum();
         let unfit = |path: &Path| {
@@ -286,6 +282,7 @@ impl Program {
             personality::prepare(below, &granted, storage).map_err(unfit(&path))?;
         let memory = self.memory.min(IMAGE_LEN);
         personality::tell(&mut tree, memory).map_err(unfit(Path::new("/proc")))?;
+        personality::settle(&mut tree, base.is_none()).map_err(unfit(Path::new("/etc")))?;
         for (path, bytes) in &self.files {
             let written = tree.write_path(personality::bytes(path), bytes, Time::default());
             written.map_err(unfit(path))?;
@@ -298,7 +295,6 @@ impl Program {
         let at = tree.find(personality::bytes(directory)).map_err(unfit(directory))?;
         let mut state = State::new(Layout::new(memory), tree, base, layers);
         state.enter(at).map_err(unfit(directory))?;
-        state.family.own.program = personality::bytes(&real).to_vec();
         let body = Body::new(
             Process::new(None, None)?,
             FIRST,

@@ -10,7 +10,7 @@ use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
 use super::alarms::Alarms;
-use super::kin::{Kin, NOBODY, News, Strings};
+use super::kin::{Kin, Known, NOBODY, News};
 use super::layout::Layout;
 use super::locks::Lock;
 use super::process_calls::PID;
@@ -457,7 +457,7 @@ impl State {
     }
 
     /// The current process runs another program from here on: what of it does not outlast that goes.
-    pub(crate) fn shed(&mut self, program: Vec<u8>, strings: Strings) {
+    pub(crate) fn shed(&mut self, known: Known) {
         let state = &mut *self;
         state.give_up_all(Some(state.threads.current_id()));
         state.alarms.drop_timers();
@@ -470,10 +470,8 @@ impl State {
         state.handlers.retain(|_, action| action[..8] == 1u64.to_le_bytes());
         state.handlers.values_mut().for_each(|action| action[8..].fill(0));
         let id = state.family.own.id;
-        let name = program.rsplit(|&byte| byte == b'/').next().unwrap_or_default();
-        state.threads.become_single(id, name);
-        state.family.own.program = program;
-        state.family.own.strings = strings;
+        state.threads.become_single(id);
+        state.be_known(known);
         let lender = std::mem::replace(&mut state.family.own.memory, id);
         if lender != id {
             let new = Layout::new(state.layout.limit());
@@ -481,6 +479,16 @@ impl State {
             state.family.layouts.insert(lender, lent);
         }
         state.count_memory();
+    }
+
+    /// Tells everybody which program the current process runs.
+    pub(crate) fn be_known(&mut self, known: Known) {
+        let thread = self.threads.current_mut();
+        let told = known.name.len().min(thread.name.len() - 1);
+        thread.name = Default::default();
+        thread.name[..told].copy_from_slice(&known.name[..told]);
+        self.family.own.program = known.program;
+        self.family.own.strings = known.strings;
     }
 
     /// The current process, which is not the first, ends: its parent is told, and becomes the current one. Those who use its memory

@@ -6,13 +6,19 @@
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
-use afresh_files::{Budget, Layer, New, Refused, Time, Tree, Walk};
+use afresh_files::{Budget, Kind, Layer, New, Refused, Time, Tree, Walk};
 
 use super::devices::{DEVICES, TERMINALS};
 use super::proc_paths::OWN_DESCRIPTORS;
+use super::process_calls::USER;
 
 /// There the host tells of itself and of this process, which no grant can mean.
 const OWN: [&str; 3] = ["/proc", "/sys", "/dev"];
+/// What the machine is called.
+pub(super) const HOST: &str = "afresh";
+/// Who the guest is, on the host's system.
+const NAME: &str = "user";
+const HOME: &str = "/home/user";
 /// Files that a guest may make.
 const FILES: u64 = 1 << 16;
 
@@ -123,7 +129,7 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
         ("/proc/meminfo", total + &none),
         ("/proc/cpuinfo", processor.to_owned()),
         ("/proc/sys/kernel/tainted", "0\n".to_owned()),
-        ("/proc/sys/kernel/hostname", "afresh\n".to_owned()),
+        ("/proc/sys/kernel/hostname", format!("{HOST}\n")),
         ("/proc/sys/kernel/core_pattern", "core\n".to_owned()),
         ("/proc/sys/kernel/pid_max", "32768\n".to_owned()),
         ("/proc/sys/fs/pipe-max-size", format!("{}\n", super::channels::LARGEST)),
@@ -132,6 +138,32 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
     for (path, text) in files {
         let node = tree.write_path(path.as_bytes(), text.as_bytes(), Time::default())?;
         tree.set_mode(node, 0o444, Time::default())?;
+    }
+    Ok(())
+}
+
+/// Says who the guest is and what its names mean where nobody else does: neither an image nor what was granted. `users` for a guest that
+/// stands on the host's system, of which it does not see who its users are.
+pub(crate) fn settle(tree: &mut Tree, users: bool) -> Result<(), Refused> {
+    let nobody = 65534;
+    let passwd = format!(
+        "root:x:0:0:root:/root:/bin/sh\n\
+         {NAME}:x:{USER}:{USER}:{NAME}:{HOME}:/bin/sh\n\
+         nobody:x:{nobody}:{nobody}:nobody:/nonexistent:/usr/sbin/nologin\n"
+    );
+    let group = format!("root:x:0:\n{NAME}:x:{USER}:\nnogroup:x:{nobody}:\n");
+    let hosts = format!("127.0.0.1\tlocalhost {HOST}\n");
+    let told = [("/etc/hosts", hosts), ("/etc/passwd", passwd), ("/etc/group", group)];
+    for (path, text) in &told[..if users { told.len() } else { 1 }] {
+        // Images have empty files where a container's are put.
+        if tree.stat_path(path).is_ok_and(|stat| stat.kind != Kind::File || stat.size > 0) {
+            continue;
+        }
+        let node = tree.write_path(path.as_bytes(), text.as_bytes(), Time::default())?;
+        tree.set_mode(node, 0o644, Time::default())?;
+    }
+    if users {
+        tree.make_directories(HOME, Time::default())?;
     }
     Ok(())
 }

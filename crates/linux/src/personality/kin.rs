@@ -53,6 +53,16 @@ impl Strings {
     }
 }
 
+/// What a process is known by, whatever runs it.
+#[derive(Debug)]
+pub(crate) struct Known {
+    /// The path of its program, without links.
+    pub(crate) program: Vec<u8>,
+    /// What it is called, of which 15 bytes are told.
+    pub(crate) name: Vec<u8>,
+    pub(crate) strings: Strings,
+}
+
 /// Who a process is.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Kin {

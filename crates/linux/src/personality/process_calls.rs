@@ -3,6 +3,7 @@
 use rustix::io::Errno;
 
 use super::encode::Bytes;
+use super::ground::HOST;
 use super::{DONE, Outcome, Person, Served, copy_out};
 use crate::platform::{GUEST, Process};
 
@@ -39,9 +40,7 @@ impl Person {
 
     pub(super) fn names(&mut self, process: &mut Process, to: u64) -> Served {
         let mut bytes = vec![0; 6 * 65];
-        for (index, name) in
-            ["Linux", "afresh", "6.1.0", "#1", "x86_64", "(none)"].iter().enumerate()
-        {
+        for (index, name) in ["Linux", HOST, "6.1.0", "#1", "x86_64", "(none)"].iter().enumerate() {
             bytes[index * 65..index * 65 + name.len()].copy_from_slice(name.as_bytes());
         }
         copy_out(process, to, &bytes)?;

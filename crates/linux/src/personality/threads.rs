@@ -120,12 +120,9 @@ impl Threads {
         (self.next, self.order) = (other.next, other.order);
     }
 
-    /// Only the current thread is left, numbered as the process, whose program has another name.
-    pub(super) fn become_single(&mut self, id: u32, name: &[u8]) {
-        let mut thread = self.current().clone();
-        thread.name = [0; 16];
-        let len = name.len().min(15);
-        thread.name[..len].copy_from_slice(&name[..len]);
+    /// Only the current thread is left, numbered as the process.
+    pub(super) fn become_single(&mut self, id: u32) {
+        let thread = self.current().clone();
         let (context, wait, masked, signal_stack) = (None, None, None, NO_STACK);
         let thread = Thread { context, wait, masked, signal_stack, cleared: 0, ..thread };
         self.list = BTreeMap::from([(id, thread)]);

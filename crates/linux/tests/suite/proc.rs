@@ -102,7 +102,7 @@ def own():
     # A child is told of by its number, with its own program.
     if (pid := os.fork()) == 0:
         os.execv("/bin/sh", ["a shell", "-c", "read line"])
-    while os.readlink(f"/proc/{pid}/exe") != "/bin/sh": os.sched_yield()
+    while os.readlink(f"/proc/{pid}/exe") != os.path.realpath("/bin/sh"): os.sched_yield()
     with open(f"/proc/{pid}/cmdline", "rb") as f: assert f.read() == b"a shell\0-c\0read line\0"
     assert {"0", "1", "2"} <= set(os.listdir(f"/proc/{pid}/fd"))
     os.kill(pid, 9)
@@ -200,4 +200,16 @@ fn proc_tells_nothing_of_the_host() {
     {
         assert!(!output.contains(model), "{model}");
     }
+}
+
+#[test]
+fn a_program_is_known_without_links_and_called_as_it_was_named() {
+    let script = "cd /tmp; ln -s /bin/readlink where; ./where /proc/self/exe; ln -s /tmp /tmp/way; way/./where /proc/self/exe; \
+                  ln -s /bin/cat telling; ./telling /proc/self/comm; cat /proc/$$/comm; \
+                  printf '#!/bin/sh\\nread name < /proc/$$/comm; echo $name\\n' > said; chmod +x said; ./said";
+    let Some(run) = common::here(shell(script).run(b"")) else { return };
+    let readlink = std::fs::canonicalize("/bin/readlink").unwrap();
+    let readlink = readlink.display();
+    let expected = format!("{readlink}\n{readlink}\ntelling\nsh\nsaid\n");
+    assert_eq!(String::from_utf8_lossy(&run.output), expected, "{run:?}");
 }

@@ -75,7 +75,7 @@ fn a_guest_opens_what_was_granted_and_nothing_else() {
     let held = Path::new(env!("CARGO_MANIFEST_DIR"));
     let (file, link) = (held.join("Cargo.toml"), path.with_extension("link"));
     let _ = std::fs::remove_file(&link);
-    std::os::unix::fs::symlink("/etc/passwd", &link).unwrap();
+    std::os::unix::fs::symlink("/etc/login.defs", &link).unwrap();
     let own = [
         "/proc/self/mem",
         "/proc/1/status",
@@ -86,7 +86,7 @@ fn a_guest_opens_what_was_granted_and_nothing_else() {
     ];
     let opened = |program: Program| {
         let named =
-            own.iter().map(Path::new).chain([file.as_path(), &link, Path::new("/etc/passwd")]);
+            own.iter().map(Path::new).chain([file.as_path(), &link, Path::new("/etc/login.defs")]);
         let program = named.fold(program, |program, path| program.arg(path));
         Some(String::from_utf8(common::here(program.run(b""))?.output).unwrap())
     };
@@ -96,6 +96,24 @@ fn a_guest_opens_what_was_granted_and_nothing_else() {
     let directory = Program::new(&path).grant(held).grant(link.parent().unwrap());
     assert_eq!(opened(directory).unwrap(), format!("{}\n", file.display()));
     // The root is a grant of everything but what the kernel tells of the host and the sentry.
-    let all = format!("{}\n{}\n/etc/passwd\n", file.display(), link.display());
+    let all = format!("{}\n{}\n/etc/login.defs\n", file.display(), link.display());
     assert_eq!(opened(Program::new(&path).grant("/")).unwrap(), all);
+}
+
+#[test]
+fn a_guest_knows_who_it_is_and_its_own_machine() {
+    let Some(python) = common::python() else { return };
+    let script = "import grp, os, pwd, socket
+own = pwd.getpwuid(os.getuid())
+print(own.pw_name, os.path.expanduser('~'), os.path.isdir(own.pw_dir), grp.getgrgid(os.getgid()).gr_name, len(pwd.getpwall()))
+print(socket.gethostbyname(socket.gethostname()), socket.getservbyname('https'))";
+    let program = python.arg("-c").arg(script);
+    let Some(run) = common::here(program.clone().run(b"")) else { return };
+    let own = "user /home/user True user 3\n127.0.0.1 443\n";
+    assert_eq!(String::from_utf8_lossy(&run.output), own, "{run:?}");
+
+    // What is given is what counts.
+    let passwd = "mine:x:1000:1000::/tmp:/bin/sh\n";
+    let run = program.file("/etc/passwd", passwd).run(b"").unwrap();
+    assert!(run.output.starts_with(b"mine /tmp True user 1\n"), "{run:?}");
 }
