@@ -41,6 +41,7 @@
 //! * Devices are entries with a number ([`New::Device`]); what they do is the caller's business.
 
 mod archive;
+mod bytes;
 mod content;
 mod diff;
 mod error;
@@ -60,6 +61,7 @@ mod tree;
 mod wire;
 mod zip;
 
+pub use bytes::FileBytes;
 pub use diff::{Change, FileChange, FileDifference};
 pub use error::{LayerError, Refused};
 pub use host::HostFile;

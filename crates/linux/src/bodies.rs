@@ -197,7 +197,9 @@ impl Guest {
         if !self.person.state.shares() {
             return Ok(());
         }
-        for (at, bytes, writes) in self.person.state.news(&self.body.process)? {
+        for (at, bytes, writes) in
+            self.person.state.news(&self.body.process, &self.body.absorbed)?
+        {
             let order = |protection| {
                 let before = vec![protect_order(at, PAGE, protection)];
                 Change { before, ..Change::default() }
@@ -210,6 +212,7 @@ impl Guest {
                 self.enact(order(READ), Then::Ask)?;
             }
         }
+        self.body.absorbed = self.person.state.shared_bytes();
         Ok(())
     }
 
@@ -345,7 +348,9 @@ impl Guest {
         }
         let Body { base, replaced, showing, .. } = &self.body;
         let (base, replaced, showing) = (base.clone(), replaced.clone(), showing.clone());
-        self.others.bodies.insert(fork.id, Body::new(process, fork.id, base, replaced, showing));
+        let mut body = Body::new(process, fork.id, base, replaced, showing);
+        body.absorbed = self.body.absorbed.clone();
+        self.others.bodies.insert(fork.id, body);
         Ok(())
     }
 

@@ -14,7 +14,7 @@ use afresh_sys::planted::{self, Bug};
 
 use crate::contents::Shown as Contents;
 use crate::hands::Hands;
-use crate::personality::{Change, Content, Layout, protect_order, unmap_order};
+use crate::personality::{Absorbed, Change, Content, Layout, protect_order, unmap_order};
 use crate::platform::{
     IMAGE, Orders, Origin, PlatformError, Process, Segment, Segments, Shown, Then,
 };
@@ -40,6 +40,8 @@ pub(crate) struct Body {
     pub(crate) base: Option<Ground>,
     /// Contents of files that it shows where its memory was replaced, and may show elsewhere.
     pub(crate) showing: Showing,
+    /// What shared files held when it last took from them.
+    pub(crate) absorbed: Absorbed,
     /// Whose registers are in it.
     pub(crate) holds: u32,
     /// Whether anything may have run in it since it was last frozen or brought back.
@@ -85,8 +87,18 @@ impl Body {
         replaced: Ranges,
         showing: Showing,
     ) -> Self {
-        let (disturbed, last, held) = (Ranges::default(), None, None);
-        Self { process, disturbed, replaced, base, showing, holds, ran: true, last, held }
+        Self {
+            process,
+            disturbed: Ranges::default(),
+            replaced,
+            base,
+            showing,
+            absorbed: Absorbed::default(),
+            holds,
+            ran: true,
+            last: None,
+            held: None,
+        }
     }
 
     /// A new process that is as `ground` was; from `origin`, where that has a template of it.
@@ -107,7 +119,7 @@ impl Body {
         let base = Some(ground.clone());
         let (replaced, showing) = (Ranges::default(), Showing::default());
         let new = Self::new(process, part.holds, base.clone(), replaced, showing);
-        Ok(Self { ran: false, last: base, held, ..new })
+        Ok(Self { ran: false, absorbed: part.absorbed.clone(), last: base, held, ..new })
     }
 
     /// Whether it can be brought back.
@@ -234,6 +246,7 @@ impl Body {
             self.process.set_registers(&ground.part.registers);
         }
         self.holds = ground.part.holds;
+        self.absorbed = ground.part.absorbed.clone();
         self.last = Some(ground.clone());
         self.base = Some(ground);
         self.ran = false;
@@ -304,7 +317,8 @@ impl Body {
             return Ok(last.clone());
         }
         let (registers, holds) = (self.process.registers(), self.holds);
-        let part = |segments| Arc::new(Part { memory, holds, segments, registers });
+        let absorbed = self.absorbed.clone();
+        let part = |segments| Arc::new(Part { memory, holds, segments, registers, absorbed });
         if self.held.is_some() {
             return self.freeze_watched(layout, moves, part);
         }

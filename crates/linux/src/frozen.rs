@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::Base;
 use crate::error::{FreezeError, Misfit, ThawError};
 use crate::instance::Instance;
-use crate::personality::{Layout, PROCESSES, Packed, State, damaged};
+use crate::personality::{Absorbed, Layout, PROCESSES, Packed, State, damaged};
 use crate::platform::{Registers, Seen, Segment, Segments};
 use crate::program::Program;
 use crate::session::ProgramState;
@@ -81,7 +81,9 @@ impl PackedPart {
         let segments = Segments::checked(self.segments, pages).map_err(damaged)?;
         self.registers.check().map_err(damaged)?;
         let Self { memory, holds, registers, .. } = self;
-        Ok(Ground { image, part: Arc::new(Part { memory, holds, segments, registers }) })
+        let absorbed = Absorbed::default();
+        let part = Part { memory, holds, segments, registers, absorbed };
+        Ok(Ground { image, part: Arc::new(part) })
     }
 }
 

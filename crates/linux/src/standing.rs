@@ -7,7 +7,7 @@ use afresh_memory::Image;
 use serde::{Deserialize, Serialize};
 
 use crate::guest::Guest;
-use crate::personality::{Ear, State, now_moment};
+use crate::personality::{Absorbed, Ear, State, now_moment};
 use crate::platform::{Call, Origin, PlatformError, Process, Registers, Segments};
 
 /// How a frozen guest waits for the caller.
@@ -30,6 +30,8 @@ pub(crate) struct Part {
     pub(crate) holds: u32,
     pub(crate) segments: Segments,
     pub(crate) registers: Registers,
+    /// What shared files held when that memory had all of it; nothing where it is not known, as out of a snapshot.
+    pub(crate) absorbed: Absorbed,
 }
 
 /// Frozen memory with its content.

@@ -2,15 +2,17 @@
 //!
 //! Each process that maps such a file has a copy of its bytes. One process runs at a time, so it is enough that the one which stops
 //! hands in what it wrote (*publish*), and the one which goes on takes what others did (*absorb*): the file itself is the truth
-//! between them. Calls that read or write the file do the same around themselves.
+//! between them. Calls that read or write the file do the same around themselves. What the files held when a process last took from them
+//! is remembered (*absorbed*), so that it looks at what has changed since, and not at all that it shares.
 //!
 //! Promises: who runs sees what all others wrote before. May break it: two mappings of one part of a file in one process, which
 //! are refused if one of them can be written.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
+use std::sync::Arc;
 
-use afresh_files::{Node, Tree};
+use afresh_files::{FileBytes, Node, Tree};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +42,19 @@ impl Share {
         address.wrapping_add(self.ahead)
     }
 }
+
+/// What shared files held when a process had all of it. Of others it may have anything.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Absorbed(Arc<BTreeMap<Node, FileBytes>>);
+
+/// All are alike: they say where to look, and not what is there.
+impl PartialEq for Absorbed {
+    fn eq(&self, _: &Self) -> bool {
+        true
+    }
+}
+
+impl Eq for Absorbed {}
 
 /// A part of memory that is shared.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -118,17 +133,41 @@ impl State {
         Ok(())
     }
 
-    /// What of the memory of the current process, which `process` plays, others have changed: ranges with their new bytes, and
-    /// whether the guest may write there.
+    /// What the files hold that are shared.
+    pub(crate) fn shared_bytes(&self) -> Absorbed {
+        let bytes = |node: &Node| Some((*node, self.tree.bytes_of(*node).ok()?));
+        Absorbed(Arc::new(self.shares.iter().filter_map(bytes).collect()))
+    }
+
+    /// The parts of shared memory whose bytes in the file may be others than were absorbed.
+    fn changed(&self, shared: &Shared, absorbed: &Absorbed) -> Vec<Range<u64>> {
+        let (node, all) = (shared.share.node, shared.within(&self.tree));
+        let then = absorbed.0.get(&node).and_then(|then| self.tree.changed_since(node, then).ok());
+        let Some(then) = then else { return vec![all] };
+        let begin = shared.share.offset(all.start);
+        let placed = then.into_iter().map(|part| {
+            let at = |offset: u64| all.start.saturating_add(offset.saturating_sub(begin));
+            at(part.start)..at(part.end).min(all.end)
+        });
+        placed.filter(|part| part.start < part.end).collect()
+    }
+
+    /// What of the memory of the current process, which `process` plays, others have changed since it had `absorbed` them:
+    /// ranges with their new bytes, and whether the guest may write there.
     pub(crate) fn news(
         &self,
         process: &Process,
+        absorbed: &Absorbed,
     ) -> Result<Vec<(u64, Vec<u8>, bool)>, PlatformError> {
         let mut news = Vec::new();
         for shared in self.layout.shared() {
-            let part = shared.within(&self.tree);
-            for at in part.clone().step_by(AT_ONCE as usize) {
-                let mut here = vec![0; (part.end - at).min(AT_ONCE) as usize];
+            let parts = self.changed(&shared, absorbed);
+            let at_once = |part: Range<u64>| {
+                let end = part.end;
+                part.step_by(AT_ONCE as usize).map(move |at| (at, (end - at).min(AT_ONCE)))
+            };
+            for (at, len) in parts.into_iter().flat_map(at_once) {
+                let mut here = vec![0; len as usize];
                 if !process.read(at, &mut here)? {
                     continue;
                 }
@@ -185,9 +224,9 @@ impl Person {
         Ok(())
     }
 
-    /// Shows the current process what was written to a file that it shares.
-    fn absorb(&mut self, process: &mut Process) -> Served<()> {
-        for (at, bytes, writes) in self.state.news(process)? {
+    /// Shows the current process what was written to files that it shares since they held what it has.
+    fn absorb(&mut self, process: &mut Process, before: &Absorbed) -> Served<()> {
+        for (at, bytes, writes) in self.state.news(process, before)? {
             if writes {
                 process.write(at, &bytes)?;
             }
@@ -213,6 +252,10 @@ impl Person {
             return self.dispatch(process, call);
         }
         let a = call.args;
+        let touches = |start: u64, len: u64| {
+            let end = start.saturating_add(len);
+            self.state.layout.shared().iter().any(|s| s.range.start < end && start < s.range.end)
+        };
         let (reads, writes) = match call.number {
             libc::SYS_read | libc::SYS_readv | libc::SYS_pread64 | libc::SYS_preadv => {
                 (self.is_shared(a[0]), false)
@@ -227,19 +270,23 @@ impl Person {
             // No other opening changes what a file holds.
             libc::SYS_open => (cuts(a[1]), cuts(a[1])),
             libc::SYS_openat => (cuts(a[2]), cuts(a[2])),
-            libc::SYS_mmap
-            | libc::SYS_munmap
-            | libc::SYS_mremap
-            | libc::SYS_mprotect
-            | libc::SYS_msync => (true, false),
+            libc::SYS_mmap => {
+                let named = a[3] & libc::MAP_ANONYMOUS as u64 == 0;
+                (named && self.is_shared(a[4]) || touches(a[0], a[1]), false)
+            }
+            libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_msync => {
+                (touches(a[0], a[1]), false)
+            }
             _ => (false, false),
         };
         if reads {
             self.publish(process)?;
         }
+        // Now this process has what the files hold.
+        let before = writes.then(|| self.state.shared_bytes());
         let outcome = self.dispatch(process, call)?;
-        if writes {
-            self.absorb(process)?;
+        if let Some(before) = before {
+            self.absorb(process, &before)?;
         }
         if matches!(call.number, libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap) {
             self.change().drop_unshared();
