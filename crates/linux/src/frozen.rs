@@ -30,7 +30,7 @@ use crate::warm::Warm;
 const KIND: &str = "linux";
 /// What gives the state its meaning: the form of the bytes below, and the stub's. Goes up when either changes in a way that
 /// older states do not survive.
-const ENGINE: &str = "afresh-linux state 7";
+const ENGINE: &str = "afresh-linux state 8";
 
 /// How long what nobody has asked for yet stays in its file: a first answer needs little of it, and the processor itself.
 const HEAD_START: Duration = Duration::from_millis(10);

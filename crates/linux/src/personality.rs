@@ -51,6 +51,7 @@ mod signals;
 mod socket_calls;
 mod sockets;
 mod streams;
+mod system_v;
 mod table;
 mod terminal_calls;
 mod terminals;
@@ -138,6 +139,7 @@ pub(crate) struct State {
     moves: u32,
     /// Files that are held because memory is shared through them.
     shares: BTreeSet<Node>,
+    system_v: system_v::Segments,
     /// Names of hosts that were asked for.
     names: Names,
     /// Which process all of this belongs to, and the others.
@@ -171,6 +173,7 @@ impl State {
             watchers: 0,
             moves: 0,
             shares: BTreeSet::new(),
+            system_v: system_v::Segments::default(),
             names: Names::default(),
             family: Family::new(),
         }
@@ -471,6 +474,10 @@ impl Person {
             }
             libc::SYS_munmap => self.unmap(a[0], a[1]),
             libc::SYS_msync => self.sync_memory(a[0], a[1], a[2]),
+            libc::SYS_shmget => self.segment(a[0], a[1], a[2]),
+            libc::SYS_shmat => self.attach(a[0], a[1], a[2]),
+            libc::SYS_shmdt => self.detach(a[0]),
+            libc::SYS_shmctl => self.control_segment(process, a[0], a[1], a[2]),
             libc::SYS_mprotect => self.protect(a[0], a[1], readable(a[2])),
             libc::SYS_madvise => self.advise(a[0], a[1], a[2]),
             libc::SYS_mremap => self.remap(a[0], a[1], a[2], a[3]),

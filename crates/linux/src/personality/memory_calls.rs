@@ -90,6 +90,19 @@ impl Person {
         if writes {
             self.state.seals.may_map(node)?;
         }
+        self.share_once(node, offset, len, protection)?;
+        Ok(Some(node))
+    }
+
+    /// Keeps a file for a shared mapping of it, which may be no second one.
+    pub(super) fn share_once(
+        &mut self,
+        node: Node,
+        offset: u64,
+        len: u64,
+        protection: u64,
+    ) -> Served<()> {
+        let writes = protection & libc::PROT_WRITE as u64 != 0;
         // One process has one copy of each byte.
         let end = offset.saturating_add(len);
         let twice = self.state.layout.shared().into_iter().any(|other| {
@@ -101,8 +114,7 @@ impl Person {
         if twice {
             return Err(Errno::NODEV.into());
         }
-        self.change().keep_shared(node)?;
-        Ok(Some(node))
+        Ok(self.change().keep_shared(node)?)
     }
 
     /// `msync`: what was written has been handed in already.
@@ -174,24 +186,36 @@ impl Person {
         }
         match &description.open {
             Open::File(open) => {
-                let stat = self.state.tree.stat(open.node)?;
-                if stat.kind != Kind::File {
-                    return Err(Errno::NODEV.into());
-                }
-                let most = self.state.layout.limit() / Contents::SHARE;
-                let tree = &self.state.tree;
-                let shown = self.contents.show(tree, open.node, offset, len, most)?;
-                if let Some((shown, len)) = shown {
-                    return Ok(Some(Content::Shown(shown, len, protection)));
-                }
-                let mut bytes = vec![0; len.min(stat.size.saturating_sub(offset)) as usize];
-                let read = tree.read(open.node, offset, &mut bytes)?;
-                bytes.truncate(read);
-                Ok(Some(Content::Bytes(bytes)))
+                let node = open.node;
+                self.content_of(node, offset, len, protection).map(Some)
             }
             Open::Device(Device::Zero, _) => Ok(None),
             _ => Err(Errno::NODEV.into()),
         }
+    }
+
+    /// The bytes of a file that a mapping of it begins with.
+    pub(super) fn content_of(
+        &mut self,
+        node: Node,
+        offset: u64,
+        len: u64,
+        protection: u64,
+    ) -> Served<Content> {
+        let stat = self.state.tree.stat(node)?;
+        if stat.kind != Kind::File {
+            return Err(Errno::NODEV.into());
+        }
+        let most = self.state.layout.limit() / Contents::SHARE;
+        let tree = &self.state.tree;
+        let shown = self.contents.show(tree, node, offset, len, most)?;
+        if let Some((shown, len)) = shown {
+            return Ok(Content::Shown(shown, len, protection));
+        }
+        let mut bytes = vec![0; len.min(stat.size.saturating_sub(offset)) as usize];
+        let read = tree.read(node, offset, &mut bytes)?;
+        bytes.truncate(read);
+        Ok(Content::Bytes(bytes))
     }
 
     pub(super) fn unmap(&mut self, start: u64, len: u64) -> Served {

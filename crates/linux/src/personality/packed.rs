@@ -30,6 +30,7 @@ use super::proc_paths::Folder;
 use super::seals::Seals;
 use super::signals::Pending;
 use super::sockets::Socket;
+use super::system_v::Segments;
 use super::table::{Description, Open, Parts, Table};
 use super::terminals::{FIRST_DEVICE, TerminalEnd, Terminals};
 use super::threads::{Moment, Threads};
@@ -60,6 +61,7 @@ pub(crate) struct Packed {
     locks: Locks,
     seals: Seals,
     moves: u32,
+    system_v: Segments,
     names: Names,
     family: Family,
 }
@@ -172,6 +174,7 @@ impl State {
             locks: self.locks.clone(),
             seals: self.seals.lasting(&self.tree),
             moves: self.moves,
+            system_v: self.system_v.clone(),
             names: self.names.clone(),
             family,
         };
@@ -320,6 +323,9 @@ impl State {
         if !packed.seals.is_sound(|node| file(&node)) {
             return Err(damaged("what is sealed is no file"));
         }
+        if !packed.system_v.is_sound(|node| file(&node)) {
+            return Err(damaged("a segment of shared memory is none"));
+        }
         if !shares.iter().all(file) {
             return Err(damaged("memory is shared through what is no file"));
         }
@@ -348,6 +354,7 @@ impl State {
             seals: packed.seals,
             watchers: 0,
             moves: packed.moves,
+            system_v: packed.system_v,
             names: packed.names,
             shares,
             family,

@@ -192,7 +192,7 @@ impl State {
 
     /// Lets go of files that no process has mapped any more.
     pub(crate) fn drop_unshared(&mut self) {
-        if self.shares.is_empty() {
+        if self.shares.is_empty() && self.system_v.is_empty() {
             return;
         }
         let layouts = || std::iter::once(&self.layout).chain(self.family.layouts());
@@ -201,6 +201,7 @@ impl State {
         let (kept, gone): (BTreeSet<Node>, BTreeSet<Node>) =
             self.shares.iter().partition(|node| mapped.contains(node));
         self.shares = kept;
+        self.system_v.drop_unmapped(&mapped, &mut self.tree);
         gone.into_iter().for_each(|node| self.tree.release(node));
     }
 
@@ -277,6 +278,7 @@ impl Person {
             libc::SYS_munmap | libc::SYS_mremap | libc::SYS_mprotect | libc::SYS_msync => {
                 (touches(a[0], a[1]), false)
             }
+            libc::SYS_shmat | libc::SYS_shmdt => (true, false),
             _ => (false, false),
         };
         if reads {
@@ -288,7 +290,10 @@ impl Person {
         if let Some(before) = before {
             self.absorb(process, &before)?;
         }
-        if matches!(call.number, libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap) {
+        if matches!(
+            call.number,
+            libc::SYS_mmap | libc::SYS_munmap | libc::SYS_mremap | libc::SYS_shmdt
+        ) {
             self.change().drop_unshared();
         }
         Ok(outcome)

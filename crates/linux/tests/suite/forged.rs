@@ -33,6 +33,7 @@ for work in (lambda: lock.acquire(), lambda: time.sleep(1e6), lambda: os.read(os
 file = tempfile.TemporaryFile(); file.write(b"x" * 9000); file.flush(); fcntl.flock(file, fcntl.LOCK_EX); fcntl.lockf(file, fcntl.LOCK_EX, 10, 5)
 shared = mmap.mmap(file.fileno(), 8192); shared[0] = 7; anonymous = mmap.mmap(-1, 8192); anonymous[0] = 9
 memory = os.memfd_create("m"); os.ftruncate(memory, 5000)
+libc.shmat.restype = ctypes.c_void_p; segment = libc.shmget(67, 9000, 0o1600); libc.shmat(segment, None, 0)
 child, master = pty.fork()
 if child == 0:
     while True: time.sleep(1000)

@@ -10,33 +10,42 @@ use afresh_linux::{Frozen, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_store::Store;
 
-/// The counter in shared memory was 40, and the warm-up's process and its child have each raised it.
-const ANSWER: &[u8] = b"ok 44\n";
-
-fn is_pristine(warm: &Warm) {
+/// The counter in shared memory was 40, and each round raises it by `step`.
+fn is_pristine(warm: &Warm, step: u32) {
     let mut instance = warm.instance();
+    let after = |rounds: u32| format!("ok {}\n", 40 + rounds * step);
     for round in 0..3 {
-        let answer = instance.call_pristine(b"round\n").unwrap();
-        assert_eq!(answer, ANSWER, "round {round}: {}", String::from_utf8_lossy(&answer));
+        let answer = String::from_utf8(instance.call_pristine(b"round\n").unwrap()).unwrap();
+        assert_eq!(answer, after(2), "round {round}");
         instance.verify().unwrap();
     }
     instance.call_pristine(b"round\n").unwrap();
-    assert_eq!(instance.call(b"round\n").unwrap(), b"ok 46\n");
+    assert_eq!(instance.call(b"round\n").unwrap(), after(3).as_bytes());
     assert_eq!(instance.stats().processes, 1);
 }
 
-#[test]
-fn what_one_process_writes_to_shared_memory_the_others_see_and_a_reset_undoes() {
-    let Some(path) = common::compiled("shared.c", &["-static"]) else { return };
+fn is_pristine_also_out_of_a_snapshot(guest: &str, step: u32) {
+    let Some(path) = common::compiled(guest, &["-static"]) else { return };
     let program = Program::new(path).time_limit(Duration::from_secs(60)).request("round\n");
     let Some(warm) = common::here(program.warm()) else { return };
-    is_pristine(&warm);
+    is_pristine(&warm, step);
 
     let dir = tempfile::tempdir().unwrap();
     let store = Store::create(dir.path().join("store")).unwrap();
     warm.freeze().unwrap().save(&store, "warm", &SnapshotOptions::default()).unwrap();
     let frozen = Frozen::load(store.load("warm").unwrap(), &Options::default()).unwrap();
-    is_pristine(&Warm::thaw(&frozen, &program).unwrap());
+    is_pristine(&Warm::thaw(&frozen, &program).unwrap(), step);
+}
+
+#[test]
+fn what_one_process_writes_to_shared_memory_the_others_see_and_a_reset_undoes() {
+    // The process and its child.
+    is_pristine_also_out_of_a_snapshot("shared.c", 2);
+}
+
+#[test]
+fn segments_of_system_v_are_shared_counted_and_removed_and_a_reset_undoes_it() {
+    is_pristine_also_out_of_a_snapshot("system_v.c", 1);
 }
 
 const POOL: &str = r#"
