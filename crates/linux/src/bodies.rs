@@ -189,7 +189,10 @@ impl Guest {
             return Ok(());
         }
         let memory = self.others.memory;
-        self.person.change().publish(&self.body.process, memory)
+        self.person.change().publish(&self.body.process, memory)?;
+        // Whoever runs has all that others handed in, and its own.
+        self.body.absorbed = self.person.state.shared_bytes();
+        Ok(())
     }
 
     /// Shows the current process, which waits for orders, what others have written to shared memory.
@@ -212,7 +215,6 @@ impl Guest {
                 self.enact(order(READ), Then::Ask)?;
             }
         }
-        self.body.absorbed = self.person.state.shared_bytes();
         Ok(())
     }
 
@@ -349,7 +351,7 @@ impl Guest {
         let Body { base, replaced, showing, .. } = &self.body;
         let (base, replaced, showing) = (base.clone(), replaced.clone(), showing.clone());
         let mut body = Body::new(process, fork.id, base, replaced, showing);
-        body.absorbed = self.body.absorbed.clone();
+        body.absorbed = self.person.state.shared_bytes();
         self.others.bodies.insert(fork.id, body);
         Ok(())
     }

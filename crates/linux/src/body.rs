@@ -40,7 +40,7 @@ pub(crate) struct Body {
     pub(crate) base: Option<Ground>,
     /// Contents of files that it shows where its memory was replaced, and may show elsewhere.
     pub(crate) showing: Showing,
-    /// What shared files held when it last took from them.
+    /// What shared files held when it last ran.
     pub(crate) absorbed: Absorbed,
     /// Whose registers are in it.
     pub(crate) holds: u32,

@@ -355,7 +355,7 @@ impl Person {
             libc::SYS_flock => self.lock_whole(a[0], a[1]),
             libc::SYS_ioctl => self.device(process, a[0], a[1], a[2]),
             libc::SYS_ftruncate => self.truncate(a[0], a[1]),
-            libc::SYS_fsync | libc::SYS_fdatasync => self.flush(a[0]),
+            libc::SYS_fsync | libc::SYS_fdatasync | libc::SYS_sync_file_range => self.flush(a[0]),
             libc::SYS_fadvise64 => self.expect(a[0], a[3]),
             libc::SYS_poll => self.poll(process, a[0], a[1], a[2]),
             libc::SYS_ppoll => self.ppoll(process, &a),

@@ -4,6 +4,8 @@ use std::fs::File;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
+use afresh_sys::pagemap;
+
 use super::PlatformError;
 use super::process::Process;
 
@@ -15,6 +17,10 @@ const FILE: u64 = 1 << 61;
 /// Pages that are asked about at a time.
 const AT_ONCE: u64 = 1 << 15;
 
+fn failed(error: std::io::Error) -> PlatformError {
+    PlatformError::kernel("reading the guest's page map", error)
+}
+
 impl Process {
     /// The parts of `range` that hold pages. What does not is zero in anonymous memory, and in a mapping of a file as the file
     /// is.
@@ -24,7 +30,19 @@ impl Process {
 
     /// The parts of `range` that hold pages of this process's own: what does not is zero, or as the image is.
     pub(crate) fn private(&self, range: Range<u64>) -> Result<Vec<Range<u64>>, PlatformError> {
-        self.pages(range, |entry| entry & HELD != 0 && entry & FILE == 0)
+        let mut own = Vec::new();
+        match pagemap::own_pages(&self.page_map()?, range.clone(), |run| own.push(run)) {
+            Ok(()) => Ok(own),
+            // An older kernel's map does not tell zeros that were only read from others.
+            Err(error) if error.errno == libc::ENOTTY => {
+                self.pages(range, |entry| entry & HELD != 0 && entry & FILE == 0)
+            }
+            Err(error) => Err(failed(std::io::Error::from_raw_os_error(error.errno))),
+        }
+    }
+
+    fn page_map(&self) -> Result<File, PlatformError> {
+        File::open(format!("/proc/{}/pagemap", self.id())).map_err(failed)
     }
 
     fn pages(
@@ -32,8 +50,7 @@ impl Process {
         range: Range<u64>,
         wanted: impl Fn(u64) -> bool,
     ) -> Result<Vec<Range<u64>>, PlatformError> {
-        let failed = |error| PlatformError::kernel("reading the guest's page map", error);
-        let map = File::open(format!("/proc/{}/pagemap", self.id())).map_err(failed)?;
+        let map = self.page_map()?;
         let mut found: Vec<Range<u64>> = Vec::new();
         let mut entries = Vec::new();
         for first in (range.start..range.end).step_by((AT_ONCE * PAGE) as usize) {

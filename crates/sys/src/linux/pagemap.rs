@@ -1,14 +1,16 @@
-//! `PAGEMAP_SCAN`: which pages of a range were written since they were write-protected.
+//! `PAGEMAP_SCAN`: which pages of a range were written since they were write-protected, and which of a process's are its own.
 //!
-//! The range must be registered with a userfaultfd in asynchronous write-protect mode
+//! For the first the range must be registered with a userfaultfd in asynchronous write-protect mode
 //! ([`crate::UffdMode::Async`]). The kernel walks page tables, so a scan costs time in proportion to
 //! the populated part of the range: about half a microsecond a MiB.
 
 use std::fs::File;
+use std::ops::Range;
 use std::os::fd::AsRawFd;
 
 use linux_raw_sys::general::{
-    PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PAGE_IS_WRITTEN, page_region, pm_scan_arg,
+    PAGE_IS_FILE, PAGE_IS_PFNZERO, PAGE_IS_PRESENT, PAGE_IS_SWAPPED, PAGE_IS_WRITTEN, page_region,
+    pm_scan_arg,
 };
 
 use crate::{Call, PAGE_SIZE, PageRange, PerProcess, SysError, inject};
@@ -41,26 +43,54 @@ pub fn written(
     pages: usize,
     mut found: impl FnMut(PageRange),
 ) -> Result<(), SysError> {
-    let file = pagemap()?;
     let start = base as u64;
-    let end = start + (pages * PAGE_SIZE) as u64;
-    let mut from = start;
-    while from < end {
+    let range = start..start + (pages * PAGE_SIZE) as u64;
+    scan(pagemap()?, range, (u64::from(PAGE_IS_WRITTEN), 0), |run| {
+        found(PageRange::new(
+            (run.start - start) as usize / PAGE_SIZE,
+            (run.end - run.start) as usize / PAGE_SIZE,
+        ));
+    })
+}
+
+/// Calls `found` with each run of addresses in `range` where the process whose page map `file` is has pages of its own: neither
+/// a file's nor the kernel's page of zeros, which a read leaves in memory that nobody has written.
+///
+/// # Errors
+/// `ENOTTY` before Linux 6.7.
+pub fn own_pages(
+    file: &File,
+    range: Range<u64>,
+    found: impl FnMut(Range<u64>),
+) -> Result<(), SysError> {
+    let others = u64::from(PAGE_IS_FILE | PAGE_IS_PFNZERO);
+    scan(file, range, (others, others), found)
+}
+
+/// Calls `found` with each run of pages that are in memory, or swapped out, and of all the kinds of `wanted` but the inverted ones.
+fn scan(
+    file: &File,
+    range: Range<u64>,
+    (wanted, inverted): (u64, u64),
+    mut found: impl FnMut(Range<u64>),
+) -> Result<(), SysError> {
+    let mut from = range.start;
+    while from < range.end {
         inject::gate(Call::PagemapScan)?;
         let mut regions = [page_region { start: 0, end: 0, categories: 0 }; BATCH];
         let mut arg = pm_scan_arg {
             size: size_of::<pm_scan_arg>() as u64,
             flags: 0,
             start: from,
-            end,
+            end: range.end,
             walk_end: 0,
             vec: regions.as_mut_ptr() as u64,
             vec_len: BATCH as u64,
             max_pages: 0,
-            category_inverted: 0,
-            category_mask: u64::from(PAGE_IS_WRITTEN),
+            category_inverted: inverted,
+            category_mask: wanted,
             category_anyof_mask: u64::from(PAGE_IS_PRESENT | PAGE_IS_SWAPPED),
-            return_mask: u64::from(PAGE_IS_WRITTEN),
+            return_mask: wanted,
         };
         // SAFETY: `arg` and the vector it points to live through the call, and their sizes are given.
         let n = unsafe { libc::ioctl(file.as_raw_fd(), PAGEMAP_SCAN, &mut arg) };
@@ -73,10 +103,7 @@ pub fn written(
         }
         let n = (n as usize).min(BATCH);
         for region in &regions[..n] {
-            found(PageRange::new(
-                (region.start - start) as usize / PAGE_SIZE,
-                (region.end - region.start) as usize / PAGE_SIZE,
-            ));
+            found(region.start..region.end);
         }
         // `walk_end` can be stale once the vector is full, so the end of the last region is where
         // the walk resumes; a call that did not fill the vector has seen everything.
