@@ -10,6 +10,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use afresh_files::Tree;
 use afresh_memory::{Image, ImageBuilder, ImageError, PAGE_SIZE, PageRange};
 use afresh_pager::{Options, RestoreError, SnapshotMemory, SnapshotOptions};
 use afresh_snapshot::{LayerImage, SavedLayers};
@@ -19,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use crate::base::Base;
 use crate::error::{FreezeError, Misfit, ThawError};
 use crate::instance::Instance;
-use crate::personality::{Absorbed, Layout, PROCESSES, Packed, State, damaged};
+use crate::personality::{Absorbed, Behind, Layout, PROCESSES, Packed, State, damaged};
 use crate::platform::{Registers, Seen, Segment, Segments};
 use crate::program::Program;
 use crate::session::ProgramState;
@@ -59,21 +60,23 @@ struct PackedPart {
     /// Pages of its image.
     pages: u64,
     registers: Registers,
+    behind: Behind,
 }
 
 impl PackedPart {
-    fn new(part: &Part) -> Self {
+    fn new(part: &Part, tree: &Tree) -> Self {
         Self {
             memory: part.memory,
             holds: part.holds,
             segments: part.segments.iter().copied().collect(),
             pages: part.segments.pages() as u64,
             registers: part.registers.clone(),
+            behind: part.absorbed.behind(tree),
         }
     }
 
     /// The part and its image, whose pages are the first of `left`, which then has the others.
-    fn open(self, left: &mut Image) -> Result<Ground, ThawError> {
+    fn open(self, left: &mut Image, tree: &Tree) -> Result<Ground, ThawError> {
         let pages = usize::try_from(self.pages).ok().filter(|pages| *pages <= left.pages());
         let pages = pages.ok_or_else(|| damaged("it has fewer pages than its memories"))?;
         let image = left.slice(PageRange::new(0, pages));
@@ -81,7 +84,7 @@ impl PackedPart {
         let segments = Segments::checked(self.segments, pages).map_err(damaged)?;
         self.registers.check().map_err(damaged)?;
         let Self { memory, holds, registers, .. } = self;
-        let absorbed = Absorbed::default();
+        let absorbed = Absorbed::but(self.behind, tree);
         let part = Part { memory, holds, segments, registers, absorbed };
         Ok(Ground { image, part: Arc::new(part) })
     }
@@ -104,7 +107,7 @@ fn frozen(standing: &Standing) -> Result<Frozen, FreezeError> {
     let layers = rest.state.base.as_ref().map(kept).transpose()?;
     let header = Header {
         layers: layers.as_ref().map(LayerImage::saved),
-        parts: rest.parts.iter().map(|part| PackedPart::new(part)).collect(),
+        parts: rest.parts.iter().map(|part| PackedPart::new(part, &rest.state.tree)).collect(),
         wait: rest.wait,
         state,
         seen: Seen::here(),
@@ -180,9 +183,9 @@ impl Warm {
         if header.parts.len() > PROCESSES {
             return Err(damaged("it has more memories than processes may be"));
         }
-        let parts = header.parts.into_iter().map(|part| part.open(&mut left));
-        let grounds = parts.collect::<Result<Vec<_>, _>>()?;
         let state = State::unpack(header.state, &files, base, &program.granted())?;
+        let parts = header.parts.into_iter().map(|part| part.open(&mut left, &state.tree));
+        let grounds = parts.collect::<Result<Vec<_>, _>>()?;
         let parts: Vec<_> = grounds.iter().map(|ground| &*ground.part).collect();
         let mapped = |(part, (_, layout)): (&&Part, (u32, &Layout))| {
             let segments = part.segments.iter().map(|s| (s.start, s.len, s.protection));

@@ -96,7 +96,7 @@ pub(crate) use packed::{Packed, damaged};
 pub(crate) use process_calls::USER;
 pub(crate) use readiness::Ear;
 use seals::Seals;
-pub(crate) use shared::Absorbed;
+pub(crate) use shared::{Absorbed, Behind};
 use signals::Pending;
 pub(crate) use signals::Taken;
 pub use streams::{Channel, End, Writer};

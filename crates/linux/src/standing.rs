@@ -30,7 +30,7 @@ pub(crate) struct Part {
     pub(crate) holds: u32,
     pub(crate) segments: Segments,
     pub(crate) registers: Registers,
-    /// What shared files held when that memory had all of it; nothing where it is not known, as out of a snapshot.
+    /// What shared files held when that memory had all of it.
     pub(crate) absorbed: Absorbed,
 }
 

@@ -20,6 +20,7 @@ use super::layout::PAGE;
 use super::table::Open;
 use super::{Person, Served, State, clock_calls};
 use crate::platform::{PlatformError, Process};
+use crate::ranges::Ranges;
 
 /// Bytes that are compared at a time.
 const AT_ONCE: u64 = 1 << 18;
@@ -43,9 +44,35 @@ impl Share {
     }
 }
 
-/// What shared files held when a process had all of it. Of others it may have anything.
+/// What shared files held when a process had all of it, but for parts that were behind even then. Of other files it may have anything.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Absorbed(Arc<BTreeMap<Node, FileBytes>>);
+pub(crate) struct Absorbed(Arc<BTreeMap<Node, (FileBytes, Vec<Range<u64>>)>>);
+
+/// In which parts a process may have other bytes than shared files.
+pub(crate) type Behind = BTreeMap<Node, Vec<Range<u64>>>;
+
+impl Absorbed {
+    /// Where it is behind what the files hold now.
+    pub(crate) fn behind(&self, tree: &Tree) -> Behind {
+        self.0.keys().filter_map(|node| Some((*node, self.behind_in(*node, tree)?))).collect()
+    }
+
+    /// The parts of a file that may be others than a process has; `None` for all of it.
+    fn behind_in(&self, node: Node, tree: &Tree) -> Option<Vec<Range<u64>>> {
+        let (then, before) = self.0.get(&node)?;
+        // Each part once, however often it is said.
+        let mut parts = Ranges::default();
+        let changed = tree.changed_since(node, then).ok()?;
+        changed.into_iter().chain(before.iter().cloned()).for_each(|part| parts.insert(part));
+        Some(parts.iter().collect())
+    }
+
+    /// All that the files hold now, but for these parts.
+    pub(crate) fn but(behind: Behind, tree: &Tree) -> Self {
+        let bytes = |(node, parts)| Some((node, (tree.bytes_of(node).ok()?, parts)));
+        Self(Arc::new(behind.into_iter().filter_map(bytes).collect()))
+    }
+}
 
 /// All are alike: they say where to look, and not what is there.
 impl PartialEq for Absorbed {
@@ -135,17 +162,17 @@ impl State {
 
     /// What the files hold that are shared.
     pub(crate) fn shared_bytes(&self) -> Absorbed {
-        let bytes = |node: &Node| Some((*node, self.tree.bytes_of(*node).ok()?));
-        Absorbed(Arc::new(self.shares.iter().filter_map(bytes).collect()))
+        let all = self.shares.iter().map(|node| (*node, Vec::new()));
+        Absorbed::but(all.collect(), &self.tree)
     }
 
     /// The parts of shared memory whose bytes in the file may be others than were absorbed.
     fn changed(&self, shared: &Shared, absorbed: &Absorbed) -> Vec<Range<u64>> {
-        let (node, all) = (shared.share.node, shared.within(&self.tree));
-        let then = absorbed.0.get(&node).and_then(|then| self.tree.changed_since(node, then).ok());
-        let Some(then) = then else { return vec![all] };
+        let all = shared.within(&self.tree);
+        let behind = absorbed.behind_in(shared.share.node, &self.tree);
+        let Some(behind) = behind else { return vec![all] };
         let begin = shared.share.offset(all.start);
-        let placed = then.into_iter().map(|part| {
+        let placed = behind.into_iter().map(|part| {
             let at = |offset: u64| all.start.saturating_add(offset.saturating_sub(begin));
             at(part.start)..at(part.end).min(all.end)
         });

@@ -6,7 +6,7 @@ use crate::common;
 
 use std::time::Duration;
 
-use afresh_linux::{Frozen, Program, Warm};
+use afresh_linux::{Frozen, Instance, Program, Warm};
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_store::Store;
 
@@ -46,6 +46,48 @@ fn what_one_process_writes_to_shared_memory_the_others_see_and_a_reset_undoes() 
 #[test]
 fn segments_of_system_v_are_shared_counted_and_removed_and_a_reset_undoes_it() {
     is_pristine_also_out_of_a_snapshot("system_v.c", 1);
+}
+
+const BEHIND: &str = r#"
+import mmap, os, sys
+page, memory, (asked, ask), (answered, answer) = mmap.PAGESIZE, mmap.mmap(-1, 64 * mmap.PAGESIZE), os.pipe(), os.pipe()
+if os.fork() == 0:
+    while os.read(asked, 1):
+        memory[3 * page] += 1
+        os.write(answer, bytes([memory[0], memory[5 * page], memory[3 * page]]))
+for line in sys.stdin:
+    if line == "warm\n":
+        os.write(ask, b"x"); os.read(answered, 3)
+        # The child waits, and has not seen this.
+        memory[5 * page] = 7
+        print("ready", flush=True)
+    else:
+        memory[0] += 1
+        os.write(ask, b"x")
+        print(*os.read(answered, 3), memory[3 * page], flush=True)
+"#;
+
+#[test]
+fn who_was_behind_when_it_was_frozen_sees_what_others_had_written() {
+    let Some(program) = common::python() else { return };
+    let program = program.arg("/app.py").file("/app.py", BEHIND).request("warm\n");
+    let limit = Duration::from_secs(100);
+    let program = program.time_limit(limit).start_limit(limit);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let dir = tempfile::tempdir().unwrap();
+    let store = Store::create(dir.path().join("store")).unwrap();
+    warm.freeze().unwrap().save(&store, "warm", &SnapshotOptions::default()).unwrap();
+    let frozen = Frozen::load(store.load("warm").unwrap(), &Options::default()).unwrap();
+    for warm in [warm, Warm::thaw(&frozen, &program).unwrap()] {
+        let mut instance = warm.instance();
+        for _ in 0..2 {
+            let ask = |instance: &mut Instance| instance.call(b"go\n").unwrap();
+            assert_eq!(instance.call_pristine(b"go\n").unwrap(), b"1 7 2 2\n");
+            instance.verify().unwrap();
+            assert_eq!(ask(&mut instance), b"1 7 2 2\n");
+            assert_eq!(ask(&mut instance), b"2 7 3 3\n");
+        }
+    }
 }
 
 const POOL: &str = r#"
