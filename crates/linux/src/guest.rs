@@ -48,12 +48,18 @@ pub(crate) struct Guest {
     turn: Instant,
     /// When a call that was answered ends though somebody could go on, if it does.
     pub(crate) rests: Option<Instant>,
+    /// How long it may sleep on before it is taken for a server that waits for its first caller, though somebody beside it is at work.
+    patience: Duration,
 }
+
+/// As long as who starts a server needs to see that it is there.
+const PATIENCE: Duration = Duration::from_secs(2);
 
 impl Guest {
     /// A guest whose first process `body` plays. Those besides it are as `others` has them.
     pub(crate) fn new(body: Body, person: Person, others: Others) -> Self {
-        Self { body, person, others, turn: Instant::now(), rests: None }
+        let (turn, rests) = (Instant::now(), None);
+        Self { body, person, others, turn, rests, patience: PATIENCE }
     }
 
     /// Runs the guest until it waits for the caller, ends, or `deadline` is there.
@@ -316,13 +322,23 @@ impl Guest {
         let until = state.next_moment(now).map(|at| Duration::from_nanos(at - now));
         let left = deadline.saturating_duration_since(Instant::now());
         let lines = &self.person.lines;
-        Ok(match (state.ear(self.person.streams.through), until) {
+        let through = self.person.streams.through;
+        Ok(match (state.ear(through), until) {
+            (Some(Ear::Port), Some(until))
+                if through.is_none() && !self.patience.is_zero() && state.is_underway() =>
+            {
+                let pause = until.min(left).min(self.patience);
+                self.patience -= pause;
+                self.body.process.pause(pause);
+                None
+            }
             (Some(ear), until) => {
                 if self.owes(ear) && lines.is_owed(state) {
                     lines.wait(state, until.map_or(left, |until| until.min(left)));
                     return Ok(None);
                 }
-                if let Some(until) = until.filter(|until| *until < left && self.owes(ear)) {
+                let owes = self.owes(ear) && (ear == Ear::Port || state.may_answer(now));
+                if let Some(until) = until.filter(|until| *until < left && owes) {
                     self.body.process.pause(until);
                     return Ok(None);
                 }

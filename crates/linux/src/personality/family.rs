@@ -326,8 +326,8 @@ impl Family {
     }
 
     /// When alarms ring of processes that are not the current one.
-    pub(super) fn other_alarms(&self) -> impl Iterator<Item = Moment> + '_ {
-        self.others.values().filter_map(|member| member.alarms.next())
+    pub(super) fn other_alarms(&self) -> impl Iterator<Item = (u32, Moment)> + '_ {
+        self.others.iter().filter_map(|(id, member)| Some((*id, member.alarms.next()?)))
     }
 }
 
@@ -479,16 +479,6 @@ impl State {
             state.family.layouts.insert(lender, lent);
         }
         state.count_memory();
-    }
-
-    /// Tells everybody which program the current process runs.
-    pub(crate) fn be_known(&mut self, known: Known) {
-        let thread = self.threads.current_mut();
-        let told = known.name.len().min(thread.name.len() - 1);
-        thread.name = Default::default();
-        thread.name[..told].copy_from_slice(&known.name[..told]);
-        self.family.own.program = known.program;
-        self.family.own.strings = known.strings;
     }
 
     /// The current process, which is not the first, ends: its parent is told, and becomes the current one. Those who use its memory

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
+use super::State;
 use super::control_calls::Traits;
 use super::family::FIRST;
 use super::limits::Limits;
@@ -61,6 +62,18 @@ pub(crate) struct Known {
     /// What it is called, of which 15 bytes are told.
     pub(crate) name: Vec<u8>,
     pub(crate) strings: Strings,
+}
+
+impl State {
+    /// Tells everybody which program the current process runs.
+    pub(crate) fn be_known(&mut self, known: Known) {
+        let thread = self.threads.current_mut();
+        let told = known.name.len().min(thread.name.len() - 1);
+        thread.name = Default::default();
+        thread.name[..told].copy_from_slice(&known.name[..told]);
+        self.family.own.program = known.program;
+        self.family.own.strings = known.strings;
+    }
 }
 
 /// Who a process is.

@@ -1,11 +1,13 @@
 //! What descriptors are ready for, and who may go on: told from the state alone, without a look at the guest's memory.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use serde::{Deserialize, Serialize};
 
 use super::clock_calls::passed;
 use super::sockets::Stage;
 use super::table::{Description, Open};
-use super::threads::{Moment, On, Wait};
+use super::threads::{Moment, On, Thread, Threads, Wait};
 use super::{Person, State, Streams};
 
 // Events, as `poll` and `epoll` name them.
@@ -165,6 +167,12 @@ impl State {
 
     /// Whether somebody waits for what the caller sends to descriptor 0.
     fn awaits_input(&self) -> bool {
+        let mut threads = self.threads.iter().chain(self.family.other_threads());
+        threads.any(|(_, thread)| self.reads_input(thread))
+    }
+
+    /// Whether a thread does.
+    fn reads_input(&self, thread: &Thread) -> bool {
         let is_input = |id: u64| {
             self.table.description(id).is_some_and(|description| match &description.open {
                 Open::Input => true,
@@ -175,11 +183,10 @@ impl State {
                 _ => false,
             })
         };
-        let mut threads = self.threads.iter().chain(self.family.other_threads());
-        threads.any(|(_, thread)| match &thread.wait {
+        match &thread.wait {
             Some(Wait { on: On::Files(list), .. }) => list.iter().any(|(id, _)| is_input(*id)),
             _ => false,
-        })
+        }
     }
 
     /// What a guest whose threads all wait can be called through. Once it was called it is the same again: who answers
@@ -203,6 +210,58 @@ impl State {
         self.table.descriptions().filter_map(port).min().map(|(_, id)| id)
     }
 
+    /// Whether somebody beside those who serve is at work though all wait: whoever starts a server and looks every now and then whether it
+    /// is there, or asks it for something. Who waits for a child is as far as the child is.
+    pub(crate) fn is_underway(&self) -> bool {
+        let works = |wait: &Wait| !matches!(wait.on, On::Children(_) | On::Borrower(_) | On::Stop);
+        let servers = self.servers();
+        self.family.kins().filter(|kin| !servers.contains(&kin.id)).any(|kin| {
+            let mut threads = self.threads_of(kin.id).into_iter().flat_map(Threads::iter);
+            threads.any(|(_, thread)| thread.wait.as_ref().is_none_or(works))
+        })
+    }
+
+    /// Whether something is due by itself after `now` in a process that may still answer what came in: any but those that only serve
+    /// others, which wake up for ever.
+    pub(crate) fn may_answer(&self, now: Moment) -> bool {
+        let servers = self.servers();
+        let reads = |id: u32| {
+            let threads = self.threads_of(id).into_iter().flat_map(Threads::iter);
+            threads.into_iter().any(|(_, thread)| self.reads_input(thread))
+        };
+        if servers.iter().any(|id| reads(*id)) {
+            return self.next_moment(now).is_some();
+        }
+        let others = self.family.kins().filter(|kin| !servers.contains(&kin.id));
+        let threads = others.filter_map(|kin| self.threads_of(kin.id)).flat_map(Threads::iter);
+        let waits = threads.filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
+        let alarms = self.all_alarms().filter(|(id, _)| !servers.contains(id)).map(|(_, at)| at);
+        waits.chain(alarms).chain(self.timers()).any(|at| at > now)
+    }
+
+    /// The processes that listen on a socket, and all that come of them.
+    fn servers(&self) -> BTreeSet<u32> {
+        let own = self.family.own.id;
+        let listens = |id: u64| {
+            self.table.description(id).is_some_and(|description| match &description.open {
+                Open::Socket(socket) => matches!(socket.stage, Stage::Listening(_)),
+                _ => false,
+            })
+        };
+        let mut servers: BTreeSet<u32> = (self.table.parts(own).descriptors.iter())
+            .filter(|(_, _, description, _)| listens(*description))
+            .map(|(process, ..)| *process)
+            .collect();
+        // Their children, whose numbers are higher.
+        let kins: BTreeMap<u32, u32> = self.family.kins().map(|kin| (kin.id, kin.parent)).collect();
+        for (id, parent) in &kins {
+            if servers.contains(parent) {
+                servers.insert(*id);
+            }
+        }
+        servers
+    }
+
     /// The next moment at which something happens by itself, later than `now`.
     pub(crate) fn next_moment(&self, now: Moment) -> Option<Moment> {
         self.moments().filter(|at| *at > now).min()
@@ -216,16 +275,26 @@ impl State {
     fn moments(&self) -> impl Iterator<Item = Moment> + '_ {
         let threads = self.threads.iter().chain(self.family.other_threads());
         let waits = threads.filter_map(|(_, t)| t.wait.as_ref().and_then(|w| w.until));
-        let timers = self.table.descriptions().filter_map(|(_, d)| match &d.open {
+        waits.chain(self.timers()).chain(self.rings_at())
+    }
+
+    /// The moments of timers that descriptors stand for, which are no one process's.
+    fn timers(&self) -> impl Iterator<Item = Moment> + '_ {
+        self.table.descriptions().filter_map(|(_, d)| match &d.open {
             Open::Timer(timer) => timer.at,
             _ => None,
-        });
-        waits.chain(timers).chain(self.rings_at())
+        })
+    }
+
+    /// When the next alarm of each process rings.
+    fn all_alarms(&self) -> impl Iterator<Item = (u32, Moment)> + '_ {
+        let own = self.alarms.next().map(|at| (self.family.own.id, at));
+        own.into_iter().chain(self.family.other_alarms())
     }
 
     /// When the next alarm rings, if one does.
     pub(crate) fn rings_at(&self) -> Option<Moment> {
-        self.alarms.next().into_iter().chain(self.family.other_alarms()).min()
+        self.all_alarms().map(|(_, at)| at).min()
     }
 
     /// Whether nothing but the current thread ever does anything.

@@ -193,3 +193,25 @@ fn the_host_connects_to_what_listens_beside_calls() {
     line.restore(open).unwrap();
     assert_eq!(line.guest_mut().unwrap().exchange(dialed, b"", 100).unwrap().given, b"MORE");
 }
+
+const STARTS_A_SERVER: &str = r#"
+import os, socket, sys, time
+server = socket.create_server(("127.0.0.1", 8000))
+if os.fork() == 0:
+    while True: server.accept()[0].sendall(b"served")
+server.close()
+time.sleep(0.3)
+for line in sys.stdin:
+    print(socket.create_connection(("127.0.0.1", 8000)).recv(9).decode(), line.strip(), flush=True)
+"#;
+
+#[test]
+fn who_starts_a_server_and_waits_for_it_is_called_by_its_input() {
+    let Some(program) = common::python() else { return };
+    let program = limited(program.arg("-c").arg(STARTS_A_SERVER));
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    for _ in 0..2 {
+        assert_eq!(instance.call_pristine(b"one\n").unwrap(), b"served one\n");
+    }
+}

@@ -6,6 +6,7 @@ mod asked;
 mod bomb;
 mod clones;
 mod common;
+mod database;
 mod families;
 mod fifos;
 mod forged;
