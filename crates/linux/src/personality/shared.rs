@@ -46,7 +46,10 @@ impl Share {
 
 /// What shared files held when a process had all of it, but for parts that were behind even then. Of other files it may have anything.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Absorbed(Arc<BTreeMap<Node, (FileBytes, Vec<Range<u64>>)>>);
+pub(crate) struct Absorbed(Arc<BTreeMap<Node, Known>>);
+
+/// What a file held, and the parts that were behind.
+type Known = (FileBytes, Vec<Range<u64>>);
 
 /// In which parts a process may have other bytes than shared files.
 pub(crate) type Behind = BTreeMap<Node, Vec<Range<u64>>>;
