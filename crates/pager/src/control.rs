@@ -62,14 +62,13 @@ impl Control {
 
     /// Closes the memory: every later access gets SIGSEGV. Safe in a signal handler.
     fn close(&self, cause: u32) {
-        let first =
-            self.failed.compare_exchange(0, cause, Ordering::AcqRel, Ordering::Acquire).is_ok();
-        // Nobody may see a page that the filler did not finish, so access ends before anything else
+        let _ = self.failed.compare_exchange(0, cause, Ordering::AcqRel, Ordering::Acquire);
+        // Who comes second does it as well, for the first may not be through yet. Nobody may see a page that the filler did not finish, so access ends before anything else
         // does. If even that fails, missing pages go on raising SIGBUS, and nobody handles it.
         let protect = |(target, range): &(Arc<Reservation>, PageRange)| {
             target.protect(*range, Protection::None).is_ok()
         };
-        if first && self.target.as_ref().is_none_or(protect) {
+        if !self.is_closed() && self.target.as_ref().is_none_or(protect) {
             self.closed.store(true, Ordering::Release);
         }
         self.stop.store(true, Ordering::Release);
@@ -173,6 +172,32 @@ impl Drop for Guard<'_> {
     fn drop(&mut self) {
         if let Some(control) = self.0 {
             control.fail_ended();
+        }
+    }
+}
+
+#[cfg(all(test, not(miri)))]
+mod tests {
+    use super::*;
+
+    /// Whoever has met a page that is gone may retry at once, though another thread met one first and is not done.
+    #[test]
+    fn whoever_closes_the_memory_finds_it_closed() {
+        for _ in 0..300 {
+            let memory = Arc::new(Reservation::new(512).unwrap());
+            let range = PageRange::new(0, 512);
+            memory.map_anonymous(range, Protection::ReadWrite).unwrap();
+            let control = Control::new(Some((memory, range)), Duration::from_secs(1));
+            let start = std::sync::Barrier::new(4);
+            std::thread::scope(|scope| {
+                for _ in 0..4 {
+                    scope.spawn(|| {
+                        start.wait();
+                        control.fail_cut();
+                        assert!(control.is_closed());
+                    });
+                }
+            });
         }
     }
 }
