@@ -47,7 +47,9 @@ const CALLS: &str = "accept accept4 access alarm arch_prctl bind brk chdir chmod
     set_robust_list set_tid_address setitimer setpgid setpgrp setsid setsockopt shutdown sigaction sigaltstack sighold signal \
     sigpending sigprocmask sigrelse sigsuspend sigtimedwait sigwait sigwaitinfo socket socketpair stat statfs statx symlink \
     symlinkat sysinfo tgkill time timerfd times tkill truncate umask uname unlink unlinkat utime utimensat utimes vfork wait \
-    wait4 waitid waitpid write writev";
+    wait4 waitid waitpid write writev \
+    capget copy_file_range inotify pidfd_open pidfd_send_signal recvmmsg sendfile sendmmsg setrlimit signalfd signalfd4 \
+    timer_create timer_delete timer_getoverrun timer_gettime timer_settime ipc/shmat ipc/shmctl ipc/shmdt ipc/shmget";
 
 /// What came of a case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -173,7 +175,9 @@ fn cases(folder: &Path, calls: &[&str]) -> Result<Vec<Case>> {
             homes.insert(entry?.file_name().to_string_lossy().into_owned(), *call);
         }
     }
-    let list = fs::read_to_string(folder.join("runtest/syscalls"))?;
+    let list = ["runtest/syscalls", "runtest/syscalls-ipc"]
+        .map(|list| fs::read_to_string(folder.join(list)));
+    let list = list.into_iter().collect::<Result<String, _>>()?;
     let case = |line: &str| {
         let mut words = line.split_whitespace().map(str::to_owned);
         let (name, words): (_, Vec<_>) = (words.next()?, words.collect());
