@@ -55,9 +55,9 @@ Commands:
   soak --server [--seconds N]
                          Keep three servers under load, 60 s unless said otherwise, while guests trap, run over
                          their time and grow, and hosts are drained and killed.
-  registry-guests        Build the handlers of HTTP that componentize-js and componentize-py make of
+  registry-guests        Build what componentize-js, componentize-py, AssemblyScript, Go and TinyGo make of
                          guests/registry, and install CPython with numpy and pandas as a module: downloads
-                         200 MB and more, and takes some minutes.
+                         600 MB and more, and takes some minutes.
   release [TARGET]       Build the archive of the command that a release has, into
                          target/release-archives.
   test                   Check format, lints and documentation, build the guests and the programs that

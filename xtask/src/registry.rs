@@ -1,9 +1,9 @@
 //! Guests out of registries. Handlers of `wasi:http` that the tools of other languages build from sources of ours:
 //! `target/guests/js-http.wasm` by componentize-js and `target/guests/py-http.wasm` by componentize-py, each in one version from
 //! its registry; `target/guests/warehouse.wasm`, a module by AssemblyScript's compiler; `target/guests/ledger.wasm`, one by Go's own, of
-//! the version that there is. And CPython with numpy and pandas as PyPI has it, in `target/guests/python`.
+//! the version that there is, and `target/guests/tiny-ledger.wasm` by TinyGo of the same source. And CPython with numpy and pandas as PyPI has it, in `target/guests/python`.
 //!
-//! A command of its own: the tools are 400 MiB, CPython is 250, and both take a minute and more. Tests and benchmarks that want the
+//! A command of its own: the tools are a gigabyte, CPython is 250 MiB, and both take a minute and more. Tests and benchmarks that want the
 //! handlers are left out, loudly, where they are not built.
 
 use std::fs;
@@ -30,11 +30,13 @@ enum Makes {
 struct Guest {
     /// What its file in `target/guests` is called.
     name: &'static str,
-    /// Its source in `guests/registry`.
-    source: &'static str,
+    /// Its source in `guests/registry`, and what else the build reads there.
+    sources: &'static [&'static str],
     /// The tool, as its registry names it.
     package: &'static str,
     needs: &'static [&'static str],
+    /// What the tool takes of the distribution: files, and the packages that have them.
+    packaged: &'static [(&'static str, &'static str)],
     /// Installs the package, its argument, in the folder `$0`.
     install: &'static str,
     /// Builds `$1`, in its folder, to `$3` with the tool in `$0`; a handler in the world of `$2`.
@@ -49,21 +51,35 @@ const NPM: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && \
 /// Go brings its own library; what it compiles goes into the tool's folder.
 const GO: &str = "mkdir -p \"$0\"";
 
-const ALL: [Guest; 4] = [
+/// The proxy has TinyGo without its submodules: without the C library, for which Rust's stands in, without the built-ins of
+/// compilers, likewise, and without a library of sockets. Its goroutines need a pass of binaryen's.
+const TINYGO: &str = "rm -rf \"$0\" && mkdir -p \"$0\" && cd \"$0\" && \
+    printf 'module tool\n\nrequire %s\n' \"$(echo \"$1\" | tr @ ' ')\" >go.mod && \
+    GOTOOLCHAIN=go1.25.5 GOMODCACHE=\"$0/modules\" GOCACHE=\"$0/objects\" GOFLAGS='-mod=mod -modcacherw' \
+        sh -c 'go build -buildvcs=false -tags llvm19 -o tinygo \"$0\" && go env GOROOT >go' \"${1%@*}\" && \
+    mkdir -p \"modules/$1/src/net\" && \
+    cp \"$(rustc --print sysroot)\"/lib/rustlib/wasm32-wasip1/lib/self-contained/libc.a \"modules/$1/lib/\" && \
+    cp \"$(rustc --print sysroot)\"/lib/rustlib/wasm32-wasip1/lib/libcompiler_builtins-*.rlib \"modules/$1/lib/builtins.a\" && \
+    npm install --silent --no-audit --no-fund --prefix \"$0\" binaryen@130.0.0 && \
+    rm -rf objects";
+
+const ALL: [Guest; 5] = [
     Guest {
         name: "js-http",
-        source: "handler.js",
+        sources: &["handler.js"],
         package: "@bytecodealliance/componentize-js@0.23.0",
         needs: &["node", "npm"],
+        packaged: &[],
         install: NPM,
         build: "\"$0/node_modules/.bin/componentize-js\" \"$1\" --wit \"$2\" --world-name handler --out \"$3\"",
         makes: Makes::Handler("0.2.10"),
     },
     Guest {
         name: "py-http",
-        source: "handler.py",
+        sources: &["handler.py"],
         package: "componentize-py==0.25.1",
         needs: &["python3"],
+        packaged: &[],
         install: tools::PIP,
         build: "\"$0/bin/componentize-py\" --wit-path \"$2\" --world handler componentize \
             --output \"$3\" \"$(basename \"$1\" .py)\"",
@@ -71,25 +87,48 @@ const ALL: [Guest; 4] = [
     },
     Guest {
         name: "warehouse",
-        source: "warehouse.ts",
+        sources: &["warehouse.ts"],
         package: "assemblyscript@0.28.20",
         needs: &["node", "npm"],
+        packaged: &[],
         install: NPM,
         build: "\"$0/node_modules/.bin/asc\" \"$1\" -O --runtime incremental --outFile \"$3\"",
         makes: Makes::Module(&["warm", "handle", "memory"]),
     },
     Guest {
         name: "ledger",
-        source: "ledger.go",
+        sources: &["ledger.go"],
         // Of 1.24 on, which exports functions.
         package: "go",
         needs: &["go"],
+        packaged: &[],
         install: GO,
         build: "GOOS=wasip1 GOARCH=wasm GO111MODULE=off GOTOOLCHAIN=local GOCACHE=\"$0/objects\" \
             go build -trimpath -buildmode=c-shared -o \"$3\" \"$1\"",
-        makes: Makes::Module(&["warm", "afresh_buffer", "handle", "afresh_reseed", "memory"]),
+        makes: LEDGER,
+    },
+    Guest {
+        name: "tiny-ledger",
+        sources: &["ledger.go", "tinygo.json"],
+        package: "github.com/tinygo-org/tinygo@v0.39.0",
+        needs: &["go", "node", "npm"],
+        packaged: &[
+            ("/usr/lib/llvm-19/bin/clang", "clang-19"),
+            ("/usr/lib/llvm-19/bin/wasm-ld", "lld-19"),
+            ("/usr/lib/llvm-19/include/llvm-c/Core.h", "llvm-19-dev"),
+            ("/usr/lib/llvm-19/include/clang-c/Index.h", "libclang-19-dev"),
+        ],
+        install: TINYGO,
+        build: "root=$(echo \"$0\"/modules/github.com/tinygo-org/tinygo@*) && go=$(cat \"$0/go\") && \
+            TINYGOROOT=$root GOROOT=$go PATH=$go/bin:$PATH WASMOPT=\"$0/node_modules/.bin/wasm-opt\" \
+            GO111MODULE=off GOTOOLCHAIN=local GOCACHE=\"$0/objects\" \
+            \"$0/tinygo\" build -target \"${1%/*}/tinygo.json\" -buildmode=c-shared -o \"$3\" \"$1\"",
+        makes: LEDGER,
     },
 ];
+
+const LEDGER: Makes =
+    Makes::Module(&["warm", "afresh_buffer", "handle", "afresh_reseed", "memory"]);
 
 /// The version of WASI that the interfaces come in.
 const WASI: &str = "0.2.12";
@@ -147,13 +186,14 @@ impl Guest {
     fn build(&self) -> Result<()> {
         let repository = host::repository();
         let file = host::target_folder().join("guests").join(self.name).with_extension("wasm");
-        let source = repository.join("guests/registry").join(self.source);
+        let sources: Vec<_> =
+            self.sources.iter().map(|one| repository.join("guests/registry").join(one)).collect();
+        let source = &sources[0];
         let (wasi, kind) = match self.makes {
             Makes::Handler(wasi) => (wasi, Kind::Component),
             Makes::Module(_) => ("", Kind::Module),
         };
-        let digest =
-            stamp::digest(std::slice::from_ref(&source), &[self.package, self.build, wasi])?;
+        let digest = stamp::digest(&sources, &[self.package, self.build, wasi])?;
         if stamp::is_current(&file, &digest) {
             println!("guest {}: unchanged", self.name);
             return Ok(());
@@ -161,8 +201,17 @@ impl Guest {
         if let Some(missing) = self.needs.iter().find(|program| find(program).is_none()) {
             bail!("the guest {} needs {missing}, which is not there", self.name);
         }
+        let absent = self.packaged.iter().filter(|(file, _)| !Path::new(file).exists());
+        let missing: Vec<_> = absent.map(|(_, package)| *package).collect();
+        if !missing.is_empty() {
+            host::apt_install(&missing)
+                .with_context(|| format!("the guest {} needs them", self.name))?;
+        }
         let tool = tools::of_registry(self.package);
         if !tool.join("installed").is_file() {
+            if self.install == TINYGO {
+                host::rust_target("wasm32-wasip1")?;
+            }
             run(Command::new("sh").args(["-c", self.install]).arg(&tool).arg(self.package))?;
             fs::write(tool.join("installed"), "")?;
         }
@@ -176,7 +225,7 @@ impl Guest {
         let mut build = Command::new("sh");
         build.current_dir(source.parent().unwrap_or(&repository)).args(["-c", self.build]);
         build.env("PYTHONDONTWRITEBYTECODE", "1");
-        run(build.arg(&tool).arg(&source).arg(&world).arg(&fresh))
+        run(build.arg(&tool).arg(source).arg(&world).arg(&fresh))
             .with_context(|| format!("cannot build the guest {}", self.name))?;
         wasm::check(&fs::read(&fresh)?, kind, &exports)
             .with_context(|| format!("the guest {} did not build as expected", self.name))?;

@@ -34,10 +34,20 @@ fn assembly_script_starts_every_call_from_its_warm_heap() {
 #[test]
 fn go_starts_every_call_from_its_warm_heap_with_its_goroutine_where_it_was() {
     let Some(wasm) = built("ledger.wasm") else { return };
+    keeps_its_books(&wasm);
+}
+
+#[test]
+fn tinygo_starts_every_call_from_its_warm_heap_with_its_goroutine_where_it_was() {
+    let Some(wasm) = built("tiny-ledger.wasm") else { return };
+    keeps_its_books(&wasm);
+}
+
+fn keeps_its_books(wasm: &[u8]) {
     for mode in [Mode::Reset, Mode::Fresh] {
         let engine = Engine::new(EngineConfig::default()).unwrap();
         let options = GuestOptions { mode, ..GuestOptions::default() };
-        let guest = Guest::with_options(&engine, &wasm, options).unwrap();
+        let guest = Guest::with_options(&engine, wasm, options).unwrap();
         let warm = guest.warm(WarmUp::new().call("warm", &[])).unwrap();
         let handle = warm.bytes_entry("handle").unwrap();
         let mut drawn = Vec::new();
