@@ -57,7 +57,7 @@ Commands:
                          their time and grow, and hosts are drained and killed.
   registry-guests        Build what componentize-js, componentize-py, AssemblyScript, Go and TinyGo make of
                          guests/registry, and install CPython with numpy and pandas as a module: downloads
-                         600 MB and more, and takes some minutes.
+                         hundreds of MB, and takes some minutes.
   release [TARGET]       Build the archive of the command that a release has, into
                          target/release-archives.
   test                   Check format, lints and documentation, build the guests and the programs that

@@ -29,6 +29,7 @@ mod analysis;
 mod bake;
 mod component;
 mod convert;
+mod direct;
 mod effects;
 mod emit;
 pub mod extism;
@@ -57,6 +58,7 @@ pub use component::{
     bake_component, open_component, prepare_component,
 };
 pub use convert::ConvertError;
+pub use direct::direct_calls;
 pub use link::{LinkError, link, link_over};
 pub use nesting::Way;
 pub use prepare::{

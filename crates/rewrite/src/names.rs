@@ -25,6 +25,9 @@ const LIBRARY: &str = "library:";
 /// The prefix of every added export.
 pub const PREFIX: &str = "afresh:";
 
+/// What a module of a component's imports the table of a shim's from ([`crate::direct_calls`]).
+pub(crate) const SHIM: &str = "afresh:shim";
+
 /// `(func (result i32))`: stores the present state as the one to come back to. 0 is success;
 /// any other value means that a shadow table could not grow, and nothing may be restored.
 pub const SAVE: &str = "afresh:save";

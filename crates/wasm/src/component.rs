@@ -12,7 +12,7 @@ use afresh_memory::{ImageBuilder, PAGE_SIZE, page_align_up};
 use afresh_pool::{Budget, Held, Pool, PoolStats};
 use afresh_rewrite::{
     AnalyzeError, DataSegment, MARK_BYTES, NestedModule, PreparedComponent, Roots, WarmState,
-    prepare_component,
+    direct_calls, prepare_component,
 };
 use afresh_sys::planted::{Bug, is};
 use wasmtime::component::{Component, InstancePre, Linker};
@@ -113,6 +113,11 @@ pub(crate) fn compile(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadErr
     let component = compile()?;
     cache.keep_component(&key, &component);
     Ok(component)
+}
+
+/// As [`compile`], what leases are made of.
+fn compile_direct(engine: &Engine, wasm: &[u8]) -> Result<Component, LoadError> {
+    compile(engine, &direct_calls(wasm))
 }
 
 /// A memory that one of the component's modules defines.
@@ -223,7 +228,9 @@ impl WarmComponent {
             _ => prepared.component,
         };
         let program = Program::new(engine, guest.wasm.clone());
-        let pre = linker.instantiate_pre(&compile(engine, &component)?).map_err(LoadError::Link)?;
+        let pre = linker
+            .instantiate_pre(&compile_direct(engine, &component)?)
+            .map_err(LoadError::Link)?;
         Self::finish(guest, pre, memories, stores, program, state, why_cold).await
     }
 
@@ -256,7 +263,8 @@ impl WarmComponent {
         if warm.iter().any(|m| m.bytes < m.shape.minimum) {
             return Err(bad("a memory is smaller than the component declares it"));
         }
-        let component = compile(engine, &nested::baked(&wasm, state)?).map_err(WarmError::from)?;
+        let component =
+            compile_direct(engine, &nested::baked(&wasm, state)?).map_err(WarmError::from)?;
         let pre = outline
             .linker
             .instantiate_pre(&component)

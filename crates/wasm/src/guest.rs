@@ -251,11 +251,12 @@ impl GuestOptions {
                     p3::filesystem::add_to_linker(&mut linker)?;
                 }
             }
+            linker.allow_shadowing(true);
+            crate::preview2::link_io(&mut linker, self.asynchronous)?;
             if self.wasi.files.is_some() {
-                linker.allow_shadowing(true);
                 crate::preview2::link(&mut linker, self.asynchronous)?;
-                linker.allow_shadowing(false);
             }
+            linker.allow_shadowing(false);
             match &self.imports.component {
                 Some(link) => {
                     linker.allow_shadowing(true);

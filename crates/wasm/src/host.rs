@@ -1,7 +1,8 @@
 //! Host state: what a call owns besides the guest's own memory. Made new for every call.
 //!
 //! The WASI context is built when a call first uses WASI, so that calls which do not use it pay nothing,
-//! and is dropped when the call's lease is.
+//! and is dropped when the call's lease is. The table of a component's resources is apart from it: streams, and what
+//! embedders make of them, need nothing else.
 
 use std::any::Any;
 use std::sync::{Arc, OnceLock};
@@ -107,7 +108,7 @@ impl Wasi {
 enum Context {
     None,
     P1(Box<WasiP1Ctx>),
-    P2(Box<(WasiCtx, ResourceTable)>),
+    P2(Box<WasiCtx>),
 }
 
 type Make = dyn Fn() -> Box<dyn Any + Send> + Send + Sync;
@@ -181,6 +182,8 @@ pub struct Host {
     /// Why WASI could not give this call what it was to give.
     failure: Option<String>,
     context: Context,
+    /// The resources of a component, once it has any.
+    table: Option<ResourceTable>,
     /// The files that this store starts from, where it is a session's or a lease has its own.
     start: Option<Files>,
     /// Its files, once they were asked for.
@@ -215,6 +218,7 @@ impl Host {
             own: None,
             failure: None,
             context: Context::None,
+            table: None,
             start: None,
             live: None,
             stdout: None,
@@ -238,6 +242,9 @@ impl Host {
             self.stderr = None;
             self.failure = None;
         }
+        if self.table.is_some() {
+            self.table = None;
+        }
         if self.live.is_some() {
             self.live = None;
         }
@@ -258,6 +265,7 @@ impl Host {
     /// Whether nothing of a call is here.
     pub(crate) fn is_clear(&self) -> bool {
         matches!(self.context, Context::None)
+            && self.table.is_none()
             && self.live.is_none()
             && self.start.is_none()
             && self.stdout.is_none()
@@ -356,12 +364,14 @@ impl Host {
     pub fn state_and_table<T: 'static>(&mut self) -> (&mut T, &mut ResourceTable) {
         // Both are made when they are first asked for.
         self.state::<T>();
-        self.ctx();
         let state = self.state.as_mut().and_then(|state| state.downcast_mut());
-        match (state, &mut self.context) {
-            (Some(state), Context::P2(context)) => (state, &mut context.1),
-            _ => unreachable!("just made"),
-        }
+        let Some(state) = state else { unreachable!("just made") };
+        (state, self.table.get_or_insert_default())
+    }
+
+    /// The table of a component's resources.
+    pub(crate) fn table(&mut self) -> &mut ResourceTable {
+        self.table.get_or_insert_default()
     }
 
     /// What the call wrote to standard output so far, when captured.
@@ -440,6 +450,7 @@ impl Host {
     /// Exchanges what WASI holds, descriptors and streams.
     pub(crate) fn swap_wasi(&mut self, other: &mut Self) {
         std::mem::swap(&mut self.context, &mut other.context);
+        std::mem::swap(&mut self.table, &mut other.table);
         std::mem::swap(&mut self.stdout, &mut other.stdout);
         std::mem::swap(&mut self.stderr, &mut other.stderr);
     }
@@ -497,11 +508,11 @@ impl Host {
 impl WasiView for Host {
     fn ctx(&mut self) -> WasiCtxView<'_> {
         if !matches!(self.context, Context::P2(_)) {
-            let context = self.builder().build();
-            self.context = Context::P2(Box::new((context, ResourceTable::new())));
+            self.context = Context::P2(Box::new(self.builder().build()));
         }
+        let table = self.table.get_or_insert_default();
         match &mut self.context {
-            Context::P2(context) => WasiCtxView { ctx: &mut context.0, table: &mut context.1 },
+            Context::P2(ctx) => WasiCtxView { ctx, table },
             _ => unreachable!("just built"),
         }
     }

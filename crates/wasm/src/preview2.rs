@@ -9,9 +9,9 @@ mod descriptor;
 mod streams;
 
 use wasmtime::component::{HasData, Linker, Resource, ResourceTable};
-use wasmtime_wasi::WasiView;
 use wasmtime_wasi::p2::bindings::filesystem::{preopens, types};
 use wasmtime_wasi::p2::bindings::sync::filesystem as sync;
+use wasmtime_wasi::p2::bindings::{io, sync::io as sync_io};
 use wasmtime_wasi::p2::{DynInputStream, DynOutputStream, FsError, FsResult};
 
 use crate::files::Live;
@@ -32,7 +32,28 @@ impl HasData for HasFiles {
 
 fn view(host: &mut Host) -> View<'_> {
     let files = host.live_or_empty();
-    View { files, table: host.ctx().table }
+    View { files, table: host.table() }
+}
+
+struct HasTable;
+
+impl HasData for HasTable {
+    type Data<'a> = &'a mut ResourceTable;
+}
+
+/// Puts functions of `wasi:io` that need no context in place of wasmtime-wasi's, which would have one built for each.
+pub(crate) fn link_io(linker: &mut Linker<Host>, waits: bool) -> wasmtime::Result<()> {
+    io::error::add_to_linker::<Host, HasTable>(linker, Host::table)?;
+    match waits {
+        true => {
+            io::poll::add_to_linker::<Host, HasTable>(linker, Host::table)?;
+            io::streams::add_to_linker::<Host, HasTable>(linker, Host::table)
+        }
+        false => {
+            sync_io::poll::add_to_linker::<Host, HasTable>(linker, Host::table)?;
+            sync_io::streams::add_to_linker::<Host, HasTable>(linker, Host::table)
+        }
+    }
 }
 
 /// Puts the functions for guests with a tree in place of wasmtime-wasi's.

@@ -3,6 +3,7 @@
 mod baked;
 mod common;
 mod data;
+mod direct;
 mod linked;
 mod random;
 mod reset;

@@ -331,3 +331,35 @@ mod bindings {
         }
     }
 }
+
+/// A resource of the embedder's.
+struct Ticket;
+
+#[test]
+fn resources_of_a_call_are_in_no_other_ones_table() {
+    const WASM: &str = r#"(module
+        (import "host" "issue" (func $issue (result i32)))
+        (func (export "issue") (result i32) (call $issue)))"#;
+    let engine = Engine::new(EngineConfig::default()).unwrap();
+    for mode in MODES {
+        let imports = Imports::new(|linker: &mut Linker<Host>| {
+            linker.func_wrap("host", "issue", |mut caller: Caller<'_, Host>| {
+                let (_, table) = caller.data_mut().state_and_table::<Request>();
+                Ok(table.push(Ticket)?.rep())
+            })?;
+            Ok(())
+        });
+        let options = GuestOptions { imports, ..options(mode) };
+        let wasm = wat::parse_str(WASM).unwrap();
+        let warm =
+            Guest::with_options(&engine, &wasm, options).unwrap().warm(WarmUp::new()).unwrap();
+        let issue = warm.entry::<(), u32>("issue").unwrap();
+        let numbers = || {
+            let mut lease = warm.lease().unwrap();
+            [lease.invoke(&issue, ()).unwrap(), lease.invoke(&issue, ()).unwrap()]
+        };
+        let first = numbers();
+        assert_ne!(first[0], first[1], "{mode:?}");
+        assert_eq!(numbers(), first, "{mode:?}");
+    }
+}

@@ -1,0 +1,476 @@
+//! Calls that go through a component's shim, taken into the module that makes them.
+//!
+//! A function that a component imports and that needs the caller's memory cannot be there before the caller is. So the
+//! tools that make components have a first module, the shim, whose functions call through a table, and a last one that fills the table. Engines
+//! look up each of the shim's functions for each new instance, which is a tenth of what such an instance costs. Here the module
+//! that imports such functions gets them as functions of its own, over the shim's table.
+//!
+//! What it promises: each call arrives where it did, and traps where it did; no index of the component's changes, and
+//! whatever is not of exactly that form stays as it is, byte for byte. What may break it: a shim of another form, which is
+//! then left alone.
+
+use std::collections::BTreeMap;
+use std::convert::Infallible;
+
+use wasm_encoder::reencode::{Error, Reencode, utils};
+use wasm_encoder::{
+    CodeSection, EntityType, ExportKind, Function, FunctionSection, ImportSection, InstanceSection,
+    Module, ModuleArg, TableType,
+};
+use wasmparser::{
+    BinaryReader, CanonicalFunction, ComponentAlias, ComponentAliasSectionReader,
+    ComponentCanonicalSectionReader, ComponentImportSectionReader, ComponentOuterAliasKind,
+    ComponentTypeRef, CompositeInnerType, CustomSectionReader, ExternalKind, Instance,
+    InstanceSectionReader, KnownCustom, Operator, Parser, Payload, TypeRef,
+};
+
+use crate::component::{COMPONENT, CORE_MODULE, PrepareComponentError, each_section};
+use crate::names::SHIM;
+
+/// Section ids of the component format.
+const CORE_INSTANCE: u8 = 2;
+const ALIAS: u8 = 6;
+const CANON: u8 = 8;
+const IMPORT: u8 = 10;
+
+/// Modules with more bytes than this stay as they are: to write them anew takes longer than is gained, for their guests have
+/// more to do.
+const MOST: usize = 1 << 20;
+
+/// The component, with calls through shims made by the modules themselves, where that is possible.
+#[must_use]
+pub fn direct_calls(component: &[u8]) -> Vec<u8> {
+    level(component, 0).unwrap_or_else(|_| component.to_vec())
+}
+
+/// One component, `depth` deep.
+fn level(wasm: &[u8], depth: u32) -> Result<Vec<u8>, PrepareComponentError> {
+    let plan = Level::read(wasm, depth)?.plan();
+    let (mut module, mut instance) = (0, 0);
+    each_section(wasm, depth, &mut |id, contents| match id {
+        CORE_MODULE => {
+            module += 1;
+            Ok(plan.modules.get(&(module - 1)).cloned())
+        }
+        CORE_INSTANCE => {
+            let first = instance;
+            let section = InstanceSectionReader::new(BinaryReader::new(contents, 0))?;
+            instance += section.count() as usize;
+            let touched = plan.arguments.range(first..instance).next().is_some();
+            touched.then(|| instances(section, first, &plan)).transpose()
+        }
+        COMPONENT => level(contents, depth + 1).map(Some),
+        _ => Ok(None),
+    })
+}
+
+/// A section of core instances, with the shims that they are to be given.
+fn instances(
+    section: InstanceSectionReader<'_>,
+    first: usize,
+    plan: &Plan,
+) -> Result<Vec<u8>, PrepareComponentError> {
+    let mut written = InstanceSection::new();
+    for (index, instance) in (first..).zip(section) {
+        match instance? {
+            Instance::Instantiate { module_index, args } => {
+                let more = plan.arguments.get(&index).map(|shim| (SHIM, *shim));
+                let args = args.iter().map(|arg| (arg.name, arg.index)).chain(more);
+                let args: Vec<_> =
+                    args.map(|(name, index)| (name, ModuleArg::Instance(index))).collect();
+                written.instantiate(module_index, args);
+            }
+            Instance::FromExports(exports) => {
+                let exports: Vec<_> = exports
+                    .iter()
+                    .map(|export| (export.name, ExportKind::from(export.kind), export.index))
+                    .collect();
+                written.export_items(exports);
+            }
+        }
+    }
+    // Without the length that an encoder puts before a section's contents.
+    let mut bytes = Vec::new();
+    wasm_encoder::Encode::encode(&written, &mut bytes);
+    let mut reader = BinaryReader::new(&bytes, 0);
+    let size = reader.read_var_u32()?;
+    Ok(reader.read_bytes(size as usize)?.to_vec())
+}
+
+/// What becomes of the modules and instances of one component.
+#[derive(Default)]
+struct Plan {
+    modules: BTreeMap<usize, Vec<u8>>,
+    /// By core instance, the shim that it is given.
+    arguments: BTreeMap<usize, u32>,
+}
+
+/// A core instance: of a module with arguments, or a bag of functions by name.
+enum Made<'a> {
+    Of(u32, Vec<(&'a str, u32)>),
+    Bag(BTreeMap<&'a str, u32>),
+}
+
+/// The index spaces of one component.
+#[derive(Default)]
+struct Level<'a> {
+    /// None for those from elsewhere.
+    modules: Vec<Option<&'a [u8]>>,
+    instances: Vec<Made<'a>>,
+    /// Which export of which instance it is, if any.
+    functions: Vec<Option<(u32, &'a str)>>,
+}
+
+impl<'a> Level<'a> {
+    fn read(wasm: &'a [u8], depth: u32) -> Result<Self, PrepareComponentError> {
+        let mut this = Self::default();
+        let mut sections = Vec::new();
+        each_section(wasm, depth, &mut |id, contents| {
+            let start = contents.as_ptr() as usize - wasm.as_ptr() as usize;
+            sections.push((id, start..start + contents.len()));
+            Ok(None)
+        })?;
+        for (id, range) in sections {
+            this.section(id, &wasm[range])?;
+        }
+        Ok(this)
+    }
+
+    fn section(&mut self, id: u8, contents: &'a [u8]) -> wasmparser::Result<()> {
+        let reader = BinaryReader::new(contents, 0);
+        match id {
+            CORE_MODULE => self.modules.push(Some(contents)),
+            CORE_INSTANCE => {
+                for instance in InstanceSectionReader::new(reader)? {
+                    self.instances.push(match instance? {
+                        Instance::Instantiate { module_index, args } => Made::Of(
+                            module_index,
+                            args.iter().map(|arg| (arg.name, arg.index)).collect(),
+                        ),
+                        Instance::FromExports(exports) => {
+                            let functions =
+                                exports.iter().filter(|export| export.kind == ExternalKind::Func);
+                            Made::Bag(functions.map(|one| (one.name, one.index)).collect())
+                        }
+                    });
+                }
+            }
+            ALIAS => {
+                for alias in ComponentAliasSectionReader::new(reader)? {
+                    match alias? {
+                        ComponentAlias::CoreInstanceExport {
+                            kind: ExternalKind::Func,
+                            instance_index,
+                            name,
+                        } => self.functions.push(Some((instance_index, name))),
+                        ComponentAlias::Outer {
+                            kind: ComponentOuterAliasKind::CoreModule, ..
+                        } => self.modules.push(None),
+                        ComponentAlias::InstanceExport {
+                            kind: wasmparser::ComponentExternalKind::Module,
+                            ..
+                        } => self.modules.push(None),
+                        _ => {}
+                    }
+                }
+            }
+            CANON => {
+                for function in ComponentCanonicalSectionReader::new(reader)? {
+                    if !matches!(function?, CanonicalFunction::Lift { .. }) {
+                        self.functions.push(None);
+                    }
+                }
+            }
+            IMPORT => {
+                for import in ComponentImportSectionReader::new(reader)? {
+                    if let ComponentTypeRef::Module(_) = import?.ty {
+                        self.modules.push(None);
+                    }
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn plan(&self) -> Plan {
+        let mut plan = Plan::default();
+        // A module that comes from elsewhere, or more than once, stays as it is.
+        let of = |module: u32| {
+            let instances = self.instances.iter().enumerate();
+            let mut instances =
+                instances.filter(|(_, made)| matches!(made, Made::Of(of, _) if *of == module));
+            instances.next().filter(|_| instances.next().is_none())
+        };
+        let here = self.modules.iter().all(Option::is_some);
+        for (module, contents) in self.modules.iter().enumerate().filter(|_| here) {
+            let (Some(contents), Some((instance, Made::Of(_, args)))) =
+                (contents, of(module as u32))
+            else {
+                continue;
+            };
+            if contents.len() > MOST || args.iter().any(|(name, _)| *name == SHIM) {
+                continue;
+            }
+            if let Some((rewritten, shim)) = self.absorbed(contents, args) {
+                plan.modules.insert(module, rewritten);
+                plan.arguments.insert(instance, shim);
+            }
+        }
+        plan
+    }
+
+    /// The module with a shim's functions for its own, and that shim's instance; none where it calls none.
+    fn absorbed(&self, wasm: &[u8], args: &[(&str, u32)]) -> Option<(Vec<u8>, u32)> {
+        // What an import is, if it is a core instance's export.
+        let source = |module: &str, name: &str| {
+            let (_, instance) = args.iter().find(|(argument, _)| *argument == module)?;
+            match self.instances.get(*instance as usize)? {
+                Made::Bag(functions) => *self.functions.get(*functions.get(name)? as usize)?,
+                Made::Of(..) => None,
+            }
+        };
+        let mut imports = Imports::default();
+        let mut shim: Option<(u32, Shim<'_>)> = None;
+        for payload in Parser::new(0).parse_all(wasm) {
+            match payload.ok()? {
+                Payload::ImportSection(section) => {
+                    for import in section.into_imports() {
+                        let import = import.ok()?;
+                        let TypeRef::Func(ty) = import.ty else {
+                            imports.tables += u32::from(matches!(import.ty, TypeRef::Table(_)));
+                            continue;
+                        };
+                        let taken = source(import.module, import.name).and_then(|(from, name)| {
+                            if shim.is_none() {
+                                let Made::Of(module, _) = self.instances.get(from as usize)? else {
+                                    return None;
+                                };
+                                shim = Some((
+                                    from,
+                                    Shim::read((*self.modules.get(*module as usize)?)?)?,
+                                ));
+                            }
+                            let (instance, shim) = shim.as_ref()?;
+                            let slot = *shim.functions.get(name).filter(|_| *instance == from)?;
+                            Some(Taken { ty, params: slot.params, slot: slot.at })
+                        });
+                        imports.functions.push(taken);
+                    }
+                }
+                Payload::FunctionSection(section) => imports.defined = section.count(),
+                _ => {}
+            }
+        }
+        let (instance, shim) = shim?;
+        if imports.defined == 0 || imports.functions.iter().all(Option::is_none) {
+            return None;
+        }
+        let mut module = Module::new();
+        let mut absorbing = Absorbing { imports, shim };
+        absorbing.parse_core_module(&mut module, Parser::new(0), wasm).ok()?;
+        Some((module.finish(), instance))
+    }
+}
+
+/// A function of a shim's.
+#[derive(Clone, Copy)]
+struct Slot {
+    params: u32,
+    /// Its place in the table.
+    at: i32,
+}
+
+/// A module whose exported functions do nothing but call through its one table, which it exports.
+struct Shim<'a> {
+    table: &'a str,
+    ty: wasmparser::TableType,
+    functions: BTreeMap<&'a str, Slot>,
+}
+
+impl<'a> Shim<'a> {
+    /// None of a module of any other form.
+    fn read(wasm: &'a [u8]) -> Option<Self> {
+        let (mut params, mut types, mut slots) = (Vec::new(), Vec::new(), Vec::new());
+        let (mut table, mut exports) = (None, Vec::new());
+        for payload in Parser::new(0).parse_all(wasm) {
+            match payload.ok()? {
+                Payload::Version { .. } | Payload::CustomSection(_) | Payload::End(_) => {}
+                Payload::CodeSectionStart { .. } => {}
+                Payload::TypeSection(section) => {
+                    for group in section {
+                        for ty in group.ok()?.into_types() {
+                            let CompositeInnerType::Func(ty) = ty.composite_type.inner else {
+                                return None;
+                            };
+                            params.push(ty.params().len() as u32);
+                        }
+                    }
+                }
+                Payload::FunctionSection(section) => {
+                    for ty in section {
+                        types.push(ty.ok()?);
+                    }
+                }
+                Payload::TableSection(section) => {
+                    let mut tables = section.into_iter();
+                    table = Some(tables.next()?.ok()?.ty).filter(|_| tables.next().is_none());
+                }
+                Payload::ExportSection(section) => {
+                    for export in section {
+                        exports.push(export.ok()?);
+                    }
+                }
+                Payload::CodeSectionEntry(body) => {
+                    let ty = *types.get(slots.len())?;
+                    let params = *params.get(ty as usize)?;
+                    if body.get_locals_reader().ok()?.get_count() > 0 {
+                        return None;
+                    }
+                    let mut code = body.get_operators_reader().ok()?;
+                    for local in 0..params {
+                        let Operator::LocalGet { local_index } = code.read().ok()? else {
+                            return None;
+                        };
+                        (local_index == local).then_some(())?;
+                    }
+                    let Operator::I32Const { value: at } = code.read().ok()? else { return None };
+                    let called = code.read().ok()?;
+                    let ended = matches!(code.read().ok()?, Operator::End) && code.eof();
+                    let through = matches!(
+                        called,
+                        Operator::CallIndirect { type_index, table_index: 0 } if type_index == ty
+                    );
+                    (ended && through).then(|| slots.push(Slot { params, at }))?;
+                }
+                _ => return None,
+            }
+        }
+        let of = |kind| exports.iter().filter(move |export| export.kind == kind);
+        let functions = of(ExternalKind::Func)
+            .filter_map(|export| Some((export.name, *slots.get(export.index as usize)?)));
+        let functions = functions.collect();
+        Some(Self { table: of(ExternalKind::Table).next()?.name, ty: table?, functions })
+    }
+}
+
+/// An import that becomes a function.
+#[derive(Clone, Copy)]
+struct Taken {
+    ty: u32,
+    params: u32,
+    slot: i32,
+}
+
+/// What a module imports.
+#[derive(Default)]
+struct Imports {
+    /// By function.
+    functions: Vec<Option<Taken>>,
+    tables: u32,
+    /// Functions that it defines.
+    defined: u32,
+}
+
+impl Imports {
+    fn taken(&self) -> impl Iterator<Item = Taken> + '_ {
+        self.functions.iter().copied().flatten()
+    }
+
+    /// Where a function has gone.
+    fn place(&self, function: u32) -> u32 {
+        let count = |functions: &[Option<Taken>]| functions.iter().flatten().count() as u32;
+        let all = &self.functions;
+        let taken = count(all);
+        match all.get(function as usize) {
+            // Behind all others, in their order.
+            Some(Some(_)) => {
+                all.len() as u32 - taken + self.defined + count(&all[..function as usize])
+            }
+            Some(None) => function - count(&all[..function as usize]),
+            None => function - taken,
+        }
+    }
+}
+
+/// Writes a module anew.
+struct Absorbing<'a> {
+    imports: Imports,
+    shim: Shim<'a>,
+}
+
+impl Reencode for Absorbing<'_> {
+    type Error = Infallible;
+
+    fn function_index(&mut self, function: u32) -> Result<u32, Error> {
+        Ok(self.imports.place(function))
+    }
+
+    fn table_index(&mut self, table: u32) -> Result<u32, Error> {
+        // The shim's comes after those that were imported before.
+        Ok(table + u32::from(table >= self.imports.tables))
+    }
+
+    fn parse_import_section(
+        &mut self,
+        imports: &mut ImportSection,
+        section: wasmparser::ImportSectionReader<'_>,
+    ) -> Result<(), Error> {
+        let mut function = 0;
+        for import in section.into_imports() {
+            let import = import?;
+            if matches!(import.ty, TypeRef::Func(_)) {
+                function += 1;
+                if self.imports.functions[function - 1].is_some() {
+                    continue;
+                }
+            }
+            utils::parse_import(self, imports, import)?;
+        }
+        let table: TableType = self.table_type(self.shim.ty)?;
+        imports.import(SHIM, self.shim.table, EntityType::Table(table));
+        Ok(())
+    }
+
+    fn parse_function_section(
+        &mut self,
+        functions: &mut FunctionSection,
+        section: wasmparser::FunctionSectionReader<'_>,
+    ) -> Result<(), Error> {
+        utils::parse_function_section(self, functions, section)?;
+        for taken in self.imports.taken() {
+            functions.function(taken.ty);
+        }
+        Ok(())
+    }
+
+    fn parse_code_section(
+        &mut self,
+        code: &mut CodeSection,
+        section: wasmparser::CodeSectionReader<'_>,
+    ) -> Result<(), Error> {
+        utils::parse_code_section(self, code, section)?;
+        for taken in self.imports.taken() {
+            let mut body = Function::new([]);
+            let mut instructions = body.instructions();
+            for local in 0..taken.params {
+                instructions.local_get(local);
+            }
+            instructions.i32_const(taken.slot).call_indirect(self.imports.tables, taken.ty).end();
+            code.function(&body);
+        }
+        Ok(())
+    }
+
+    /// What others say of the code is no longer true of it.
+    fn parse_custom_section(
+        &mut self,
+        module: &mut Module,
+        section: CustomSectionReader<'_>,
+    ) -> Result<(), Error> {
+        match section.as_known() {
+            KnownCustom::Name(_) => utils::parse_custom_section(self, module, section),
+            _ => Ok(()),
+        }
+    }
+}
