@@ -195,77 +195,77 @@ impl<'a> Level<'a> {
 
     fn plan(&self) -> Plan {
         let mut plan = Plan::default();
-        // A module that comes from elsewhere, or more than once, stays as it is.
-        let of = |module: u32| {
-            let instances = self.instances.iter().enumerate();
-            let mut instances =
-                instances.filter(|(_, made)| matches!(made, Made::Of(of, _) if *of == module));
-            instances.next().filter(|_| instances.next().is_none())
-        };
-        let here = self.modules.iter().all(Option::is_some);
-        for (module, contents) in self.modules.iter().enumerate().filter(|_| here) {
-            let (Some(contents), Some((instance, Made::Of(_, args)))) =
-                (contents, of(module as u32))
-            else {
-                continue;
-            };
-            if contents.len() > MOST || args.iter().any(|(name, _)| *name == SHIM) {
+        // A component that has modules from elsewhere stays as it is, and so does a module that is there more than once.
+        let modules: Vec<_> = self.modules.iter().copied().flatten().collect();
+        if modules.len() < self.modules.len() {
+            return plan;
+        }
+        let mut once: BTreeMap<u32, Option<(usize, &[(&str, u32)])>> = BTreeMap::new();
+        for (instance, made) in self.instances.iter().enumerate() {
+            if let Made::Of(module, args) = made {
+                let first = Some((instance, args.as_slice()));
+                once.entry(*module).and_modify(|one| *one = None).or_insert(first);
+            }
+        }
+        let shims: Vec<_> = modules.iter().map(|module| Shim::read(module)).collect();
+        for (module, contents) in modules.iter().enumerate() {
+            let Some(Some((instance, args))) = once.get(&(module as u32)) else { continue };
+            let args: BTreeMap<_, _> = args.iter().copied().collect();
+            if contents.len() > MOST || args.contains_key(SHIM) {
                 continue;
             }
-            if let Some((rewritten, shim)) = self.absorbed(contents, args) {
+            if let Some((rewritten, shim)) = self.absorbed(contents, &args, &shims) {
                 plan.modules.insert(module, rewritten);
-                plan.arguments.insert(instance, shim);
+                plan.arguments.insert(*instance, shim);
             }
         }
         plan
     }
 
     /// The module with a shim's functions for its own, and that shim's instance; none where it calls none.
-    fn absorbed(&self, wasm: &[u8], args: &[(&str, u32)]) -> Option<(Vec<u8>, u32)> {
-        // What an import is, if it is a core instance's export.
+    fn absorbed(
+        &self,
+        wasm: &[u8],
+        args: &BTreeMap<&str, u32>,
+        shims: &[Option<Shim<'a>>],
+    ) -> Option<(Vec<u8>, u32)> {
+        // What an import is, if it is a function of a shim's.
         let source = |module: &str, name: &str| {
-            let (_, instance) = args.iter().find(|(argument, _)| *argument == module)?;
-            match self.instances.get(*instance as usize)? {
-                Made::Bag(functions) => *self.functions.get(*functions.get(name)? as usize)?,
-                Made::Of(..) => None,
-            }
+            let Made::Bag(functions) = self.instances.get(*args.get(module)? as usize)? else {
+                return None;
+            };
+            let (instance, name) = (*self.functions.get(*functions.get(name)? as usize)?)?;
+            let Made::Of(of, _) = self.instances.get(instance as usize)? else { return None };
+            let shim = shims.get(*of as usize)?.as_ref()?;
+            Some((instance, shim, *shim.functions.get(name)?))
         };
-        let mut imports = Imports::default();
-        let mut shim: Option<(u32, Shim<'_>)> = None;
+        let (mut functions, mut imported, mut defined) = (Vec::new(), 0, 0);
+        let mut shim: Option<(u32, &Shim<'_>)> = None;
         for payload in Parser::new(0).parse_all(wasm) {
             match payload.ok()? {
                 Payload::ImportSection(section) => {
                     for import in section.into_imports() {
                         let import = import.ok()?;
                         let TypeRef::Func(ty) = import.ty else {
-                            imports.tables += u32::from(matches!(import.ty, TypeRef::Table(_)));
+                            imported += u32::from(matches!(import.ty, TypeRef::Table(_)));
                             continue;
                         };
-                        let taken = source(import.module, import.name).and_then(|(from, name)| {
-                            if shim.is_none() {
-                                let Made::Of(module, _) = self.instances.get(from as usize)? else {
-                                    return None;
-                                };
-                                shim = Some((
-                                    from,
-                                    Shim::read((*self.modules.get(*module as usize)?)?)?,
-                                ));
-                            }
-                            let (instance, shim) = shim.as_ref()?;
-                            let slot = *shim.functions.get(name).filter(|_| *instance == from)?;
-                            Some(Taken { ty, params: slot.params, slot: slot.at })
+                        let found = source(import.module, import.name);
+                        let taken = found.filter(|(instance, of, _)| {
+                            *instance == shim.get_or_insert((*instance, *of)).0
                         });
-                        imports.functions.push(taken);
+                        functions.push(taken.map(|(_, _, slot)| Taken { ty, slot }));
                     }
                 }
-                Payload::FunctionSection(section) => imports.defined = section.count(),
+                Payload::FunctionSection(section) => defined = section.count(),
                 _ => {}
             }
         }
         let (instance, shim) = shim?;
-        if imports.defined == 0 || imports.functions.iter().all(Option::is_none) {
+        if defined == 0 {
             return None;
         }
+        let imports = Imports::new(functions, imported, defined);
         let mut module = Module::new();
         let mut absorbing = Absorbing { imports, shim };
         absorbing.parse_core_module(&mut module, Parser::new(0), wasm).ok()?;
@@ -358,45 +358,44 @@ impl<'a> Shim<'a> {
 #[derive(Clone, Copy)]
 struct Taken {
     ty: u32,
-    params: u32,
-    slot: i32,
+    slot: Slot,
 }
 
 /// What a module imports.
-#[derive(Default)]
 struct Imports {
     /// By function.
     functions: Vec<Option<Taken>>,
+    /// Where each of them has gone.
+    places: Vec<u32>,
+    /// How many are functions now.
+    taken: u32,
     tables: u32,
-    /// Functions that it defines.
-    defined: u32,
 }
 
 impl Imports {
-    fn taken(&self) -> impl Iterator<Item = Taken> + '_ {
-        self.functions.iter().copied().flatten()
+    fn new(functions: Vec<Option<Taken>>, tables: u32, defined: u32) -> Self {
+        let taken = functions.iter().flatten().count() as u32;
+        // Functions of the module's own come behind all others, in their order.
+        let (mut import, mut own) = (0, functions.len() as u32 - taken + defined);
+        let places = functions.iter().map(|function| {
+            let next = if function.is_some() { &mut own } else { &mut import };
+            *next += 1;
+            *next - 1
+        });
+        let places = places.collect();
+        Self { functions, places, taken, tables }
     }
 
     /// Where a function has gone.
     fn place(&self, function: u32) -> u32 {
-        let count = |functions: &[Option<Taken>]| functions.iter().flatten().count() as u32;
-        let all = &self.functions;
-        let taken = count(all);
-        match all.get(function as usize) {
-            // Behind all others, in their order.
-            Some(Some(_)) => {
-                all.len() as u32 - taken + self.defined + count(&all[..function as usize])
-            }
-            Some(None) => function - count(&all[..function as usize]),
-            None => function - taken,
-        }
+        self.places.get(function as usize).copied().unwrap_or(function.wrapping_sub(self.taken))
     }
 }
 
 /// Writes a module anew.
 struct Absorbing<'a> {
     imports: Imports,
-    shim: Shim<'a>,
+    shim: &'a Shim<'a>,
 }
 
 impl Reencode for Absorbing<'_> {
@@ -438,7 +437,7 @@ impl Reencode for Absorbing<'_> {
         section: wasmparser::FunctionSectionReader<'_>,
     ) -> Result<(), Error> {
         utils::parse_function_section(self, functions, section)?;
-        for taken in self.imports.taken() {
+        for taken in self.imports.functions.iter().flatten() {
             functions.function(taken.ty);
         }
         Ok(())
@@ -450,13 +449,16 @@ impl Reencode for Absorbing<'_> {
         section: wasmparser::CodeSectionReader<'_>,
     ) -> Result<(), Error> {
         utils::parse_code_section(self, code, section)?;
-        for taken in self.imports.taken() {
+        for taken in self.imports.functions.iter().flatten() {
             let mut body = Function::new([]);
             let mut instructions = body.instructions();
-            for local in 0..taken.params {
+            for local in 0..taken.slot.params {
                 instructions.local_get(local);
             }
-            instructions.i32_const(taken.slot).call_indirect(self.imports.tables, taken.ty).end();
+            instructions
+                .i32_const(taken.slot.at)
+                .call_indirect(self.imports.tables, taken.ty)
+                .end();
             code.function(&body);
         }
         Ok(())

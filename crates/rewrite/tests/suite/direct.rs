@@ -143,3 +143,17 @@ fn what_is_no_such_shim_stays_as_it_is() {
     }
     assert_eq!(direct_calls(b"no component"), b"no component");
 }
+
+#[test]
+fn damaged_components_never_panic() {
+    let component = component(&through(0), &through(1), "");
+    let mut changed = 0;
+    for at in 0..component.len() {
+        for byte in [0, 1, 4, 0x7f, 0x80, 0xff] {
+            let mut damaged = component.clone();
+            damaged[at] = byte;
+            changed += u32::from(direct_calls(&damaged) != damaged);
+        }
+    }
+    assert!(changed > 50, "{changed} changed");
+}
