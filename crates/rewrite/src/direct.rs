@@ -200,10 +200,11 @@ impl<'a> Level<'a> {
         if modules.len() < self.modules.len() {
             return plan;
         }
-        let mut once: BTreeMap<u32, Option<(usize, &[(&str, u32)])>> = BTreeMap::new();
+        // Its one instance, and what that is given; none once there is another.
+        let mut once = BTreeMap::<u32, Option<(usize, &Vec<(&str, u32)>)>>::new();
         for (instance, made) in self.instances.iter().enumerate() {
             if let Made::Of(module, args) = made {
-                let first = Some((instance, args.as_slice()));
+                let first = Some((instance, args));
                 once.entry(*module).and_modify(|one| *one = None).or_insert(first);
             }
         }
