@@ -230,6 +230,8 @@ struct Tally {
     panics: Vec<String>,
     /// The words of a panic are being said.
     panicking: bool,
+    /// So many lines of them were kept.
+    told: usize,
     /// Whose words a test program is repeating.
     repeating: Repeating,
 }
@@ -245,6 +247,9 @@ enum Repeating {
 
 /// Lines kept of what the tests of one run say that fail.
 const KEPT: usize = 400;
+
+/// Lines kept of the words of one panic.
+const WORDS: usize = 40;
 
 impl Tally {
     /// Takes note of one line that cargo test printed.
@@ -287,10 +292,16 @@ impl Tally {
             self.said.push(line.to_owned());
             if line.starts_with("thread '") && line.contains(" panicked at ") {
                 self.panicking = true;
-            } else if line.is_empty() || line == "stack backtrace:" || line.starts_with("note: ") {
+                self.told = 0;
+            } else if ["stack backtrace:", "failures:"].contains(&line)
+                || line.starts_with("note: ")
+                || line.starts_with("---- ")
+            {
                 self.panicking = false;
             }
-            if self.panicking {
+            // Words may have empty lines among them, which say nothing.
+            if self.panicking && !line.is_empty() && self.told < WORDS {
+                self.told += 1;
                 self.panics.push(line.to_owned());
             }
         }
@@ -360,6 +371,7 @@ mod tests {
             "---- two stdout ----",
             "it is 3",
             "thread 'two' (7) panicked at tests/two.rs:3:5:",
+            "",
             "called `Result::unwrap()` on an `Err` value: Closed",
             "stack backtrace:",
             "   0: rust_begin_unwind",
@@ -369,8 +381,8 @@ mod tests {
         let mut expected = lines.to_vec();
         expected.retain(|line| !["successes:", "---- one stdout ----", "seed 1"].contains(line));
         assert_eq!(shown, expected);
-        assert_eq!(tally.said, lines[7..14]);
-        assert_eq!(tally.panics, lines[10..12]);
+        assert_eq!(tally.said, lines[7..15]);
+        assert_eq!(tally.panics, [lines[10], lines[12]]);
         assert_eq!(tally.line(), "1 passed, 1 failed, 1 skipped");
     }
 
