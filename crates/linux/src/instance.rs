@@ -51,8 +51,8 @@ pub struct Instance {
     footing: Footing,
     /// How the guest waits for the caller.
     wait: Wait,
-    /// Of what runs since it was last brought back.
-    generation: u64,
+    /// Of what runs since it was last brought back, once somebody has asked.
+    generation: Option<u64>,
     stats: Stats,
 }
 
@@ -103,7 +103,7 @@ impl Instance {
             ..Stats::default()
         };
         let wait = standing.rest.wait;
-        let (footing, generation) = (Footing::Due, 0);
+        let (footing, generation) = (Footing::Due, None);
         Self { standing, limits, live: None, footing, wait, generation, stats }
     }
 
@@ -210,10 +210,7 @@ impl Instance {
     /// one after each reset, rollback and fork. A program that keeps a generator of random numbers in its memory can be told
     /// by it to seed that anew.
     pub fn generation(&mut self) -> u64 {
-        if self.footing != Footing::Live {
-            self.generation = random_word();
-        }
-        self.generation
+        *self.generation.get_or_insert_with(random_word)
     }
 
     /// The program's files as they are now. A copy costs nothing, and never changes.
@@ -243,10 +240,15 @@ impl Instance {
         if self.footing == Footing::Fallen {
             return Err(CallError::NeedsReset);
         }
-        self.prepare().map_err(unstarted)?;
+        self.bring_back().map_err(unstarted)?;
+        let live = self.live.as_mut().ok_or(PlatformError::Lost).map_err(unstarted)?;
+        Ok(change(live.guest.person.change()))
+    }
+
+    /// Has the process be in the present state, where that is the one that it stands on.
+    fn bring_back(&mut self) -> Result<(), PlatformError> {
+        self.prepare()?;
         if self.footing == Footing::Due {
-            self.generation = random_word();
-            // The present state is the one that it stands on, but the process may not be in it yet.
             let _together = Together::new();
             let carried = self.restore().and_then(|orders| {
                 let live = self.live.as_mut().ok_or(PlatformError::Lost)?;
@@ -255,12 +257,11 @@ impl Instance {
             });
             if let Err(error) = carried {
                 self.live = None;
-                return Err(unstarted(error));
+                return Err(error);
             }
             self.footing = Footing::Live;
         }
-        let live = self.live.as_mut().ok_or(PlatformError::Lost).map_err(unstarted)?;
-        Ok(change(live.guest.person.change()))
+        Ok(())
     }
 
     /// Goes back to the state that it stands on, and sends `request` from there.
@@ -344,6 +345,7 @@ impl Instance {
     /// Goes back to the state that it stands on, from the next call on.
     pub fn reset(&mut self) {
         self.footing = Footing::Due;
+        self.generation = None;
     }
 
     /// Brings everything but the write set back, and returns the orders that copy that.
@@ -368,7 +370,7 @@ impl Instance {
     /// # Errors
     /// The first difference. The process is then killed, and the next call has a new one.
     pub fn verify(&mut self) -> Result<u64, VerifyError> {
-        self.footing = Footing::Due;
+        self.reset();
         let result = (|| {
             self.prepare()?;
             let orders = self.restore()?;
@@ -462,7 +464,30 @@ impl Instance {
             self.live = None;
         }
         self.standing = to.clone();
-        self.footing = Footing::Due;
+        self.reset();
+    }
+
+    /// The present state, which was frozen just now, is stored as `to` from now on. All else stays, connections to the outside too,
+    /// unless its process fails meanwhile.
+    pub(crate) fn rehouse(&mut self, to: &Standing) {
+        let (generation, wait) = (self.generation, self.wait);
+        let kept = match &mut self.live {
+            Some(live) if self.footing == Footing::Live => {
+                let person = &mut live.guest.person;
+                Some((Arc::clone(&person.state), person.lines.take()))
+            }
+            _ => None,
+        };
+        self.switch(to);
+        self.generation = generation;
+        // Otherwise the next call finds out why not.
+        if let Some((state, lines)) = kept
+            && self.bring_back().is_ok()
+            && let Some(live) = &mut self.live
+        {
+            (live.guest.person.state, live.guest.person.lines) = (state, lines);
+            self.wait = wait;
+        }
     }
 
     fn move_to(&mut self, to: &Standing) -> Result<(), PlatformError> {

@@ -152,6 +152,11 @@ impl Lines {
         self.list.iter().any(|line| line.owed && !state.line_is_deaf(line.from))
     }
 
+    /// All of them; none are left here.
+    pub(crate) fn take(&mut self) -> Self {
+        Self { granted: Arc::clone(&self.granted), list: std::mem::take(&mut self.list) }
+    }
+
     /// Closes all of them. What is left in the state of their channels is another state's.
     pub(crate) fn clear(&mut self) {
         self.list.clear();

@@ -83,4 +83,9 @@ impl Guest for Instance {
         Instance::switch(self, &standing(to)?);
         Ok(())
     }
+
+    fn rehouse(&mut self, to: &Frozen<ProgramState>) -> Result<(), SnapshotError> {
+        Instance::rehouse(self, &standing(to)?);
+        Ok(())
+    }
 }

@@ -74,7 +74,7 @@ impl<G: Guest> Branch<G> {
             if self.tree.is_spread(&frozen) {
                 frozen = self.tree.compacted(&frozen).map_err(TreeError::from)?;
                 // The guest moves to the compacted storage too, so that its next snapshot shares it.
-                guest.switch(&frozen).map_err(BranchError::Guest)?;
+                guest.rehouse(&frozen).map_err(BranchError::Guest)?;
             }
             self.base = frozen;
         }

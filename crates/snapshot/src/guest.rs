@@ -53,6 +53,15 @@ pub trait Guest: Sized {
     /// # Errors
     /// The guest's own.
     fn switch(&mut self, to: &Frozen<Self::State>) -> Result<(), Self::Error>;
+
+    /// Stands on `to` from now on, which is the state that it was frozen as just now, stored otherwise. A guest that has more than
+    /// it can freeze, like connections to the outside, keeps that.
+    ///
+    /// # Errors
+    /// The guest's own.
+    fn rehouse(&mut self, to: &Frozen<Self::State>) -> Result<(), Self::Error> {
+        self.switch(to)
+    }
 }
 
 /// Why plain memory could not be frozen or moved.

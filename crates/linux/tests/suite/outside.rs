@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use afresh_linux::{CallError, Instance, Program, Warm};
+use afresh_snapshot::{Branch, Tree};
 
 use crate::common::{here, python};
 
@@ -227,6 +228,31 @@ fn no_connection_outlives_its_state() {
     assert_eq!(ask(&mut instance, "use ever"), "got ever");
     drop((instance, thawed, stranger));
     server.wait_for(0);
+}
+
+/// However a state is stored, whoever it was taken of goes on with all that it had.
+#[test]
+fn a_checkpoint_that_is_stored_anew_cuts_no_connection() {
+    let server = Server::of_lines();
+    let granted = [format!("server.test:7=127.0.0.1:{}", server.port)];
+    let Some(program) = program(&granted) else { return };
+    let Some(warm) = here(program.warm()) else { return };
+    // Each is stored anew.
+    let mut line = Branch::<Instance>::sow(&Tree::with_budget(1), warm.home(), warm.state());
+    for round in 0..3 {
+        let instance = line.guest_mut().unwrap();
+        assert_eq!(ask(instance, "keep server.test 7"), "7", "round {round}");
+        let generation = instance.generation();
+        let kept = line.snapshot().unwrap();
+        let instance = line.guest_mut().unwrap();
+        assert_eq!(instance.generation(), generation, "round {round}");
+        assert_eq!(ask(instance, "use still"), "got still", "round {round}");
+        line.restore(kept).unwrap();
+        let instance = line.guest_mut().unwrap();
+        assert_ne!(instance.generation(), generation, "round {round}");
+        assert_ne!(ask(instance, "use mine"), "got mine", "round {round}");
+        instance.verify().unwrap();
+    }
 }
 
 #[test]
