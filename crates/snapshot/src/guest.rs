@@ -59,9 +59,7 @@ pub trait Guest: Sized {
     ///
     /// # Errors
     /// The guest's own.
-    fn rehouse(&mut self, to: &Frozen<Self::State>) -> Result<(), Self::Error> {
-        self.switch(to)
-    }
+    fn rehouse(&mut self, to: &Frozen<Self::State>) -> Result<(), Self::Error>;
 }
 
 /// Why plain memory could not be frozen or moved.
@@ -118,5 +116,9 @@ impl Guest for Slot {
     fn switch(&mut self, to: &Frozen<()>) -> Result<(), SlotGuestError> {
         Slot::switch(self, only(to)?)?;
         Ok(())
+    }
+
+    fn rehouse(&mut self, to: &Frozen<()>) -> Result<(), SlotGuestError> {
+        Guest::switch(self, to)
     }
 }

@@ -100,12 +100,18 @@ impl Sandbox {
             }
             State::Ready => {}
         }
-        let outcome = self.memory.slot.switch(&snapshot.image);
+        let outcome = self.show(&snapshot.image);
+        self.entry = snapshot.entry;
+        self.generation = next_generation();
+        outcome
+    }
+
+    /// Has the memory be that of `image`.
+    fn show(&mut self, image: &Image) -> Result<(), CallError> {
+        let outcome = self.memory.slot.switch(image);
         if outcome.is_err() {
             self.state = State::Quarantined;
         }
-        self.entry = snapshot.entry;
-        self.generation = next_generation();
         outcome?;
         Ok(())
     }
@@ -155,6 +161,11 @@ impl Guest for Sandbox {
     fn switch(&mut self, to: &Frozen<GuestState>) -> Result<(), SnapshotError> {
         let snapshot = self.pristine().sibling(to)?;
         Ok(self.restore(&snapshot)?)
+    }
+
+    fn rehouse(&mut self, to: &Frozen<GuestState>) -> Result<(), SnapshotError> {
+        let snapshot = self.pristine().sibling(to)?;
+        Ok(self.show(&snapshot.image)?)
     }
 }
 

@@ -450,4 +450,13 @@ impl Guest for Session {
             Ok(())
         }
     }
+
+    fn rehouse(&mut self, to: &Frozen<SessionState>) -> Result<(), SessionError> {
+        // The sizes stay, so wasmtime need not look again.
+        let sized = to.memories.iter().zip(&to.state.0.bytes);
+        for ((memory, _), (image, bytes)) in self.instance.memories.iter().zip(sized) {
+            memory.switch(image, *bytes)?;
+        }
+        Ok(())
+    }
 }

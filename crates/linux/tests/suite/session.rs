@@ -6,7 +6,7 @@ use crate::common;
 
 use std::time::Duration;
 
-use afresh_linux::{Frozen, Instance, Misfit, Program, ThawError, Warm};
+use afresh_linux::{Frozen, Instance, Misfit, Program, ProgramState, ThawError, Warm};
 use afresh_memory::PageRange;
 use afresh_pager::{Options, SnapshotOptions};
 use afresh_snapshot::{Branch, Tree};
@@ -34,7 +34,14 @@ fn look(branch: &mut Branch<Instance>) -> String {
 #[test]
 fn every_state_of_a_tree_is_what_it_was() {
     let Some(warm) = canary() else { return };
-    let mut line = Branch::<Instance>::sow(&Tree::new(), warm.home(), warm.state());
+    // With the smallest budget each state is stored anew.
+    for tree in [Tree::new(), Tree::with_budget(1)] {
+        every_state_is_what_it_was(&warm, &tree);
+    }
+}
+
+fn every_state_is_what_it_was(warm: &Warm, tree: &Tree<ProgramState>) {
+    let mut line = Branch::<Instance>::sow(tree, warm.home(), warm.state());
     let root = line.at();
     let clean = ask(&mut line, "look\n");
     assert!(clean.starts_with("calls 1 data 42 "), "{clean}");

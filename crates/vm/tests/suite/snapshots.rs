@@ -75,12 +75,14 @@ proptest! {
     fn every_state_of_the_tree_is_what_the_naive_model_says(
         steps in prop::collection::vec(step(), 1..50),
         method in prop::sample::select(Reset::ALL.to_vec()),
+        // With the smallest each state is stored anew.
+        budget in prop::sample::select(vec![1, 4, 1 << 10]),
     ) {
         if !kvm() {
             return Ok(());
         }
         let sandbox = Sandbox::builder().memory(2 << 20).reset_method(method).build(elf()).unwrap();
-        let tree = Tree::new();
+        let tree = Tree::with_budget(budget);
         let zero = vec![0; PAGES as usize];
         let branch = Branch::plant(&tree, sandbox).unwrap();
         let mut ids = vec![branch.at()];

@@ -226,9 +226,15 @@ fn directories_are_listed_in_parts_and_standard_streams_can_be_renumbered() {
 
 #[test]
 fn a_session_takes_its_files_along() {
+    // Also where each state is stored anew.
+    for states in [States::new(), States::with_budget(1)] {
+        takes_its_files_along(&states);
+    }
+}
+
+fn takes_its_files_along(states: &States<afresh_wasm::SessionState>) {
     let warm = warm(Mode::Reset);
-    let states = States::new();
-    let mut branch: Branch<Session> = Branch::sow(&states, warm.clone(), warm.root().unwrap());
+    let mut branch: Branch<Session> = Branch::sow(states, warm.clone(), warm.root().unwrap());
     {
         let session = branch.guest_mut().unwrap();
         let mut lease = session.lease();
