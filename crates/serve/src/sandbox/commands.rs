@@ -12,12 +12,12 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use http_body::{Body, Frame};
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::Notify;
 use tokio::time::{Instant, Interval, interval_at};
 
 use super::connect::{self, Failed};
+use super::pieces::{Giver, Taker, way};
 use super::registry::lock;
-use super::speaker::PIECES;
 
 /// What is heard of a sandbox's commands, and when it goes on by itself.
 #[derive(Default)]
@@ -74,11 +74,11 @@ impl Commands {
     /// Has somebody hear a command, who is told its number now. With a `limit` it is ended after that.
     pub(super) fn listen(&self, number: u32, ear: Ear, limit: Option<Duration>) {
         // Nothing waits there yet; whoever is gone already misses it.
-        let _ = ear.sender.try_send(connect::started(number).into());
+        let _ = ear.giver.try_give(connect::started(number).into());
         let mut known = lock(&self.known);
         known.count += 1;
         let key = known.count;
-        known.ears.retain(|one| !one.ear.sender.is_closed());
+        known.ears.retain(|one| !one.ear.giver.is_left());
         known.ears.push(Listening { key, number, ear });
         if let Some(at) = limit.and_then(|limit| Instant::now().checked_add(limit)) {
             known.limits.insert(number, at);
@@ -87,10 +87,10 @@ impl Commands {
     }
 
     /// Where what a command prints is sent, by a key for [`Commands::drop_ear`].
-    pub(super) fn ears(&self, number: u32) -> Vec<(u64, mpsc::Sender<Bytes>)> {
+    pub(super) fn ears(&self, number: u32) -> Vec<(u64, Giver)> {
         let known = lock(&self.known);
         let own = known.ears.iter().filter(|one| one.number == number);
-        own.map(|one| (one.key, one.ear.sender.clone())).collect()
+        own.map(|one| (one.key, one.ear.giver.clone())).collect()
     }
 
     /// Tells one no more, and why.
@@ -201,24 +201,24 @@ impl Commands {
         if !self.lines.is_empty() {
             return true;
         }
-        lock(&self.known).ears.iter().any(|one| !one.ear.sender.is_closed())
+        lock(&self.known).ears.iter().any(|one| !one.ear.giver.is_left())
     }
 }
 
 /// Where what a command prints is sent to its client.
 pub(super) struct Ear {
-    sender: mpsc::Sender<Bytes>,
+    giver: Giver,
     last: Arc<OnceLock<Bytes>>,
 }
 
 impl Ear {
     /// With what the client receives. Within a runtime. A client who hears nothing for `alive` is told that the command runs on.
     pub(super) fn new(alive: Duration) -> (Self, Heard) {
-        let (sender, pieces) = mpsc::channel(PIECES);
+        let (giver, pieces) = way();
         let last = Arc::new(OnceLock::new());
         let alive = interval_at(Instant::now() + alive, alive);
         let heard = Heard { first: None, pieces, last: last.clone(), over: false, alive };
-        (Self { sender, last }, heard)
+        (Self { giver, last }, heard)
     }
 
     fn end(self, last: Vec<u8>) {
@@ -230,7 +230,7 @@ impl Ear {
 /// What is told of a command, as a body.
 pub(super) struct Heard {
     first: Option<Bytes>,
-    pieces: mpsc::Receiver<Bytes>,
+    pieces: Taker,
     last: Arc<OnceLock<Bytes>>,
     over: bool,
     alive: Interval,
@@ -240,7 +240,7 @@ impl Heard {
     /// Returns once there is something to tell; false where nothing ever will be.
     pub(super) async fn begun(&mut self) -> bool {
         if self.first.is_none() {
-            self.first = self.pieces.recv().await;
+            self.first = self.pieces.take().await;
         }
         self.first.is_some()
     }
@@ -256,7 +256,7 @@ impl Body for Heard {
     ) -> Poll<Option<Result<Frame<Bytes>, Self::Error>>> {
         let piece = match self.first.take() {
             Some(first) => Poll::Ready(Some(first)),
-            None => self.pieces.poll_recv(context),
+            None => self.pieces.poll_take(context),
         };
         let told = match piece {
             Poll::Ready(Some(piece)) => {
@@ -308,7 +308,7 @@ mod tests {
             assert!(commands.in_use() && heard.begun().await);
             let ears = commands.ears(7);
             assert_eq!(ears.len(), 1);
-            ears[0].1.send("printed".into()).await.unwrap();
+            ears[0].1.give("printed".into()).await;
             drop(ears);
             commands.ended(7, 3);
             commands.ended(7, 4);

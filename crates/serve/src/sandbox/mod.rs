@@ -22,6 +22,7 @@ mod lines;
 mod moving;
 mod one;
 mod overview;
+mod pieces;
 #[cfg(feature = "linux")]
 mod port;
 mod process;

@@ -10,15 +10,13 @@ use std::time::Duration;
 use afresh::wasm::wasmtime;
 use afresh_interpreter::{Answer, Listener, Stream};
 use bytes::Bytes;
-use tokio::sync::mpsc;
 use tokio::time::Instant;
 
 use super::commands::{Commands, Ear};
 use super::connect::{self, Failed};
+use super::pieces::{Giver, Refused, Taker, way};
 use crate::refusal::Refusal;
 
-/// Pieces that wait for a client.
-pub(super) const PIECES: usize = 8;
 /// Most bytes of what is printed in one piece.
 pub(super) const PIECE: usize = 32 << 10;
 /// Most bytes of what is kept for a command whose number is not known yet.
@@ -45,7 +43,7 @@ struct Speaking {
 }
 
 struct Told {
-    sender: mpsc::Sender<Bytes>,
+    giver: Giver,
     tell: Tell,
     /// What comes before everything else.
     head: Vec<u8>,
@@ -69,15 +67,15 @@ struct Patience {
 
 impl Patience {
     /// False where nobody took it within that part of the time.
-    fn send(&self, sender: &mpsc::Sender<Bytes>, message: Bytes, part: u32) -> bool {
-        let message = match sender.try_send(message) {
-            Ok(()) | Err(mpsc::error::TrySendError::Closed(_)) => return true,
-            Err(mpsc::error::TrySendError::Full(message)) => message,
+    fn give(&self, giver: &Giver, message: Bytes, part: u32) -> bool {
+        let message = match giver.try_give(message) {
+            Ok(()) | Err(Refused::Gone) => return true,
+            Err(Refused::Full(message)) => message,
         };
         let until = self.begun + self.time / part;
         // Calls run on threads that may wait.
-        let sending = async { tokio::time::timeout_at(until, sender.send(message)).await };
-        self.runtime.block_on(sending).is_ok()
+        let giving = async { tokio::time::timeout_at(until, giver.give(message)).await };
+        self.runtime.block_on(giving).is_ok()
     }
 }
 
@@ -100,12 +98,12 @@ impl Speaker {
     }
 
     /// Tells whoever receives what code prints.
-    pub(super) fn tell_code(&mut self, tell: Tell) -> mpsc::Receiver<Bytes> {
-        let (sender, receiver) = mpsc::channel(PIECES);
+    pub(super) fn tell_code(&mut self, tell: Tell) -> Taker {
+        let (giver, taker) = way();
         if let Some(speaking) = &mut self.0 {
-            speaking.code = Some(Told { sender, tell, head: Vec::new() });
+            speaking.code = Some(Told { giver, tell, head: Vec::new() });
         }
-        receiver
+        taker
     }
 
     /// The call starts a command, which is heard there, and ends after `limit`.
@@ -198,14 +196,14 @@ impl Speaking {
 
     fn print(&mut self, stream: Stream, bytes: &[u8]) -> wasmtime::Result<()> {
         for piece in pieces(bytes) {
-            if self.code.as_ref().is_none_or(|code| code.sender.is_closed()) {
+            if self.code.as_ref().is_none_or(|code| code.giver.is_left()) {
                 return Ok(());
             }
             self.may_tell()?;
             let Some(code) = &mut self.code else { return Ok(()) };
             let mut message = std::mem::take(&mut code.head);
             message.extend((code.tell)(stream, piece));
-            self.late = !self.patience.send(&code.sender, message.into(), 1);
+            self.late = !self.patience.give(&code.giver, message.into(), 1);
             if self.late {
                 return Err(wasmtime::Error::msg(
                     "nobody took what the code printed, within the time that it has",
@@ -229,13 +227,13 @@ impl Speaking {
             }
             self.may_tell()?;
             let message = Bytes::from(connect::printed(stream, piece));
-            ears.retain(|(key, sender)| {
-                let sent = self.patience.send(sender, message.clone(), 2);
-                if !sent {
+            ears.retain(|(key, giver)| {
+                let given = self.patience.give(giver, message.clone(), 2);
+                if !given {
                     let why = "nobody took what the command printed; connect to it again";
                     self.commands.drop_ear(*key, &Failed::new("resource_exhausted", why));
                 }
-                sent
+                given
             });
         }
         Ok(())
@@ -255,6 +253,7 @@ impl Speaking {
 mod tests {
     use http_body_util::BodyExt;
 
+    use super::super::pieces::ROOM;
     use super::*;
 
     const LONG: Duration = Duration::from_secs(60);
@@ -273,38 +272,34 @@ mod tests {
         let made = |time| {
             let _within = runtime.enter();
             let mut speaker = Speaker::new(time, Arc::default(), || Ok(()));
-            let receiver = speaker.tell_code(told);
-            (speaker, receiver)
+            let taker = speaker.tell_code(told);
+            (speaker, taker)
         };
-        let (mut speaker, mut receiver) = made(LONG);
+        let (mut speaker, mut taker) = made(LONG);
         speaker.begin(b"head".to_vec());
         let text = "ä".repeat(PIECE * 3 / 4);
         speaker.print(Stream::Stderr, format!("x{text}").as_bytes()).unwrap();
         let mut came = String::new();
-        while let Ok(piece) = receiver.try_recv() {
+        while let Some(piece) = taker.try_take() {
             assert!(piece.len() <= PIECE + 4);
             came.push_str(std::str::from_utf8(&piece).unwrap());
         }
         assert!(came == format!("headx{text}"));
         // What is no text is cut anywhere.
         speaker.print(Stream::Stdout, &[0x80; PIECE + 1]).unwrap();
-        assert_eq!(
-            receiver.try_recv().unwrap().len() + receiver.try_recv().unwrap().len(),
-            PIECE + 1
-        );
+        assert_eq!(taker.try_take().unwrap().len() + taker.try_take().unwrap().len(), PIECE + 1);
         // Nobody is there any more: it is no matter.
-        drop(receiver);
+        drop(taker);
         speaker.print(Stream::Stdout, b"lost").unwrap();
         assert!(!speaker.is_late());
         // Somebody is there, and takes nothing.
-        let (mut speaker, receiver) = made(Duration::from_millis(50));
-        let printed = (0..=PIECES).map(|_| speaker.print(Stream::Stdout, b"x")).collect::<Vec<_>>();
-        assert!(printed[..PIECES].iter().all(Result::is_ok) && printed[PIECES].is_err());
+        let (mut speaker, taker) = made(Duration::from_millis(50));
+        assert!(speaker.print(Stream::Stdout, &vec![b'x'; ROOM as usize]).is_err());
         assert!(speaker.is_late());
-        drop(receiver);
+        drop(taker);
         let _within = runtime.enter();
         let mut speaker = Speaker::new(LONG, Arc::default(), || Err(Refusal::host()));
-        let _receiver = speaker.tell_code(told);
+        let _taker = speaker.tell_code(told);
         assert!(speaker.print(Stream::Stdout, b"x").is_err() && !speaker.is_late());
     }
 
@@ -346,9 +341,7 @@ mod tests {
         let mut speaker = Speaker::new(Duration::from_millis(50), commands.clone(), || Ok(()));
         let (ear, heard) = Ear::new(LONG);
         commands.listen(7, ear, None);
-        for _ in 0..PIECES + 1 {
-            speaker.print_command(7, Stream::Stdout, b"x").unwrap();
-        }
+        speaker.print_command(7, Stream::Stdout, &vec![b'x'; ROOM as usize]).unwrap();
         assert!(!speaker.is_late() && !commands.in_use());
         let whole = runtime.block_on(heard.collect()).unwrap().to_bytes();
         assert!(String::from_utf8_lossy(&whole).contains("resource_exhausted"));

@@ -10,9 +10,9 @@ use axum::body::Body;
 use axum::response::Response;
 use bytes::Bytes;
 use http_body::{Body as HttpBody, Frame};
-use tokio::sync::mpsc;
 
 use super::one::{Sandbox, run};
+use super::pieces::Taker;
 use super::registry::Sandboxes;
 use super::speaker::Tell;
 use crate::body::InPieces;
@@ -55,13 +55,13 @@ pub(super) async fn told(
 
 /// The answer, once there is something to tell.
 async fn begun(
-    mut printed: mpsc::Receiver<Bytes>,
+    mut printed: Taker,
     mut running: Running,
     last: fn(&Answer) -> Vec<u8>,
 ) -> Result<Response, Refusal> {
     tokio::select! {
         biased;
-        Some(first) = printed.recv() => {
+        Some(first) = printed.take() => {
             let told = Telling { first: Some(first), printed, running: Some(running), last };
             let mut response = Response::new(Body::new(told));
             response.extensions_mut().insert(InPieces);
@@ -71,7 +71,7 @@ async fn begun(
             let (head, answer) = ran?;
             // It may have printed something and ended since it was looked for; the head is with that then.
             let mut whole = Vec::new();
-            while let Ok(piece) = printed.try_recv() {
+            while let Some(piece) = printed.try_take() {
                 whole.extend_from_slice(&piece);
             }
             if whole.is_empty() {
@@ -88,7 +88,7 @@ type Running = Pin<Box<dyn Future<Output = Result<(Vec<u8>, Answer), Refusal>> +
 
 struct Telling {
     first: Option<Bytes>,
-    printed: mpsc::Receiver<Bytes>,
+    printed: Taker,
     /// None once everything is told.
     running: Option<Running>,
     last: fn(&Answer) -> Vec<u8>,
@@ -106,7 +106,7 @@ impl HttpBody for Telling {
             return Poll::Ready(Some(Ok(Frame::data(first))));
         }
         // It ends with the call, whose answer comes after all that it printed.
-        if let Some(piece) = ready!(self.printed.poll_recv(context)) {
+        if let Some(piece) = ready!(self.printed.poll_take(context)) {
             return Poll::Ready(Some(Ok(Frame::data(piece))));
         }
         let Some(running) = &mut self.running else { return Poll::Ready(None) };
@@ -128,13 +128,14 @@ impl HttpBody for Telling {
 mod tests {
     use http_body_util::BodyExt;
 
+    use super::super::pieces::{Giver, way};
     use super::*;
 
-    fn told(running: impl FnOnce(mpsc::Sender<Bytes>) -> Running) -> String {
+    fn told(running: impl FnOnce(Giver) -> Running) -> String {
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         runtime.block_on(async {
-            let (sender, printed) = mpsc::channel(8);
-            let begun = begun(printed, running(sender), |_| b" end".to_vec()).await.unwrap();
+            let (giver, printed) = way();
+            let begun = begun(printed, running(giver), |_| b" end".to_vec()).await.unwrap();
             let body = begun.into_body().collect().await.unwrap().to_bytes();
             String::from_utf8(body.to_vec()).unwrap()
         })
@@ -145,17 +146,17 @@ mod tests {
         let silent = told(|_| Box::pin(async { Ok((b"head".to_vec(), Answer::Done)) }));
         assert_eq!(silent, "head end");
         // Both within one look.
-        let quick = told(|sender| {
+        let quick = told(|giver| {
             Box::pin(async move {
-                sender.send("head printed".into()).await.unwrap();
+                giver.give("head printed".into()).await;
                 Ok((b"head".to_vec(), Answer::Done))
             })
         });
         assert_eq!(quick, "head printed end");
-        let slow = told(|sender| {
+        let slow = told(|giver| {
             Box::pin(async move {
-                sender.send("head one".into()).await.unwrap();
-                drop(sender);
+                giver.give("head one".into()).await;
+                drop(giver);
                 tokio::task::yield_now().await;
                 Ok((b"head".to_vec(), Answer::Done))
             })

@@ -1,7 +1,7 @@
 //! Code in sandboxes, in every language: what it prints, gives and throws, also while it still runs; and clients of E2B, unmodified.
 
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use afresh_serve::{SandboxConfig, Template};
@@ -225,16 +225,28 @@ fn client_of_e2b(sandboxes: SandboxConfig, mut command: Command) {
     run(async {
         let server = serve(with(sandboxes)).await;
         let url = server.url("");
-        let asking = tokio::task::spawn_blocking(move || {
-            command
-                .env("E2B_API_URL", &url)
-                .env("E2B_SANDBOX_URL", &url)
-                .env("E2B_API_KEY", KEY)
-                .env("NO_PROXY", "127.0.0.1")
-                .output()
-                .unwrap()
-        });
-        let output = tokio::time::timeout(LONG, asking).await.expect("it ends").unwrap();
+        let client = command
+            .env("E2B_API_URL", &url)
+            .env("E2B_SANDBOX_URL", &url)
+            .env("E2B_API_KEY", KEY)
+            .env("NO_PROXY", "127.0.0.1")
+            // Python says where it was when it was ended.
+            .env("PYTHONFAULTHANDLER", "1")
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let id = rustix::process::Pid::from_child(&client);
+        let mut asking = tokio::task::spawn_blocking(move || client.wait_with_output().unwrap());
+        let output = match tokio::time::timeout(LONG, &mut asking).await {
+            Ok(output) => output,
+            Err(_) => {
+                rustix::process::kill_process(id, rustix::process::Signal::ABORT).unwrap();
+                asking.await
+            }
+        };
+        let output = output.unwrap();
         let said = String::from_utf8_lossy(&output.stdout);
         let error = String::from_utf8_lossy(&output.stderr);
         assert!(output.status.success(), "{said}\n{error}");
