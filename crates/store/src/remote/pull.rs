@@ -42,6 +42,10 @@ impl Remote {
         if manifest.journal()?.is_some() {
             // A session: its turns are folded on the way, as when it is pushed.
             let session = self.load_with(name, &Access::new().with_limits(Limits::NONE))?;
+            #[cfg_attr(
+                not(feature = "seal"),
+                allow(clippy::needless_update, reason = "there is nothing else then")
+            )]
             let fold = FoldOptions { encoding, layers: 0, ..FoldOptions::default() };
             let (id, _) = fold_into(&mut local.shelf(), &session, &fold)?;
             local.tag(local_name, Some(id))?;
