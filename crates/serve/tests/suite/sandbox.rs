@@ -298,20 +298,20 @@ fn clients_that_go_away_leave_nothing_between_two_states() {
                 let _ = tokio::time::timeout(patience, asked).await;
             }
         }
-        let settled = || {
-            let (snapshots, their_records) = kept(dir.path(), "snap-", "records");
-            let (paused, records) = kept(dir.path(), "sandbox-", "sandboxes");
-            snapshots == their_records && paused == records
-        };
+        // What is under way when it is looked at is between two states still: it is settled when it stays so.
+        let (mut snapshots, mut paused) = Default::default();
+        let mut settled = 0;
         for _ in 0..200 {
-            if settled() {
+            snapshots = kept(dir.path(), "snap-", "records");
+            paused = kept(dir.path(), "sandbox-", "sandboxes");
+            let whole = snapshots.0 == snapshots.1 && paused.0 == paused.1;
+            settled = if whole { settled + 1 } else { 0 };
+            if settled == 10 {
                 break;
             }
             tokio::time::sleep(Duration::from_millis(100)).await;
         }
-        let snapshots = kept(dir.path(), "snap-", "records");
         assert_eq!(snapshots.0, snapshots.1, "snapshots and their records");
-        let paused = kept(dir.path(), "sandbox-", "sandboxes");
         assert_eq!(paused.0, paused.1, "sandboxes that were saved, and their records");
         assert!(!snapshots.0.is_empty() && !paused.0.is_empty(), "nobody went away late enough");
         server.end().await;
