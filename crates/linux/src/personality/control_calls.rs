@@ -13,7 +13,7 @@ use crate::platform::Process;
 /// Nanoseconds that a timer may be late (`timer_slack`), unless a process says otherwise.
 const SLACK: u64 = 50_000;
 /// The last capability that there is (`CAP_CHECKPOINT_RESTORE`).
-const CAPABILITIES: u64 = 40;
+pub(super) const CAPABILITIES: u64 = 40;
 const PR_SET_PTRACER: i32 = 0x5961_6d61;
 const PR_SET_VMA: i32 = 0x5356_4d41;
 /// Form of `capget` and `capset`, the last one (`_LINUX_CAPABILITY_VERSION_3`).

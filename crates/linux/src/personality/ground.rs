@@ -8,9 +8,10 @@ use std::path::{Path, PathBuf};
 
 use afresh_files::{Budget, Kind, Layer, New, Refused, Time, Tree, Walk};
 
+use super::control_calls::CAPABILITIES;
 use super::devices::{DEVICES, TERMINALS};
 use super::proc_paths::OWN_DESCRIPTORS;
-use super::process_calls::USER;
+use super::process_calls::{RELEASE, USER, VERSION};
 
 /// There the host tells of itself and of this process, which no grant can mean.
 const OWN: [&str; 3] = ["/proc", "/sys", "/dev"];
@@ -19,6 +20,8 @@ pub(super) const HOST: &str = "afresh";
 /// Who the guest is, on the host's system.
 const NAME: &str = "user";
 const HOME: &str = "/home/user";
+/// Who owns what nobody does.
+const NOBODY: u32 = 65534;
 /// Files that a guest may make.
 const FILES: u64 = 1 << 16;
 
@@ -125,6 +128,7 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
     let processor = "processor\t: 0\nvendor_id\t: afresh\ncpu family\t: 0\nmodel\t\t: 0\nmodel name\t: afresh\n\
                      physical id\t: 0\nsiblings\t: 1\ncore id\t\t: 0\ncpu cores\t: 1\n\
                      flags\t\t: fpu tsc cx8 cmov mmx fxsr sse sse2 syscall nx lm\n\n";
+    let ports = super::socket_calls::EPHEMERAL;
     let files = [
         ("/proc/meminfo", total + &none),
         ("/proc/cpuinfo", processor.to_owned()),
@@ -132,6 +136,21 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
         ("/proc/sys/kernel/hostname", format!("{HOST}\n")),
         ("/proc/sys/kernel/core_pattern", "core\n".to_owned()),
         ("/proc/sys/kernel/pid_max", "32768\n".to_owned()),
+        ("/proc/sys/kernel/ostype", "Linux\n".to_owned()),
+        ("/proc/sys/kernel/osrelease", format!("{RELEASE}\n")),
+        ("/proc/sys/kernel/version", format!("{VERSION}\n")),
+        ("/proc/sys/kernel/threads-max", format!("{}\n", super::threads::THREADS)),
+        ("/proc/sys/kernel/cap_last_cap", format!("{CAPABILITIES}\n")),
+        ("/proc/sys/kernel/overflowuid", format!("{NOBODY}\n")),
+        ("/proc/sys/kernel/overflowgid", format!("{NOBODY}\n")),
+        // What is reserved and not touched costs nothing.
+        ("/proc/sys/vm/overcommit_memory", "1\n".to_owned()),
+        ("/proc/sys/vm/max_map_count", format!("{}\n", super::layout::MAPPINGS)),
+        ("/proc/sys/net/core/somaxconn", format!("{}\n", super::sockets::BACKLOG)),
+        ("/proc/sys/net/ipv4/ip_local_port_range", format!("{}\t{}\n", ports.start, ports.end - 1)),
+        ("/proc/sys/fs/inotify/max_user_watches", format!("{}\n", super::watches::WATCHES)),
+        ("/proc/sys/fs/inotify/max_queued_events", format!("{}\n", super::watches::QUEUED)),
+        ("/proc/sys/fs/file-max", format!("{}\n", super::table::DESCRIPTORS)),
         ("/proc/sys/fs/pipe-max-size", format!("{}\n", super::channels::LARGEST)),
         ("/proc/sys/fs/nr_open", format!("{}\n", super::table::DESCRIPTORS)),
     ];
@@ -145,13 +164,12 @@ pub(crate) fn tell(tree: &mut Tree, memory: u64) -> Result<(), Refused> {
 /// Says who the guest is and what its names mean where nobody else does: neither an image nor what was granted. `users` for a guest that
 /// stands on the host's system, of which it does not see who its users are.
 pub(crate) fn settle(tree: &mut Tree, users: bool) -> Result<(), Refused> {
-    let nobody = 65534;
     let passwd = format!(
         "root:x:0:0:root:/root:/bin/sh\n\
          {NAME}:x:{USER}:{USER}:{NAME}:{HOME}:/bin/sh\n\
-         nobody:x:{nobody}:{nobody}:nobody:/nonexistent:/usr/sbin/nologin\n"
+         nobody:x:{NOBODY}:{NOBODY}:nobody:/nonexistent:/usr/sbin/nologin\n"
     );
-    let group = format!("root:x:0:\n{NAME}:x:{USER}:\nnogroup:x:{nobody}:\n");
+    let group = format!("root:x:0:\n{NAME}:x:{USER}:\nnogroup:x:{NOBODY}:\n");
     let hosts = format!("127.0.0.1\tlocalhost {HOST}\n");
     let told = [("/etc/hosts", hosts), ("/etc/passwd", passwd), ("/etc/group", group)];
     for (path, text) in &told[..if users { told.len() } else { 1 }] {

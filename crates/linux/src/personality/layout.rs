@@ -15,7 +15,7 @@ use crate::platform::{GUEST, IMAGE_LEN};
 
 pub(crate) const PAGE: u64 = afresh_sys::PAGE_SIZE as u64;
 /// Mappings a guest may have. Each becomes one or more of the kernel's, which allows 65,530.
-const MAPPINGS: usize = 4000;
+pub(super) const MAPPINGS: usize = 4000;
 /// Below this lies what `mmap` places by itself.
 const CEILING: u64 = 0x6fff_0000_0000;
 /// The stack's highest address.

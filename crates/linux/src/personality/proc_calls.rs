@@ -304,7 +304,8 @@ impl State {
                     (at as u64 + 3, entry.node.0, entry.kind.mode(), entry.name.to_vec())
                 }));
                 entries.push(named(BEHIND, folder.inode(), link, "self"));
-                entries.push(named(BEHIND + 1, folder.inode(), file, "uptime"));
+                let own = super::told::OWN_FILES.iter().zip(BEHIND + 1..);
+                entries.extend(own.map(|(name, at)| named(at, folder.inode(), file, name)));
                 let mut ids = self.family.numbers();
                 ids.sort_unstable();
                 entries.extend(ids.into_iter().map(|id| numbered(id, BEHIND, directory)));

@@ -7,6 +7,9 @@ use super::ground::HOST;
 use super::{DONE, Outcome, Person, Served, copy_out};
 use crate::platform::{GUEST, Process};
 
+/// What the kernel calls itself.
+pub(super) const RELEASE: &str = "6.1.0";
+pub(super) const VERSION: &str = "#1";
 /// The number of the guest's first process and thread.
 pub(crate) const PID: u64 = 2;
 /// Its user and group.
@@ -40,7 +43,9 @@ impl Person {
 
     pub(super) fn names(&mut self, process: &mut Process, to: u64) -> Served {
         let mut bytes = vec![0; 6 * 65];
-        for (index, name) in ["Linux", HOST, "6.1.0", "#1", "x86_64", "(none)"].iter().enumerate() {
+        for (index, name) in
+            ["Linux", HOST, RELEASE, VERSION, "x86_64", "(none)"].iter().enumerate()
+        {
             bytes[index * 65..index * 65 + name.len()].copy_from_slice(name.as_bytes());
         }
         copy_out(process, to, &bytes)?;

@@ -7,11 +7,14 @@ use std::fmt::Write;
 
 use afresh_files::Node;
 
-use super::clock_calls::now_moment;
+use super::clock_calls::{now, now_moment};
+use super::process_calls::{RELEASE, VERSION};
 use super::table::Open;
 use super::terminals::FIRST_DEVICE;
 use super::{State, USER};
 
+/// Files of `/proc` itself that are made when they are opened.
+pub(super) const OWN_FILES: [&str; 4] = ["loadavg", "stat", "uptime", "version"];
 /// Files of a process, and whether there is one of a process that has ended.
 pub(super) const FILES: [(&str, bool); 9] = [
     ("cmdline", true),
@@ -43,6 +46,8 @@ const LIMITS: [(&str, u32, &str); 16] = [
     ("realtime priority", libc::RLIMIT_RTPRIO, ""),
     ("realtime timeout", libc::RLIMIT_RTTIME, "us"),
 ];
+/// Nanoseconds of a tick, by which processor time is told.
+const TICK: u64 = 10_000_000;
 /// The one file system that there is.
 const MOUNTS: &str = "afresh / tmpfs rw 0 0\n";
 
@@ -54,10 +59,30 @@ impl State {
                 let seconds = now_moment() as f64 / 1e9;
                 format!("{seconds:.2} {seconds:.2}\n")
             }
+            b"loadavg" => {
+                let threads = self.family.kins().filter_map(|kin| self.threads_of(kin.id));
+                let all: usize = threads.map(|threads| threads.iter().count()).sum();
+                let last = self.family.numbers().into_iter().max().unwrap_or_default();
+                format!("0.00 0.00 0.00 1/{all} {last}\n")
+            }
+            b"stat" => self.processor_lines(),
+            b"version" => format!("Linux version {RELEASE} (afresh) {VERSION}\n"),
             b"mounts" => MOUNTS.to_owned(),
             _ => return None,
         };
         Some(text.into_bytes())
+    }
+
+    /// What the one processor has done since the start. The guest's own time is not told from its rest.
+    fn processor_lines(&self) -> String {
+        let (rest, begun) =
+            (now_moment() / TICK, now().seconds - (now_moment() / 1_000_000_000) as i64);
+        let times = format!("0 0 0 {rest} 0 0 0 0 0 0");
+        let runs = self.family.kins().count();
+        format!(
+            "cpu  {times}\ncpu0 {times}\nintr 0\nctxt 0\nbtime {begun}\nprocesses {runs}\n\
+             procs_running 1\nprocs_blocked 0\n"
+        )
     }
 
     /// The content of a file of a process, or of one of its threads.

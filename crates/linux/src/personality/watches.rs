@@ -18,9 +18,9 @@ use super::{DONE, NAME, Outcome, Person, Served, State, copy_out, path_in};
 use crate::platform::Process;
 
 /// Files that one descriptor may watch (`max_user_watches`, of all).
-const WATCHES: usize = 1 << 16;
+pub(super) const WATCHES: usize = 1 << 16;
 /// Events that one descriptor keeps (`max_queued_events`).
-const QUEUED: usize = 1 << 14;
+pub(super) const QUEUED: usize = 1 << 14;
 /// Bytes of an event without its name.
 const HEAD: usize = 16;
 

@@ -25,7 +25,7 @@ fn shell(script: &str) -> Program {
 }
 
 const DESCRIPTORS: &str = r#"
-import errno, os, stat, sys
+import errno, os, re, stat, sys, time
 
 def fails(number, work, *args):
     try: work(*args)
@@ -95,6 +95,12 @@ def own():
     with open(f"{own}/environ", "rb") as f: env = f.read().split(b"\0")
     assert set(env) == {b"COLOUR=blue", b"PATH=/usr/bin:/bin", b"PYTHONDONTWRITEBYTECODE=1", b""}, env
     with open("/proc/cpuinfo") as f: assert f.read().count("processor") == 1
+    assert os.getloadavg() == (0, 0, 0) and {"loadavg", "stat"} <= set(os.listdir("/proc"))
+    with open("/proc/stat") as f: begun = int(re.search("btime ([0-9]+)", f.read())[1])
+    assert abs(begun + time.monotonic() - time.time()) < 2, begun
+    with open("/proc/version") as f: assert f.read().startswith(f"Linux version {os.uname().release} ")
+    for name, value in ("kernel/osrelease", os.uname().release), ("net/core/somaxconn", "128"):
+        with open(f"/proc/sys/{name}") as f: assert f.read() == value + "\n"
     with open(f"{own}/limits") as f: assert "Max open files            1024" in f.read()
     with open(f"{own}/fdinfo/0") as f: assert f.read().startswith("pos:\t0\n")
     with open("/proc/thread-self/comm") as f: assert f.read().strip()
