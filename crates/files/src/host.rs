@@ -98,6 +98,34 @@ fn failed(path: &Path, error: Errno) -> Refused {
     }
 }
 
+/// What a guest sees of the host's file; `None` for one that it does not.
+fn kind_of(kind: FileType) -> Option<Kind> {
+    match kind {
+        FileType::RegularFile => Some(Kind::File),
+        FileType::Directory => Some(Kind::Directory),
+        FileType::Symlink => Some(Kind::Link),
+        _ => None,
+    }
+}
+
+/// Has `node` be known as `name` in `parent`.
+fn know(
+    known: &mut HashMap<Node, Known>,
+    node: Node,
+    parent: Node,
+    name: Name,
+) -> Result<(), Errno> {
+    match known.get(&node) {
+        Some(other) if (other.parent, &other.name) != (parent, &name) => Err(Errno::EXIST),
+        Some(_) => Ok(()),
+        None if known.len() >= KNOWN => Err(Errno::NFILE),
+        None => {
+            known.insert(node, Known { name, parent, inode: None });
+            Ok(())
+        }
+    }
+}
+
 /// The path of a file that is known, below the directory.
 fn path_of(known: &HashMap<Node, Known>, node: Node) -> Result<PathBuf, Refused> {
     let mut names = Vec::new();
@@ -159,17 +187,25 @@ impl HostDirectory {
         path_of(&self.known.lock().unwrap_or_else(PoisonError::into_inner), node)
     }
 
-    /// Makes the number of a path known, as looking at every directory above it does.
+    /// Makes the number of a path known, as looking at every directory above it does, and lists none of them.
     pub(crate) fn enter(&self, path: &Path) -> Result<Node, Refused> {
-        let mut at = PathBuf::new();
-        let mut node = self.root();
+        // Nobody finds anything behind a link, or what no guest can open.
+        let found = self.open_at(path, OFlags::PATH).and_then(rustix::fs::fstat);
+        let mode = found.map_err(|error| failed(path, error))?.st_mode;
+        if kind_of(FileType::from_raw_mode(mode)).is_none() {
+            return Err(Refused::Missing);
+        }
+        let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let (mut at, mut node) = (PathBuf::new(), self.root());
         for part in path.components() {
             let std::path::Component::Normal(name) = part else { return Err(Refused::Invalid) };
-            self.inode(node)?;
             at.push(name);
-            node = self.node(at.as_os_str().as_bytes());
+            let child = self.node(at.as_os_str().as_bytes());
+            know(&mut known, child, node, Name::from(name.as_bytes()))
+                .map_err(|error| failed(path, error))?;
+            node = child;
         }
-        self.inode(node).map(|_| node)
+        Ok(node)
     }
 
     fn open_at(&self, path: &Path, flags: OFlags) -> Result<OwnedFd, Errno> {
@@ -242,12 +278,7 @@ impl HostDirectory {
                 let stat = rustix::fs::statat(&fd, entry.file_name(), AtFlags::SYMLINK_NOFOLLOW)?;
                 kind = FileType::from_raw_mode(stat.st_mode);
             }
-            let kind = match kind {
-                FileType::RegularFile => Kind::File,
-                FileType::Directory => Kind::Directory,
-                FileType::Symlink => Kind::Link,
-                _ => continue,
-            };
+            let Some(kind) = kind_of(kind) else { continue };
             found.push((Name::from(name), kind));
         }
         // What is renamed meanwhile may come twice.
@@ -265,16 +296,7 @@ impl HostDirectory {
             child.truncate(above);
             child.extend_from_slice(&name.0);
             let child = self.node(&child);
-            match known.get(&child) {
-                Some(other) if (other.parent, &other.name) != (node, &name) => {
-                    return Err(Errno::EXIST);
-                }
-                Some(_) => {}
-                None if known.len() >= KNOWN => return Err(Errno::NFILE),
-                None => {
-                    known.insert(child, Known { name: name.clone(), parent: node, inode: None });
-                }
-            }
+            know(&mut known, child, node, name.clone())?;
             entries.push((name, Entry { node: child, kind, paid: false }));
         }
         let parent = known.get(&node).map_or(node, |known| known.parent);

@@ -125,6 +125,26 @@ fn a_host_directory_is_read_below_and_never_written_or_left() {
     assert!(tree.diff(&again).unwrap().is_empty());
     assert_eq!(again.used(), tree.used());
     assert!(matches!(empty().restored(&saved), Err(TreeError::Layers { .. })));
+    // What it names of the directory is known before anybody lists it, and is what is listed then.
+    let beside = |tree: &Tree| -> Vec<_> {
+        let entries = tree.list_path("/moved").unwrap().into_iter();
+        entries.map(|entry| (entry.name.to_vec(), entry.node)).collect()
+    };
+    assert_eq!(beside(&again), beside(&tree));
+    // A file that is named and is none any more, or one that no guest sees, is no state to go on from.
+    let (a, kept) = (top.join("a"), top.join("kept"));
+    std::fs::rename(&a, &kept).unwrap();
+    for instead in ["nothing", "a socket", "a link"] {
+        match instead {
+            "nothing" => {}
+            "a socket" => drop(std::os::unix::net::UnixListener::bind(&a).unwrap()),
+            _ => std::os::unix::fs::symlink("kept", &a).unwrap(),
+        }
+        let restored = over(Layer::directory(&top).unwrap()).restored(&saved);
+        assert!(matches!(restored, Err(TreeError::Damaged { .. })), "{instead}: {restored:?}");
+        let _ = std::fs::remove_file(&a);
+    }
+    std::fs::rename(&kept, &a).unwrap();
     let alone = Keeper::new(&tree).tree(&tree);
     drop(directory);
     assert_eq!(read(&alone, "a").unwrap()[4999..5008], *b"\x07changed\x07");

@@ -198,6 +198,8 @@ impl Snapshot {
         mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,
     ) -> Result<(), E> {
         const BATCH: u64 = 512;
+        // Few enough to stay in the processor's cache.
+        const NEAR: u64 = 64;
         if let Some(turned) = self.turned() {
             // The compact copy is of the pages as they were.
             return self.read_each(&turned.set, each);
@@ -206,16 +208,34 @@ impl Snapshot {
         if layer.is_distant() {
             return Self::read_distant_set(layer, each);
         }
+        // Most runs are short and stored one behind the other: those are read many at once.
+        let mut near = vec![0; NEAR as usize * PAGE_SIZE];
+        let mut has = 0..0;
         let mut buffer = Vec::new();
         for extent in &layer.index().extents {
             for skip in (0..extent.len).step_by(BATCH as usize) {
-                let len = BATCH.min(extent.len - skip) as usize;
-                buffer.clear();
-                buffer.resize(len * PAGE_SIZE, 0);
-                if let Some(stored) = extent.stored {
-                    layer.read(stored + skip, &mut buffer)?;
-                }
-                each(PageRange::new((extent.first + skip) as usize, len), &buffer)?;
+                let len = BATCH.min(extent.len - skip);
+                let bytes = len as usize * PAGE_SIZE;
+                let stored = extent.stored.map(|stored| stored + skip);
+                let run = match stored.filter(|_| len <= NEAR) {
+                    Some(stored) => {
+                        if stored < has.start || stored + len > has.end {
+                            has = stored..layer.index().stored.min(stored + NEAR);
+                            let read = (has.end - has.start) as usize * PAGE_SIZE;
+                            layer.read(stored, &mut near[..read])?;
+                        }
+                        &near[(stored - has.start) as usize * PAGE_SIZE..][..bytes]
+                    }
+                    None => {
+                        buffer.clear();
+                        buffer.resize(bytes, 0);
+                        if let Some(stored) = stored {
+                            layer.read(stored, &mut buffer)?;
+                        }
+                        &buffer[..]
+                    }
+                };
+                each(PageRange::new((extent.first + skip) as usize, len as usize), run)?;
             }
         }
         Ok(())

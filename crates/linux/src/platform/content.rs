@@ -55,7 +55,7 @@ impl Process {
         files: Vec<Range<u64>>,
     ) -> Result<(), PlatformError> {
         let Some(track) = self.track.as_mut().filter(|_| !files.is_empty()) else { return Ok(()) };
-        files.into_iter().try_for_each(|range| track.await_content(range))?;
+        track.await_content(files)?;
         let (shown, pages) = (shown.clone(), segments.pages());
         self.coming = Some(Coming { shown, pages, segments: segments.clone() });
         Ok(())

@@ -197,7 +197,7 @@ impl Process {
             && let Some(track) = &mut self.track
         {
             let files = pieces.iter().filter(|piece| piece.file.is_some());
-            files.map(Piece::range).try_for_each(|range| track.await_content(range))?;
+            track.await_content(files.map(Piece::range))?;
         }
         let writable = segments.iter().filter(|segment| segment.allows(libc::PROT_WRITE));
         writable.into_iter().try_for_each(|segment| self.watch(segment.range()))

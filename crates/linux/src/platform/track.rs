@@ -116,10 +116,18 @@ impl Track {
         self.uffd.register(start, len, interest).map_err(refused)
     }
 
-    /// Has missing pages of `range` reported, which must just have been mapped.
-    pub(super) fn await_content(&mut self, range: Range<u64>) -> Result<(), PlatformError> {
-        self.coming.insert(range.clone());
-        self.register(range, Interest::MISSING)
+    /// Has missing pages of `ranges` reported, which must just have been mapped. Mappings that lie side by side are one
+    /// registration: it goes over as many as there are.
+    pub(super) fn await_content(
+        &mut self,
+        ranges: impl IntoIterator<Item = Range<u64>>,
+    ) -> Result<(), PlatformError> {
+        let mut joined = Ranges::default();
+        ranges.into_iter().for_each(|range| joined.insert(range));
+        joined.iter().try_for_each(|range| {
+            self.coming.insert(range.clone());
+            self.register(range, Interest::MISSING)
+        })
     }
 
     /// Notes that nothing is missing any more.

@@ -59,6 +59,37 @@ fn distinct_pages_are_stored_in_order_across_batches() {
 }
 
 #[test]
+fn a_working_set_of_short_and_long_runs_is_read_run_by_run() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = store(dir.path());
+    let memory = memory();
+    // One page, two, some tens, and more than are read at a time; zeros and duplicates among them.
+    let scattered = (0..3000).step_by(19).map(|n| PageRange::new(n, 1 + n % 5));
+    let longer = (3100..3900).step_by(80).map(|n| PageRange::new(n, 70));
+    let set: Vec<_> = scattered
+        .chain(longer)
+        .chain([PageRange::new(3990, 1500), PageRange::new(6000, 63), PageRange::new(6100, 1)])
+        .collect();
+    for encoding in [Encoding::Raw, Encoding::Zstd] {
+        let mut save = options();
+        save.encoding = encoding;
+        save.working_set = set.clone();
+        store.save("a", &memory, &save).unwrap();
+        let snapshot = store.load("a").unwrap();
+        assert_eq!(snapshot.working_set(), set);
+        let (mut pages, mut last) = (0, 0);
+        let read = |range: PageRange, content: &[u8]| {
+            assert!(range.start >= last, "{range:?} after {last}");
+            assert!(content == &memory.0[range.byte_start()..][..range.byte_len()], "{range:?}");
+            (pages, last) = (pages + range.len, range.end());
+            Ok::<(), OpenError>(())
+        };
+        snapshot.read_working_set(read).unwrap();
+        assert_eq!(pages, set.iter().map(|run| run.len).sum::<usize>());
+    }
+}
+
+#[test]
 fn a_delta_of_scattered_pages_holds_them_alone() {
     let dir = tempfile::tempdir().unwrap();
     let store = store(dir.path());
