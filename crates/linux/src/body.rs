@@ -25,6 +25,8 @@ use crate::warm::Limits;
 
 const PAGE: u64 = PAGE_SIZE as u64;
 const READ: u64 = libc::PROT_READ as u64;
+/// Bytes of files that are frozen as they lie, at least: what is shorter is copied, for each piece is a mapping of every instance.
+const LENT: u64 = 128 << 10;
 /// Images that the mappings of one process may show besides each other. Beyond that a new process is made.
 const SHOWN: usize = 64;
 
@@ -329,21 +331,33 @@ impl Body {
         let segments = old.place(layout.mappings());
         // Pages of its own, and, of what shows no image, those that are not there.
         let (mut placed, mut gone) = (Vec::new(), segments.without(&old));
+        let mut lent = Vec::new();
         for part in segments.iter() {
             let mut at = part.start;
             let private = self.process.private(part.range())?;
-            for held in self.with_contents(part.range(), private) {
+            let mut copied = Ranges::default();
+            for held in self.with_contents(part.range(), private.clone()) {
                 gone.extend(segments.pages_of(self.blank(at..held.start).into_iter()));
-                placed.extend(segments.pages_of(std::iter::once(held.clone())));
                 at = held.end;
+                copied.insert(held);
             }
             gone.extend(segments.pages_of(self.blank(at..part.range().end).into_iter()));
+            for (range, contents) in self.untouched(part.range(), private) {
+                let pages = segments.pages_of(std::iter::once(range.clone()));
+                let image =
+                    contents.image(range.end - range.start).map_err(|e| failed(e.into()))?;
+                lent.extend(pages.first().map(|run| (run.start, image)));
+                copied.remove(range);
+            }
+            placed.extend(segments.pages_of(copied.iter()));
         }
         // What the image before does not have is zero.
         let had = PageRange::new(0, image.pages());
         let mut gone: Vec<_> = gone.iter().filter_map(|run| run.intersect(had)).collect();
         placed.sort_unstable_by_key(|run| run.start);
         gone.sort_unstable_by_key(|run| run.start);
+        lent.sort_unstable_by_key(|(first, _)| *first);
+        let image = image.with_parts(segments.pages(), &lent).map_err(|e| failed(e.into()))?;
         let closed = segments.iter().filter(|part| !part.allows(libc::PROT_READ));
         let closed: Vec<_> = closed.copied().collect();
         let image = self.opened(&closed, |body| {
@@ -366,6 +380,22 @@ impl Body {
             None => vec![range],
         };
         parts.into_iter().flat_map(|part| self.showing.within(part)).collect()
+    }
+
+    /// The larger parts of `range` that show contents and hold none of the process's pages, `private`.
+    fn untouched(
+        &self,
+        range: Range<u64>,
+        private: Vec<Range<u64>>,
+    ) -> Vec<(Range<u64>, Contents)> {
+        let mut left = Ranges::default();
+        left.insert(range.clone());
+        private.into_iter().for_each(|own| left.remove(own));
+        let parts = self.contents(range).into_iter().flat_map(|(part, contents)| {
+            let cut = left.within(part.clone()).into_iter();
+            cut.map(move |cut| (cut.clone(), contents.from(cut.start - part.start)))
+        });
+        parts.filter(|(part, _)| part.end - part.start >= LENT).collect()
     }
 
     /// `held`, which are parts of `range`, and those that show contents of files: whether or not a page is there it has them.

@@ -14,7 +14,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use afresh_files::{FileVersion, Node, Refused, Tree};
-use afresh_memory::PageRange;
+use afresh_memory::{Image, ImageError, Lender, Lent, PageRange};
 use afresh_sys::{Memfd, PAGE_SIZE, fork};
 use rustix::io::Errno;
 
@@ -73,7 +73,8 @@ impl Place {
         let range = *end..end.checked_add(size).filter(|end| *end < i64::MAX as u64)?;
         self.file.set_len(range.end as usize).ok()?;
         *end = range.end;
-        Some(Arc::new(Lies { place: self.clone(), range, filled: Mutex::default() }))
+        let (place, filled, lent) = (self.clone(), Mutex::default(), Lent::default());
+        Some(Arc::new(Lies { place, range, filled, lent }))
     }
 }
 
@@ -84,6 +85,19 @@ pub(crate) struct Lies {
     range: Range<u64>,
     /// What of them is there.
     filled: Mutex<Ranges>,
+    /// What images show of them.
+    lent: Lent,
+}
+
+impl Lender for Lies {
+    fn file(&self) -> &Memfd {
+        &self.place.file
+    }
+
+    fn part(&self) -> PageRange {
+        let Range { start, end } = self.range;
+        PageRange::new((start / PAGE) as usize, ((end - start) / PAGE) as usize)
+    }
 }
 
 impl Lies {
@@ -185,6 +199,19 @@ impl Shown {
     /// The same, so many bytes further on.
     pub(crate) fn from(&self, bytes: u64) -> Self {
         Self { lies: self.lies.clone(), offset: self.offset + bytes }
+    }
+
+    /// The first `len` bytes, whole pages that a process shows, as an image that shares their memory.
+    pub(crate) fn image(&self, len: u64) -> Result<Image, ImageError> {
+        let lender: Arc<dyn Lender> = self.lies.clone();
+        let pages = PageRange::new((self.offset / PAGE) as usize, (len / PAGE) as usize);
+        let wanted = self.offset..self.offset + len;
+        let there = self.lies.filled.lock().unwrap_or_else(PoisonError::into_inner);
+        if there.within(wanted.clone()).as_slice() != std::slice::from_ref(&wanted) {
+            return Err(ImageError::Filler("a file's bytes are shown before they came".to_owned()));
+        }
+        // SAFETY: what is filled is written once, before, and given back when nobody has the lies any more.
+        unsafe { self.lies.lent.image(&lender, pages) }
     }
 
     /// The memory file.
@@ -314,6 +341,21 @@ mod tests {
         rustix::io::pread(whole.file(), &mut bytes, whole.lies.range.start).unwrap();
         assert_eq!(bytes, [1; 8 * PAGE_SIZE]);
         drop((kept, whole));
+        assert_eq!(holds(&contents), 0);
+    }
+
+    #[test]
+    fn an_image_shares_what_is_shown_and_keeps_it() {
+        let ((tree, node), mut contents) = (tree(8), Contents::default());
+        let (shown, _) = contents.show(&tree, node, 2 * PAGE, 3 * PAGE, u64::MAX).unwrap().unwrap();
+        let image = shown.image(3 * PAGE).unwrap();
+        let part = shown.from(PAGE).image(PAGE).unwrap();
+        assert_eq!(image.page(1).unwrap().as_ptr(), part.page(0).unwrap().as_ptr());
+        assert_eq!((image.pages(), image.page(2)), (3, Some(&[1; PAGE_SIZE])));
+        assert!(shown.image(4 * PAGE).is_err(), "nobody has brought its last page");
+        drop((shown, part));
+        assert_eq!(holds(&contents), 3 * PAGE);
+        drop(image);
         assert_eq!(holds(&contents), 0);
     }
 

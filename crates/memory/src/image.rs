@@ -6,6 +6,7 @@
 //!
 //! What it promises: the content never changes once built (the files are sealed, and nothing maps
 //! them writable); a clone is a reference count; descriptors stay bounded however many images exist.
+//! What somebody lends ([`Lent`]) is as unchanging as its owner promised.
 
 mod backing;
 mod build;
@@ -15,6 +16,7 @@ mod file;
 mod inserter;
 mod join;
 mod lazy;
+mod lent;
 mod since;
 
 use std::fmt;
@@ -29,6 +31,7 @@ pub use file::ImageFile;
 pub use inserter::Inserter;
 pub use lazy::Filler;
 pub(crate) use lazy::{FaultOutcome, Missing};
+pub use lent::{Lender, Lent};
 pub use since::Since;
 
 use crate::ImageError;

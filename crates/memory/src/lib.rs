@@ -36,13 +36,14 @@ mod tracker;
 mod write_set;
 
 pub use afresh_sys::{
-    Feature, Features, PAGE_SIZE, PageRange, Reservation, SysError, ZeroStock, fork, page_align_up,
+    Feature, Features, Memfd, PAGE_SIZE, PageRange, Reservation, SysError, ZeroStock, fork,
+    page_align_up,
 };
 pub use cost::CostModel;
 pub use error::{ImageError, ResetError, SlotError, TrackError};
 #[cfg(not(miri))]
 pub use image::ImageFile;
-pub use image::{Filler, Image, ImageBuilder, Inserter, Since};
+pub use image::{Filler, Image, ImageBuilder, Inserter, Lender, Lent, Since};
 pub use remote::{Remote, RemoteError, RemoteSlot};
 pub use slot::{Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};

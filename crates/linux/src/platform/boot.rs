@@ -5,6 +5,8 @@
 //! could do if a call ever passed: capabilities, new processes and files by limits, names of files, the network and
 //! signals by Landlock where the kernel has it.
 
+use afresh_memory::ImageFile;
+
 use super::control::Control;
 use super::frame::Bases;
 use super::orders::{Orders, Then};
@@ -13,8 +15,10 @@ use super::{filter, process, stub};
 
 /// Mappings of the image that are made here; more are made afterwards, one by one.
 pub(super) const PIECES: usize = 400;
-/// The zygote's child's descriptor of the image's file.
+/// The zygote's child's descriptor of the image's first file; the others follow.
 const IMAGE_FILE: u64 = 4;
+/// Files of an image that a process is sent when it begins, at most: with what else is sent they fit into [`stub::LENT_LEN`].
+pub(super) const FILES: usize = 8;
 /// Descriptors that the process needs: those it starts with, what it makes for the sentry, and files that it is lent.
 const DESCRIPTORS: u64 = 64;
 /// `_LINUX_CAPABILITY_VERSION_3`.
@@ -122,16 +126,15 @@ pub(super) fn write_zygote(control: &mut Control, list: &str) -> Option<u64> {
     clock
 }
 
-/// Writes what a new process does. `pieces` are of the file that it is sent, or of none.
-pub(super) fn write_child(control: &mut Control, pieces: Option<&[Piece]>) {
+/// Writes what a new process does. `pieces` are of the files that it is sent, or of none; nothing if it shows no image.
+pub(super) fn write_child(control: &mut Control, pieces: Option<(&[Piece], &[&ImageFile])>) {
     let mut data = Data { control, next: stub::BOOT_DATA };
     let mut calls = Calls::default();
     let mut call = |number, args: &[u64]| calls.call(number, args);
     call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
-    for order in pieces.into_iter().flatten().map(|piece| piece.order(IMAGE_FILE)) {
-        call(order[0] as libc::c_long, &order[1..]);
-    }
-    // The image's file may hold other images, too.
+    let orders = pieces.into_iter().flat_map(|(pieces, files)| orders(pieces, files));
+    orders.for_each(|order| call(order[0] as libc::c_long, &order[1..]));
+    // The image's files may hold other images, too.
     call(libc::SYS_close_range, &[0, u64::from(u32::MAX)]);
     let none = data.words(&[0, 0]);
     call(libc::SYS_prlimit64, &[0, u64::from(libc::RLIMIT_NPROC), none]);
@@ -158,18 +161,25 @@ pub(super) fn write_child(control: &mut Control, pieces: Option<&[Piece]>) {
     calls.write(control, Then::Ask);
 }
 
-/// Writes what a template does before it forks for the first time: it makes the pieces, which are of the file that it is sent, or of none,
-/// and hears through the socket that it is sent behind that.
-pub(super) fn write_template(control: &mut Control, pieces: &[Piece]) {
+/// The calls that make `pieces`, which are of those files that are sent first, or of none.
+fn orders(pieces: &[Piece], files: &[&ImageFile]) -> impl Iterator<Item = [u64; 7]> {
+    let descriptor = |file: &ImageFile| files.iter().position(|sent| sent.shares_file(file));
+    pieces.iter().map(move |piece| {
+        let sent = piece.file.as_ref().and_then(descriptor);
+        piece.order(sent.map_or(u64::MAX, |place| IMAGE_FILE + place as u64))
+    })
+}
+
+/// Writes what a template does before it forks for the first time: it makes the pieces, which are of the files that it is sent, or of none,
+/// and hears through the socket that it is sent behind those.
+pub(super) fn write_template(control: &mut Control, pieces: &[Piece], files: &[&ImageFile]) {
     write_message(control);
     let mut calls = Calls::default();
     let mut call = |number, args: &[u64]| calls.call(number, args);
     call(libc::SYS_prctl, &[libc::PR_SET_PDEATHSIG as u64, libc::SIGKILL as u64]);
-    for order in pieces.iter().map(|piece| piece.order(IMAGE_FILE)) {
-        call(order[0] as libc::c_long, &order[1..]);
-    }
-    call(libc::SYS_dup2, &[IMAGE_FILE + 1, stub::SOCKET as u64]);
-    // The image's file may hold other images, too.
+    orders(pieces, files).for_each(|order| call(order[0] as libc::c_long, &order[1..]));
+    call(libc::SYS_dup2, &[IMAGE_FILE + files.len() as u64, stub::SOCKET as u64]);
+    // The image's files may hold other images, too.
     call(libc::SYS_close_range, &[3, u64::from(u32::MAX)]);
     calls.write(control, Then::Fork);
 }

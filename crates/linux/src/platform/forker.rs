@@ -22,9 +22,9 @@ use rustix::process::{
 };
 use rustix::thread::{CpuSet, sched_getcpu, sched_setaffinity};
 
-use super::PlatformError;
 use super::control::Control;
 use super::process::PATIENCE;
+use super::{PlatformError, boot, stub};
 
 /// A process that was forked for us. It is our child, though another made it.
 #[derive(Debug)]
@@ -68,6 +68,11 @@ impl Born {
         Ok(self.status)
     }
 }
+
+/// Descriptors that it can be sent at a time: a control area, an image's files, a socket.
+const MOST: usize = 2 + boot::FILES;
+/// A control message has a head of 16 bytes.
+const _: () = assert!(16 + 4 * MOST <= stub::LENT_LEN);
 
 /// Why it did not fork.
 pub(super) enum Refusal {
@@ -134,7 +139,7 @@ impl Forker {
     }
 
     pub(super) fn say(&self, bytes: &[u8], lent: &[BorrowedFd<'_>]) -> Result<(), Refusal> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(3))];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MOST))];
         let mut ancillary = SendAncillaryBuffer::new(&mut space);
         if !lent.is_empty() {
             ancillary.push(SendAncillaryMessage::ScmRights(lent));

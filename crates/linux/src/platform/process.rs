@@ -102,7 +102,7 @@ impl Process {
         require_bases()?;
         let mut control = Control::new()?;
         if let (Some(template), Some(image)) = (template, image) {
-            boot::write_child(&mut control, Some(&[]));
+            boot::write_child(&mut control, Some((&[], &[])));
             if let Some(born) = template.fork(&control) {
                 return Self::taken_over(born, control, Some(image), &[], Vec::new());
             }
@@ -111,17 +111,15 @@ impl Process {
         let coming = image.is_some_and(|(shown, _)| shown.is_coming());
         let files = pieces.iter().filter(|piece| coming && piece.file.is_some());
         let files: Vec<_> = files.map(Piece::range).collect();
-        let main = image.and_then(|(shown, _)| shown.main());
+        let sent = image.map(|(shown, _)| shown.main(boot::FILES)).unwrap_or_default();
         let (mut first, mut rest) = (Vec::new(), Vec::new());
         for piece in pieces {
-            let known = match (&piece.file, main) {
-                (Some(file), Some(main)) => file.shares_file(main),
-                _ => true,
-            };
+            let of = piece.file.as_ref();
+            let known = of.is_none_or(|file| sent.iter().any(|sent| sent.shares_file(file)));
             if known && first.len() < boot::PIECES { first.push(piece) } else { rest.push(piece) }
         }
-        boot::write_child(&mut control, image.map(|_| &first[..]));
-        let lent: Vec<_> = main.iter().map(|main| main.file()).collect();
+        boot::write_child(&mut control, image.map(|_| (&first[..], &sent[..])));
+        let lent: Vec<_> = sent.iter().map(|sent| sent.file()).collect();
         let born = zygote::start(&control, &lent)?;
         Self::taken_over(born, control, image, &rest, files)
     }

@@ -12,7 +12,7 @@ use afresh_memory::{Image, ImageError, ImageFile, PAGE_SIZE, PageRange};
 use super::orders::{Orders, Then};
 use super::process::Process;
 use super::segments::{Segment, Segments};
-use super::{PlatformError, stub};
+use super::{PlatformError, boot, stub};
 
 const PAGE: u64 = PAGE_SIZE as u64;
 /// Files that are lent at a time.
@@ -125,22 +125,32 @@ impl Shown {
         self.pieces_at(segment.start, segment.pages(), segment.protection, out);
     }
 
-    /// The file that holds most of it.
-    pub(super) fn main(&self) -> Option<&ImageFile> {
-        let pages = |file: &&ImageFile| {
-            let same = self.files.iter().filter(|other| other.shares_file(file));
-            same.map(|file| file.pages().len).sum::<usize>()
-        };
-        // A few hundred at most, and mostly of few files.
-        self.files.iter().take(64).max_by_key(pages)
+    /// The files that hold most of it, at most so many.
+    pub(super) fn main(&self, most: usize) -> Vec<&ImageFile> {
+        let mut found: Vec<(&ImageFile, usize)> = Vec::new();
+        for file in &self.files {
+            let len = file.pages().len;
+            match found.iter().position(|(other, _)| other.shares_file(file)) {
+                Some(place) => found[place].1 += len,
+                // A state that was saved turn by turn may be spread over many.
+                None if found.len() < 64 => found.push((file, len)),
+                None => {}
+            }
+        }
+        found.sort_by_key(|(_, pages)| std::cmp::Reverse(*pages));
+        found.into_iter().take(most).map(|(file, _)| file).collect()
     }
 
-    /// All pieces of a guest that starts, and the file that they are of; nothing if content may be missing, or there are several files.
-    pub(super) fn pieces(&self, segments: &Segments) -> Option<(&ImageFile, Vec<Piece>)> {
-        let main = self.main().filter(|_| self.coming.is_none())?;
+    /// All pieces of a guest that starts, and the files that they are of; nothing if content may be missing, or there are more files than a
+    /// process is sent when it begins.
+    pub(super) fn pieces(&self, segments: &Segments) -> Option<(Vec<&ImageFile>, Vec<Piece>)> {
+        if self.coming.is_some() {
+            return None;
+        }
+        let main = self.main(boot::FILES);
         let pieces = self.all(segments);
-        let of_main = |piece: &Piece| piece.file.as_ref().is_none_or(|file| file.shares_file(main));
-        pieces.iter().all(of_main).then_some((main, pieces))
+        let of_main = |file: &ImageFile| main.iter().any(|main| main.shares_file(file));
+        pieces.iter().all(|piece| piece.file.as_ref().is_none_or(of_main)).then_some((main, pieces))
     }
 
     /// All pieces of a guest that starts: the window's, then those of its segments.

@@ -71,22 +71,24 @@ impl std::fmt::Debug for Template {
 }
 
 impl Template {
-    /// A template that shows `image`; nothing for what takes more than one file, or too many mappings.
+    /// A template that shows `image`; nothing for what takes too many files or mappings.
     fn new(
         image: &Image,
         shown: &Shown,
         segments: &Segments,
         seat: Seat,
     ) -> Result<Option<Self>, PlatformError> {
-        let Some((main, pieces)) = shown.pieces(segments) else { return Ok(None) };
+        let Some((files, pieces)) = shown.pieces(segments) else { return Ok(None) };
         if pieces.len() > boot::PIECES {
             return Ok(None);
         }
         let mut control = Control::new()?;
-        boot::write_template(&mut control, &pieces);
+        boot::write_template(&mut control, &pieces, &files);
         let (socket, theirs) =
             ends().map_err(|error| PlatformError::kernel("making a template", error))?;
-        let process = zygote::start(&control, &[main.file(), theirs.as_fd()])?;
+        let lent: Vec<_> = files.iter().map(|file| file.file()).chain([theirs.as_fd()]).collect();
+        let process = zygote::start(&control, &lent)?;
+        drop(lent);
         drop(theirs);
         let mut forker = Forker::new(process.pid, socket, control);
         forker.clock = process.clock;

@@ -79,7 +79,7 @@ fn a_guest_opens_what_was_granted_and_nothing_else() {
     let own = [
         "/proc/self/mem",
         "/proc/1/status",
-        "/proc/version",
+        "/proc/kallsyms",
         "/sys/kernel",
         "/dev/kmsg",
         "/dev/mem",
@@ -116,4 +116,21 @@ print(socket.gethostbyname(socket.gethostname()), socket.getservbyname('https'))
     let passwd = "mine:x:1000:1000::/tmp:/bin/sh\n";
     let run = program.file("/etc/passwd", passwd).run(b"").unwrap();
     assert!(run.output.starts_with(b"mine /tmp True user 1\n"), "{run:?}");
+}
+
+/// What a library holds lies in memory once, however many programs are warm that have it mapped, and nothing of it was copied.
+#[test]
+fn warm_programs_share_what_their_libraries_hold() {
+    let Some(program) = common::python() else { return };
+    let program = program.arg("-c").arg("import sys; [print(line, end='') for line in sys.stdin]");
+    let Some(one) = common::here(program.warm()) else { return };
+    let other = program.warm().unwrap();
+    let images = [&one, &other].map(|warm| warm.freeze().unwrap().image().clone());
+    let places = |image: &afresh_memory::Image| -> std::collections::HashSet<_> {
+        let pages = image.stored().flat_map(|run| run.start..run.end());
+        pages.map(|page| image.page(page).unwrap().as_ptr() as usize).collect()
+    };
+    let [one, other] = images.each_ref().map(places);
+    let (shared, all) = (one.intersection(&other).count(), one.len());
+    assert!(3 * shared > all, "{shared} of {all} pages are shared");
 }

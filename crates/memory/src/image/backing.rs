@@ -3,7 +3,8 @@
 //! The first images of a process get a file each, sealed for ever. A process with thousands of images
 //! would run out of descriptors that way, so once [`OWN_FILES`] are alive the next ones, and small ones at
 //! once, share a pack: a file that only this module writes, each range of it exactly once: before anybody maps
-//! it, or, in packs of images that are filled lazily, page by page as their doors do.
+//! it, or, in packs of images that are filled lazily, page by page as their doors do. What is lent lies in files of
+//! others ([`super::lent`]).
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -14,7 +15,7 @@ use afresh_sys::{
 };
 
 use super::inserter::Arrived;
-use super::{FaultOutcome, Filler};
+use super::{FaultOutcome, Filler, Lender};
 use crate::ImageError;
 
 /// Backings alive that own their file. With packs of [`PACK_IMAGES`] each, ten thousand images need
@@ -76,7 +77,12 @@ impl Pack {
 
 enum Store {
     Own(Memfd),
-    Packed { pack: Arc<Pack>, start: usize },
+    Packed {
+        pack: Arc<Pack>,
+        start: usize,
+    },
+    /// A part of a file of somebody else's.
+    Lent(Arc<dyn Lender>),
 }
 
 /// How a backing is filled.
@@ -113,6 +119,7 @@ impl fmt::Debug for Backing {
         let kind = match self.store {
             Store::Own(_) => "own",
             Store::Packed { .. } => "packed",
+            Store::Lent(_) => "lent",
         };
         f.debug_struct("Backing").field("pages", &self.pages).field("store", &kind).finish()
     }
@@ -161,6 +168,13 @@ impl Backing {
                 Err(error)
             }
         }
+    }
+
+    /// One of what somebody lends. Pages that nobody shows may hold anything, so that none counts as a hole.
+    pub(super) fn lent(lender: Arc<dyn Lender>) -> Result<Self, SysError> {
+        let pages = lender.part().len;
+        let view = Reservation::new(pages)?;
+        Self::viewed(Store::Lent(lender), view, pages, vec![PageRange::new(0, pages)])
     }
 
     /// The backing, once it is known who fills which pages.
@@ -273,6 +287,7 @@ impl Backing {
         match &self.store {
             Store::Own(file) => (file, 0),
             Store::Packed { pack, start } => (&pack.file, *start),
+            Store::Lent(lender) => (lender.file(), lender.part().start),
         }
     }
 
@@ -315,7 +330,7 @@ impl Drop for Backing {
             Store::Packed { pack, start } if pack.generation == fork::generation() => {
                 let _ = pack.file.punch_hole(PageRange::new(*start, self.pages));
             }
-            Store::Packed { .. } => {}
+            Store::Packed { .. } | Store::Lent(_) => {}
         }
     }
 }

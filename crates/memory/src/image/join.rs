@@ -2,7 +2,8 @@
 
 use afresh_sys::PageRange;
 
-use super::{Extent, Image};
+use super::{Extent, Image, build};
+use crate::ImageError;
 
 impl Image {
     /// One image after the other; shares their content.
@@ -23,13 +24,33 @@ impl Image {
         let mut extents = Vec::new();
         let mut pages = 0;
         for part in parts {
-            extents.extend(part.inner.extents.iter().map(|extent| Extent {
-                range: PageRange::new(pages + extent.range.start, extent.range.len),
-                ..extent.clone()
-            }));
+            extents.extend(part.extents_from(pages));
             pages += part.pages();
         }
         Image::from_extents(pages, extents)
+    }
+
+    /// This image, of `pages` pages, with others in place of what it has there: each from a page of it on, in order and apart
+    /// from one another. Shares the content of all.
+    ///
+    /// # Errors
+    /// [`ImageError::OutOfBounds`] when a part is not inside, or out of order.
+    pub fn with_parts(&self, pages: usize, parts: &[(usize, Image)]) -> Result<Image, ImageError> {
+        let ranges: Vec<_> =
+            parts.iter().map(|(at, part)| PageRange::new(*at, part.pages())).collect();
+        build::check_sorted(&ranges, pages)?;
+        let mut extents = self.kept(pages, &ranges);
+        extents.extend(parts.iter().flat_map(|(at, part)| part.extents_from(*at)));
+        extents.sort_by_key(|extent| extent.range.start);
+        Ok(Image::from_extents(pages, extents))
+    }
+
+    /// The extents of this image as another has them from page `first` on.
+    fn extents_from(&self, first: usize) -> impl Iterator<Item = Extent> + '_ {
+        self.inner.extents.iter().map(move |extent| Extent {
+            range: PageRange::new(first + extent.range.start, extent.range.len),
+            ..extent.clone()
+        })
     }
 
     /// The pages `range` as an image of their own, which shares this one's content. Pages past the end

@@ -3,6 +3,7 @@
 mod common;
 mod fork;
 mod lazy;
+mod lent;
 mod merging;
 mod oracle;
 mod poor;

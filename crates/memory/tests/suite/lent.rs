@@ -1,0 +1,99 @@
+//! Images of parts of files that somebody else has.
+
+use std::sync::Arc;
+
+use afresh_memory::{Image, ImageBuilder, Lender, Lent, Memfd, PAGE_SIZE, PageRange};
+
+#[derive(Debug)]
+struct Owner {
+    file: Memfd,
+    lent: Lent,
+}
+
+impl Lender for Owner {
+    fn file(&self) -> &Memfd {
+        &self.file
+    }
+
+    fn part(&self) -> PageRange {
+        PageRange::new(3, 8)
+    }
+}
+
+/// Whose page `n` holds `n` everywhere, but for the last, which is zero.
+fn owner() -> Arc<Owner> {
+    let file = Memfd::new(c"lent").unwrap();
+    file.set_len(11 * PAGE_SIZE).unwrap();
+    for page in 0..10 {
+        file.write_at(&[page as u8; PAGE_SIZE], page * PAGE_SIZE).unwrap();
+    }
+    Arc::new(Owner { file, lent: Lent::default() })
+}
+
+fn lend(owner: &Arc<Owner>, from: usize, len: usize) -> Image {
+    let lender: Arc<dyn Lender> = owner.clone();
+    // SAFETY: nobody writes the file any more.
+    unsafe { owner.lent.image(&lender, PageRange::new(from, len)) }.unwrap()
+}
+
+/// The first byte of every page.
+fn firsts(image: &Image) -> Vec<u8> {
+    (0..image.pages()).map(|page| image.page(page).map_or(0, |bytes| bytes[7])).collect()
+}
+
+#[test]
+fn what_is_lent_is_shared_and_kept_as_long_as_an_image_shows_it() {
+    let owner = owner();
+    let image = lend(&owner, 2, 6);
+    assert_eq!(firsts(&image), [5, 6, 7, 8, 9, 0]);
+    let other = lend(&owner, 0, 3);
+    // Nothing was copied, and both show the file through one view.
+    let at = |image: &Image, page: usize| image.page(page).unwrap().as_ptr();
+    assert_eq!(at(&image, 0), at(&other, 2));
+    let copied = ImageBuilder::new(6).build().unwrap();
+    assert!(image.differing(&image.clone()).is_empty() && !image.differing(&copied).is_empty());
+
+    // As parts of another image, which is derived from and cut like any.
+    let mut builder = ImageBuilder::new(10);
+    builder.segment(0, &[1; 10 * PAGE_SIZE]).unwrap();
+    let whole = builder.build().unwrap();
+    let parts = [(1, image.clone()), (8, other)];
+    let joined = whole.with_parts(12, &parts).unwrap();
+    assert_eq!(firsts(&joined), [1, 5, 6, 7, 8, 9, 0, 1, 3, 4, 5, 0]);
+    assert_eq!(firsts(&whole.with_parts(3, &[]).unwrap()), [1, 1, 1]);
+    assert!(whole.with_parts(10, &parts).is_err(), "a part is not inside");
+    assert!(whole.with_parts(12, &[parts[1].clone(), parts[0].clone()]).is_err());
+    assert!(whole.with_parts(20, &[(1, image.clone()), (6, image.clone())]).is_err());
+    let again = ImageBuilder::new(12).build_over(&joined, &[PageRange::new(2, 2)]).unwrap();
+    assert_eq!(firsts(&again), [1, 5, 0, 0, 8, 9, 0, 1, 3, 4, 5, 0]);
+    assert_eq!(joined.digest(), joined.compact().unwrap().digest());
+
+    let gone = Arc::downgrade(&owner);
+    drop((owner, image, joined, whole, parts));
+    assert!(gone.upgrade().is_some(), "an image shows it");
+    assert_eq!(firsts(&again.slice(PageRange::new(4, 3))), [8, 9, 0]);
+    drop(again);
+    assert!(gone.upgrade().is_none());
+}
+
+#[test]
+fn nothing_is_lent_that_is_not_in_the_part() {
+    let owner = owner();
+    let lender: Arc<dyn Lender> = owner.clone();
+    for range in [PageRange::new(7, 2), PageRange::new(1 << 40, 2), PageRange::new(9, 0)] {
+        // SAFETY: nobody writes the file.
+        let refused = unsafe { owner.lent.image(&lender, range) };
+        assert!(refused.is_err(), "{range:?}");
+    }
+    assert_eq!(lend(&owner, 8, 0).pages(), 0);
+}
+
+/// Pages of the part that are not lent may come later: nothing shows them before, though they lie between two that are.
+#[test]
+fn what_lies_between_two_parts_is_in_no_image() {
+    let owner = owner();
+    let empty = Image::zero(6);
+    let image = empty.with_parts(6, &[(0, lend(&owner, 0, 2)), (4, lend(&owner, 4, 2))]).unwrap();
+    assert_eq!(firsts(&image), [3, 4, 0, 0, 7, 8]);
+    assert_eq!(image.fragments(), 2, "no mapping goes over what is between them");
+}
