@@ -9,7 +9,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use afresh_memory::{Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot, Strategy};
+use afresh_memory::{Differing, Image, PAGE_SIZE, PageRange, RemoteError, RemoteSlot, Strategy};
 use afresh_sys::planted::{self, Bug};
 
 use crate::contents::Shown as Contents;
@@ -61,6 +61,56 @@ struct Held {
     /// What the mappings may show, which must not go before them.
     shown: Vec<Image>,
     plain: bool,
+}
+
+/// What there is in a part of memory: all that holds something, and what of it is contents of files that can be shown where they lie.
+struct Found {
+    all: Ranges,
+    lent: Vec<(Range<u64>, Contents)>,
+}
+
+/// What a state that is frozen has differently from the image before, by pages.
+#[derive(Default)]
+struct Taken {
+    placed: Vec<PageRange>,
+    lent: Vec<(usize, Image)>,
+    gone: Vec<PageRange>,
+}
+
+impl Taken {
+    /// Takes what was found in `range`; of what lies between `blank` is gone.
+    fn take(
+        &mut self,
+        segments: &Segments,
+        range: Range<u64>,
+        found: Found,
+        blank: impl Fn(Range<u64>) -> Vec<Range<u64>>,
+    ) -> Result<(), PlatformError> {
+        let mut at = range.start;
+        let mut copied = found.all.clone();
+        for held in found.all.iter().chain(std::iter::once(range.end..range.end)) {
+            self.gone.extend(segments.pages_of(blank(at..held.start).into_iter()));
+            at = held.end;
+        }
+        for (range, contents) in found.lent {
+            let image = contents.image(range.end - range.start).map_err(|e| failed(e.into()))?;
+            let pages = segments.pages_of(std::iter::once(range.clone()));
+            self.lent.extend(pages.first().map(|run| (run.start, image)));
+            copied.remove(range);
+        }
+        self.placed.extend(segments.pages_of(copied.iter()));
+        Ok(())
+    }
+
+    fn sort(&mut self) {
+        self.placed.sort_unstable_by_key(|run| run.start);
+        self.gone.sort_unstable_by_key(|run| run.start);
+        self.lent.sort_unstable_by_key(|(first, _)| *first);
+    }
+
+    fn differing(&self) -> Differing<'_> {
+        Differing { placed: &self.placed, lent: &self.lent, gone: &self.gone }
+    }
 }
 
 /// An error of a slot's owner, or of the slot itself.
@@ -330,41 +380,23 @@ impl Body {
             .map_or_else(empty, |ground| (ground.image.clone(), ground.part.segments.clone()));
         let segments = old.place(layout.mappings());
         // Pages of its own, and, of what shows no image, those that are not there.
-        let (mut placed, mut gone) = (Vec::new(), segments.without(&old));
-        let mut lent = Vec::new();
+        let mut taken = Taken { gone: segments.without(&old), ..Taken::default() };
         for part in segments.iter() {
-            let mut at = part.start;
-            let private = self.process.private(part.range())?;
-            let mut copied = Ranges::default();
-            for held in self.with_contents(part.range(), private.clone()) {
-                gone.extend(segments.pages_of(self.blank(at..held.start).into_iter()));
-                at = held.end;
-                copied.insert(held);
-            }
-            gone.extend(segments.pages_of(self.blank(at..part.range().end).into_iter()));
-            for (range, contents) in self.untouched(part.range(), private) {
-                let pages = segments.pages_of(std::iter::once(range.clone()));
-                let image =
-                    contents.image(range.end - range.start).map_err(|e| failed(e.into()))?;
-                lent.extend(pages.first().map(|run| (run.start, image)));
-                copied.remove(range);
-            }
-            placed.extend(segments.pages_of(copied.iter()));
+            let own = self.process.private(part.range())?;
+            let found = self.found(part.range(), own.clone(), own);
+            taken.take(&segments, part.range(), found, |range| self.blank(range))?;
         }
         // What the image before does not have is zero.
         let had = PageRange::new(0, image.pages());
-        let mut gone: Vec<_> = gone.iter().filter_map(|run| run.intersect(had)).collect();
-        placed.sort_unstable_by_key(|run| run.start);
-        gone.sort_unstable_by_key(|run| run.start);
-        lent.sort_unstable_by_key(|(first, _)| *first);
-        let image = image.with_parts(segments.pages(), &lent).map_err(|e| failed(e.into()))?;
+        taken.gone = taken.gone.iter().filter_map(|run| run.intersect(had)).collect();
+        taken.sort();
         let closed = segments.iter().filter(|part| !part.allows(libc::PROT_READ));
         let closed: Vec<_> = closed.copied().collect();
         let image = self.opened(&closed, |body| {
             let mut slot = RemoteSlot::new(&image, Strategy::Auto, usize::MAX).map_err(failed)?;
             let process = &mut body.process;
             let mut hands = Hands { process, segments: &segments, plain: false };
-            slot.freeze(&mut hands, segments.pages(), &placed, &gone).map_err(failed)
+            slot.freeze(&mut hands, segments.pages(), &taken.differing()).map_err(failed)
         })?;
         let ground = Ground { image, part: part(segments) };
         self.last = Some(ground.clone());
@@ -382,31 +414,24 @@ impl Body {
         parts.into_iter().flat_map(|part| self.showing.within(part)).collect()
     }
 
-    /// The larger parts of `range` that show contents and hold none of the process's pages, `private`.
-    fn untouched(
-        &self,
-        range: Range<u64>,
-        private: Vec<Range<u64>>,
-    ) -> Vec<(Range<u64>, Contents)> {
-        let mut left = Ranges::default();
-        left.insert(range.clone());
-        private.into_iter().for_each(|own| left.remove(own));
-        let parts = self.contents(range).into_iter().flat_map(|(part, contents)| {
-            let cut = left.within(part.clone()).into_iter();
-            cut.map(move |cut| (cut.clone(), contents.from(cut.start - part.start)))
-        });
-        parts.filter(|(part, _)| part.end - part.start >= LENT).collect()
-    }
-
-    /// `held`, which are parts of `range`, and those that show contents of files: whether or not a page is there it has them.
-    fn with_contents(&self, range: Range<u64>, held: Vec<Range<u64>>) -> Vec<Range<u64>> {
-        let shown = self.contents(range);
-        if shown.is_empty() {
-            return held;
-        }
+    /// What there is in `range`: pages that are there, `held`, of which `own` are the process's, and contents of files.
+    fn found(&self, range: Range<u64>, held: Vec<Range<u64>>, own: Vec<Range<u64>>) -> Found {
+        let contents = self.contents(range);
         let mut all = Ranges::default();
-        held.into_iter().chain(shown.into_iter().map(|(part, _)| part)).for_each(|r| all.insert(r));
-        all.iter().collect()
+        // Whether or not a page of contents is there it has them.
+        let shown = contents.iter().map(|(part, _)| part.clone());
+        held.into_iter().chain(shown).for_each(|part| all.insert(part));
+        let lent = contents.into_iter().flat_map(|(part, contents)| {
+            let mut left = Ranges::default();
+            left.insert(part.clone());
+            if !planted::is(Bug::Lent) {
+                own.iter().for_each(|own| left.remove(own.clone()));
+            }
+            let cut: Vec<_> = left.iter().filter(|cut| cut.end - cut.start >= LENT).collect();
+            cut.into_iter().map(move |cut| (cut.clone(), contents.from(cut.start - part.start)))
+        });
+        let lent = lent.collect();
+        Found { all, lent }
     }
 
     /// The parts of `range` that show no image.
@@ -431,20 +456,17 @@ impl Body {
         let segments = old.place(layout.mappings());
         let (disturbed, replaced) = (self.disturbed.clone(), self.replaced.clone());
         // What was mapped or changed since: pages that hold something, and, of new memory, those that do not.
-        let (mut placed, mut gone) = (Vec::new(), segments.without(old));
+        let mut taken = Taken { gone: segments.without(old), ..Taken::default() };
         for part in disturbed.iter().flat_map(|range| segments.within(range)) {
-            let mut at = part.start;
-            let populated = self.process.populated(part.range())?;
-            for held in self.with_contents(part.range(), populated) {
-                let zero = replaced.within(at..held.start);
-                gone.extend(segments.pages_of(zero.into_iter()));
-                placed.extend(segments.pages_of(std::iter::once(held.clone())));
-                at = held.end;
-            }
-            gone.extend(segments.pages_of(replaced.within(at..part.range().end).into_iter()));
+            let held = self.process.populated(part.range())?;
+            let own = match self.contents(part.range()).is_empty() {
+                true => Vec::new(),
+                false => self.process.private(part.range())?,
+            };
+            let found = self.found(part.range(), held, own);
+            taken.take(&segments, part.range(), found, |range| replaced.within(range))?;
         }
-        placed.sort_unstable_by_key(|run| run.start);
-        gone.sort_unstable_by_key(|run| run.start);
+        taken.sort();
         let closed: Vec<_> = disturbed
             .iter()
             .flat_map(|range| segments.within(range))
@@ -460,10 +482,10 @@ impl Body {
                 return Err(PlatformError::Lost);
             };
             if !moves {
-                return slot.freeze(&mut hands, pages, &placed, &gone).map_err(failed);
+                return slot.freeze(&mut hands, pages, &taken.differing()).map_err(failed);
             }
             slot.forget(&renewed);
-            let image = slot.checkpoint(&mut hands, pages, &placed, &gone).map_err(failed)?;
+            let image = slot.checkpoint(&mut hands, pages, &taken.differing()).map_err(failed)?;
             // What was written just before they changed is told only now.
             slot.forget(&renewed);
             Ok(image)

@@ -44,7 +44,7 @@ pub use error::{ImageError, ResetError, SlotError, TrackError};
 #[cfg(not(miri))]
 pub use image::ImageFile;
 pub use image::{Filler, Image, ImageBuilder, Inserter, Lender, Lent, Since};
-pub use remote::{Remote, RemoteError, RemoteSlot};
+pub use remote::{Differing, Remote, RemoteError, RemoteSlot};
 pub use slot::{Mismatch, ResetReport, Slot, SlotConfig, SlotStats};
 pub use strategy::{Choice, HostAccess, Strategy, UnknownStrategy};
 pub use tracker::{DirtyPages, Tracker, TrackerKind};

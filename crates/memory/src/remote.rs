@@ -59,6 +59,18 @@ pub trait Remote {
     fn read(&mut self, pages: &[PageRange], out: &mut [u8]) -> Result<(), Self::Error>;
 }
 
+/// What may differ from a slot's image though nobody reported it, because its owner has changed the memory's mappings. Each is in order,
+/// and no page is in two.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Differing<'a> {
+    /// Pages at which something is mapped, which are compared and copied.
+    pub placed: &'a [PageRange],
+    /// Images that are mapped, each from a page on, and that nobody has written to: they are shown, not copied.
+    pub lent: &'a [(usize, Image)],
+    /// Pages that are nobody's any more, and become zero.
+    pub gone: &'a [PageRange],
+}
+
 /// A slot of another process failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
@@ -266,9 +278,7 @@ impl RemoteSlot {
         Ok(changed)
     }
 
-    /// An image of the present content, of `pages` pages, without a change of the slot. `placed` are pages that may
-    /// differ though nobody reported them, because their owner has mapped something there; `gone` those that are nobody's
-    /// any more, and become zero. Each is in order, and no page is in both.
+    /// An image of the present content, of `pages` pages, without a change of the slot.
     ///
     /// # Errors
     /// [`RemoteError`]. One of the image leaves the slot as it was; after others it refuses further use.
@@ -276,18 +286,16 @@ impl RemoteSlot {
         &mut self,
         remote: &mut R,
         pages: usize,
-        placed: &[PageRange],
-        gone: &[PageRange],
+        differing: &Differing<'_>,
     ) -> Result<Image, RemoteError<R::Error>> {
-        Ok(self.capture(remote, pages, placed, gone)?.0)
+        Ok(self.capture(remote, pages, differing)?.0)
     }
 
     fn capture<R: Remote>(
         &mut self,
         remote: &mut R,
         pages: usize,
-        placed: &[PageRange],
-        gone: &[PageRange],
+        Differing { placed, lent, gone }: &Differing<'_>,
     ) -> Result<(Image, Vec<PageRange>), RemoteError<R::Error>> {
         let mut builder = ImageBuilder::new(pages);
         let changed = self.guarded::<_, R>(|slot| {
@@ -311,6 +319,8 @@ impl RemoteSlot {
         let inside = |range: &PageRange| range.intersect(PageRange::new(0, pages));
         replaced.learn(&gone.iter().filter_map(inside).collect::<Vec<_>>());
         let image = builder.build_over(&self.image, &replaced.runs())?;
+        // Where it was written before it was mapped anew it is copied, too, which is the same.
+        let image = if lent.is_empty() { image } else { image.with_parts(pages, lent)? };
         Ok((image, changed))
     }
 
@@ -323,13 +333,12 @@ impl RemoteSlot {
         &mut self,
         remote: &mut R,
         pages: usize,
-        placed: &[PageRange],
-        gone: &[PageRange],
+        differing: &Differing<'_>,
     ) -> Result<Image, RemoteError<R::Error>> {
-        let (image, changed) = self.capture(remote, pages, placed, gone)?;
+        let (image, changed) = self.capture(remote, pages, differing)?;
         self.guarded::<_, R>(|slot| {
             slot.image = image.clone();
-            gone.iter().for_each(|range| slot.write_set.forget(*range));
+            differing.gone.iter().for_each(|range| slot.write_set.forget(*range));
             let shed = slot.write_set.settle(&changed);
             slot.stats.shed += shed.iter().map(|range| range.len as u64).sum::<u64>();
             remote.arm(planted::but_last(Bug::Rearm, &shed)).map_err(RemoteError::Owner)?;

@@ -99,6 +99,8 @@ bugs! {
     Exit = "exit",
     /// A mapping that a call changed stays as it is.
     Mapping = "mapping",
+    /// What a process wrote to contents of a file is taken for what they were.
+    Lent = "lent",
     /// Of a guest's processes only the first is brought back.
     Family = "family",
     /// An item that could not be recycled is handed out again.

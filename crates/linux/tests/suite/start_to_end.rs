@@ -8,6 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 
 use afresh_linux::{End, Program, WarmError};
+use afresh_sys::planted::{self, Bug};
 
 fn runs(flags: &[&str]) {
     let Some(path) = common::compiled("hello.c", flags) else { return };
@@ -118,6 +119,12 @@ print(socket.gethostbyname(socket.gethostname()), socket.getservbyname('https'))
     assert!(run.output.starts_with(b"mine /tmp True user 1\n"), "{run:?}");
 }
 
+/// Where the pages of an image lie.
+fn places(image: &afresh_memory::Image) -> std::collections::HashSet<usize> {
+    let pages = image.stored().flat_map(|run| run.start..run.end());
+    pages.map(|page| image.page(page).unwrap().as_ptr() as usize).collect()
+}
+
 /// What a library holds lies in memory once, however many programs are warm that have it mapped, and nothing of it was copied.
 #[test]
 fn warm_programs_share_what_their_libraries_hold() {
@@ -126,11 +133,66 @@ fn warm_programs_share_what_their_libraries_hold() {
     let Some(one) = common::here(program.warm()) else { return };
     let other = program.warm().unwrap();
     let images = [&one, &other].map(|warm| warm.freeze().unwrap().image().clone());
-    let places = |image: &afresh_memory::Image| -> std::collections::HashSet<_> {
-        let pages = image.stored().flat_map(|run| run.start..run.end());
-        pages.map(|page| image.page(page).unwrap().as_ptr() as usize).collect()
-    };
     let [one, other] = images.each_ref().map(places);
     let (shared, all) = (one.intersection(&other).count(), one.len());
     assert!(3 * shared > all, "{shared} of {all} pages are shared");
+}
+
+/// Maps a file of some size, writes to a page of it in the middle, and says whether that and the rest are as they should be.
+const MAPS: &str = r#"
+import mmap, sys
+name, held = "/bin/bash", None
+for line in sys.stdin:
+    with open(name, "rb") as file: whole = file.read()
+    if line == "map\n":
+        with open(name, "rb") as file: held = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    if line == "write\n": held[500000:500003] = b"new"
+    if line != "map\n":
+        middle = held[500000:500003] == b"new"
+        rest = held[:500000] == whole[:500000] and held[500003:] == whole[500003:]
+        print(middle, rest, flush=True)
+    else: print("mapped", flush=True)
+"#;
+
+/// So it is in a state that is taken after calls, where memory is watched.
+#[test]
+fn what_a_call_maps_is_shown_where_it_lies_and_what_it_wrote_is_kept() {
+    let Some(program) = common::python() else { return };
+    let program = program.arg("-c").arg(MAPS);
+    let Some(warm) = common::here(program.warm()) else { return };
+    let mut instance = warm.instance();
+    let ask = |instance: &mut afresh_linux::Instance, request: &str| {
+        String::from_utf8(instance.call(request.as_bytes()).unwrap()).unwrap()
+    };
+    assert_eq!(ask(&mut instance, "map\n"), "mapped\n");
+    // One state before it is written to, and two after.
+    let before = instance.freeze().unwrap();
+    assert_eq!(ask(&mut instance, "write\n"), "True True\n");
+    let after = instance.freeze().unwrap();
+    let first = warm.freeze().unwrap();
+    let own = |state: &afresh_linux::Frozen| &places(state.image()) - &places(first.image());
+    let shared = own(&before).intersection(&own(&after)).count();
+    assert!(shared > 200, "{shared} pages of what was mapped are shared");
+    for (state, request, answer) in [
+        (&before, "look\n", "False True\n"),
+        (&before, "write\n", "True True\n"),
+        (&after, "look\n", "True True\n"),
+    ] {
+        let thawed = afresh_linux::Warm::thaw(state, &program).unwrap();
+        assert_eq!(ask(&mut thawed.instance(), request), answer, "{request}");
+    }
+    instance.reset();
+    assert_eq!(ask(&mut instance, "map\n"), "mapped\n");
+    assert_eq!(ask(&mut instance, "look\n"), "False True\n");
+}
+
+#[test]
+fn planted_bugs_are_caught() {
+    if common::python().is_none() {
+        return;
+    }
+    planted::must_be_caught(
+        &[Bug::Lent],
+        &["start_to_end::what_a_call_maps_is_shown_where_it_lies_and_what_it_wrote_is_kept"],
+    );
 }
