@@ -29,6 +29,7 @@ pub(super) const MARK: &str = "";
 const ANSWER: usize = 16 << 20;
 
 /// How long ago may be undone of what came through connections.
+#[cfg(feature = "linux")]
 const YOUNG: Duration = Duration::from_secs(1);
 
 /// Most calls that wait for one sandbox.
@@ -214,10 +215,10 @@ pub(super) struct Mark {
 impl Mark {
     /// What goes on from now on follows this. A call is not to be undone; what comes through connections would cost a checkpoint each.
     pub(super) fn followed_by(&mut self, turn: Turn) {
-        let young = || self.put.is_some_and(|put| put.elapsed() < YOUNG);
         self.after &= match turn {
             Turn::Call => false,
-            Turn::Connection => young(),
+            #[cfg(feature = "linux")]
+            Turn::Connection => self.put.is_some_and(|put| put.elapsed() < YOUNG),
             Turn::Slice => true,
         };
     }

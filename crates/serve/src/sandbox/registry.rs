@@ -47,6 +47,7 @@ pub(super) enum Turn {
     /// It is called.
     Call,
     /// Somebody connects to a program in it.
+    #[cfg(feature = "linux")]
     Connection,
     /// It goes on by itself, if it is live.
     Slice,
