@@ -10,12 +10,13 @@
 //! What may break it: a guest that runs while a method of the slot does.
 
 use afresh_sys::planted::{self, Bug};
-use afresh_sys::{PAGE_SIZE, PageRange};
+use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
+use crate::image::{buffer_for, in_parts, is_zero};
 use crate::slot::adapt::{Adapt, Next};
 use crate::tracker::push_run;
 use crate::write_set::WriteSet;
-use crate::{Image, ImageBuilder, ImageError, SlotStats, Strategy};
+use crate::{Image, ImageError, SlotStats, Strategy};
 
 /// Who owns the memory of a [`RemoteSlot`].
 ///
@@ -89,6 +90,12 @@ pub enum RemoteError<E: std::error::Error + 'static> {
         "strategy {0} is not available for memory in another process; auto, write-set and discard are"
     )]
     Strategy(Strategy),
+}
+
+impl<E: std::error::Error + 'static> From<SysError> for RemoteError<E> {
+    fn from(error: SysError) -> Self {
+        Self::Image(error.into())
+    }
 }
 
 /// Memory of another process that holds one image and returns to it.
@@ -273,7 +280,6 @@ impl RemoteSlot {
             if !self.image.page_is(page, live) {
                 push_run(&mut changed, PageRange::new(page, 1));
             }
-            Ok(())
         })?;
         Ok(changed)
     }
@@ -297,28 +303,39 @@ impl RemoteSlot {
         pages: usize,
         Differing { placed, lent, gone }: &Differing<'_>,
     ) -> Result<(Image, Vec<PageRange>), RemoteError<R::Error>> {
-        let mut builder = ImageBuilder::new(pages);
-        let changed = self.guarded::<_, R>(|slot| {
+        let (changed, stored) = self.guarded::<_, R>(|slot| {
             slot.take(remote)?;
             let mut looked_at = WriteSet::default();
             looked_at.learn(&slot.runs);
             looked_at.learn(placed);
             gone.iter().for_each(|range| looked_at.forget(*range));
-            let mut changed = Vec::new();
+            let (mut changed, mut stored) = (Vec::new(), Vec::new());
             read_runs(remote, &looked_at.runs(), |page, live| {
                 if !slot.image.page_is(page, live) {
-                    builder.segment(page * PAGE_SIZE, live)?;
                     push_run(&mut changed, PageRange::new(page, 1));
+                    if !is_zero(live) {
+                        push_run(&mut stored, PageRange::new(page, 1));
+                    }
                 }
-                Ok(())
             })?;
-            Ok(changed)
+            Ok((changed, stored))
         })?;
         let mut replaced = WriteSet::default();
         replaced.learn(planted::but_last(Bug::Freeze, &changed));
+        let kept = replaced.runs();
+        let kept_of = |run: &PageRange| {
+            let (run, first) = (*run, kept.partition_point(|kept| kept.end() <= run.start));
+            kept[first..].iter().map_while(move |kept| kept.intersect(run))
+        };
+        let stored: Vec<_> = stored.iter().flat_map(kept_of).collect();
         let inside = |range: &PageRange| range.intersect(PageRange::new(0, pages));
         replaced.learn(&gone.iter().filter_map(inside).collect::<Vec<_>>());
-        let image = builder.build_over(&self.image, &replaced.runs())?;
+        // They are read once more, while nothing runs that could change them: kept since, they would take as much memory again.
+        let read =
+            |runs: &[PageRange], out: &mut [u8]| remote.read(runs, out).map_err(RemoteError::Owner);
+        let image = self.image.with_pages(pages, &replaced.runs(), &stored, read);
+        self.failed |= matches!(image, Err(RemoteError::Owner(_)));
+        let image = image?;
         // Where it was written before it was mapped anew it is copied, too, which is the same.
         let image = if lent.is_empty() { image } else { image.with_parts(pages, lent)? };
         Ok((image, changed))
@@ -407,47 +424,25 @@ impl RemoteSlot {
             if first.is_none() && !self.image.page_is(page, live) {
                 first = Some(page);
             }
-            Ok(())
         })?;
         self.stats.verified += u64::from(first.is_none());
         Ok(first)
     }
 }
 
-/// Pages that are read at a time.
-const AT_ONCE: usize = 256;
-
 /// Hands every page of `runs` to `each`.
 fn read_runs<R: Remote>(
     remote: &mut R,
     runs: &[PageRange],
-    mut each: impl FnMut(usize, &[u8]) -> Result<(), ImageError>,
+    mut each: impl FnMut(usize, &[u8]),
 ) -> Result<(), RemoteError<R::Error>> {
-    let all: usize = runs.iter().map(|run| run.len).sum();
-    let mut buffer = vec![0; all.min(AT_ONCE) * PAGE_SIZE];
-    let mut pieces: Vec<PageRange> = Vec::new();
-    let mut left = AT_ONCE;
-    let mut read = |pieces: &mut Vec<PageRange>| {
-        let len: usize = pieces.iter().map(|piece| piece.byte_len()).sum();
+    let mut buffer = buffer_for(runs);
+    in_parts(runs, |part| {
+        let len = part.iter().map(|piece| piece.byte_len()).sum();
         let live = &mut buffer[..len];
-        remote.read(pieces, live).map_err(RemoteError::Owner)?;
-        let pages = pieces.drain(..).flat_map(|piece| piece.start..piece.end());
-        for (page, bytes) in pages.zip(live.chunks_exact(PAGE_SIZE)) {
-            each(page, bytes)?;
-        }
+        remote.read(part, live).map_err(RemoteError::Owner)?;
+        let pages = part.iter().flat_map(|piece| piece.start..piece.end());
+        pages.zip(live.chunks_exact(PAGE_SIZE)).for_each(|(page, bytes)| each(page, bytes));
         Ok(())
-    };
-    for run in runs {
-        let mut at = run.start;
-        while at < run.end() {
-            let piece = PageRange::new(at, left.min(run.end() - at));
-            pieces.push(piece);
-            (at, left) = (piece.end(), left - piece.len);
-            if left == 0 {
-                read(&mut pieces)?;
-                left = AT_ONCE;
-            }
-        }
-    }
-    if pieces.is_empty() { Ok(()) } else { read(&mut pieces) }
+    })
 }

@@ -128,10 +128,10 @@ impl fmt::Debug for Backing {
 impl Backing {
     /// Creates a backing with content in the pages `stored`; `write` fills it through the file, at the
     /// given first page.
-    pub(crate) fn create(
+    pub(crate) fn create<E: From<SysError>>(
         stored: Vec<PageRange>,
-        write: impl FnOnce(&Memfd, usize) -> Result<(), SysError>,
-    ) -> Result<Arc<Self>, SysError> {
+        write: impl FnOnce(&Memfd, usize) -> Result<(), E>,
+    ) -> Result<Arc<Self>, E> {
         let pages = stored.last().map_or(0, |run| run.end());
         let view = Reservation::new(pages)?;
         let store = match pages > SMALL && claim_own() {
@@ -258,10 +258,10 @@ impl Backing {
         if self.is_complete() { None } else { self.filling.as_ref()?.filler.failure() }
     }
 
-    fn own(
+    fn own<E: From<SysError>>(
         pages: usize,
-        write: impl FnOnce(&Memfd, usize) -> Result<(), SysError>,
-    ) -> Result<Memfd, SysError> {
+        write: impl FnOnce(&Memfd, usize) -> Result<(), E>,
+    ) -> Result<Memfd, E> {
         let file = Memfd::new(c"afresh-image")?;
         file.set_len(PageRange::new(0, pages).byte_len())?;
         write(&file, 0)?;
@@ -269,10 +269,10 @@ impl Backing {
         Ok(file)
     }
 
-    fn packed(
+    fn packed<E: From<SysError>>(
         pages: usize,
-        write: impl FnOnce(&Memfd, usize) -> Result<(), SysError>,
-    ) -> Result<Store, SysError> {
+        write: impl FnOnce(&Memfd, usize) -> Result<(), E>,
+    ) -> Result<Store, E> {
         let (pack, start) = Pack::room(PACK.get(), pages, 1)?;
         // The range is ours alone and nothing maps it yet, so it is written exactly once.
         if let Err(error) = write(&pack.file, start) {

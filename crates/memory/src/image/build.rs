@@ -4,6 +4,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Read;
+use std::sync::Arc;
 
 use afresh_sys::{Memfd, PAGE_SIZE, PageRange, SysError};
 
@@ -70,25 +71,6 @@ impl ImageBuilder {
     pub fn build(self) -> Result<Image, ImageError> {
         let pages = self.pages;
         Ok(Image::from_extents(pages, self.store()?))
-    }
-
-    /// Builds an image that is `base` but for the pages `changed` (sorted and disjoint), which are the builder's own.
-    /// Whatever else was written is not in it; content of `base` past the end neither. Shares the rest with `base`.
-    ///
-    /// # Errors
-    /// As [`ImageBuilder::build`], and when `changed` is not as it must be.
-    pub fn build_over(mut self, base: &Image, changed: &[PageRange]) -> Result<Image, ImageError> {
-        check_sorted(changed, self.pages)?;
-        let mut runs = changed.iter().copied().peekable();
-        self.content.retain(|&page, _| {
-            while runs.next_if(|run| run.end() <= page).is_some() {}
-            runs.peek().is_some_and(|run| run.contains(page))
-        });
-        let pages = self.pages;
-        let mut extents = base.kept(pages, changed);
-        extents.extend(self.store()?);
-        extents.sort_by_key(|extent| extent.range.start);
-        Ok(Image::from_extents(pages, extents))
     }
 
     /// Stores the pages that are not zero.
@@ -253,19 +235,12 @@ pub(super) fn gap_limit(runs: &[PageRange]) -> usize {
     }
 }
 
-/// Packs `runs` one after the other into a new backing. `write` gets those that follow one another there, and
-/// the page at which they begin.
-fn store(
-    runs: &[PageRange],
-    mut write: impl FnMut(&Memfd, &[PageRange], usize) -> Result<(), SysError>,
-) -> Result<Vec<Extent>, ImageError> {
-    let Some(first) = runs.first() else {
-        return Ok(Vec::new());
-    };
+/// Where `runs` lie in a backing of their own: one after the other, but for small gaps between them.
+fn places(runs: &[PageRange]) -> Vec<PageRange> {
     let limit = gap_limit(runs);
     let mut places = Vec::with_capacity(runs.len());
     let mut at = 0;
-    let mut previous_end = first.start;
+    let mut previous_end = runs.first().map_or(0, |first| first.start);
     for run in runs {
         let gap = run.start - previous_end;
         at += if gap <= limit { gap } else { 0 };
@@ -273,7 +248,29 @@ fn store(
         at += run.len;
         previous_end = run.end();
     }
-    let backing = Backing::create(places.clone(), |file, start| {
+    places
+}
+
+/// `runs`, which lie at `places` of a backing.
+fn extents(runs: &[PageRange], places: &[PageRange], backing: &Arc<Backing>) -> Vec<Extent> {
+    let extent = |(run, place): (&PageRange, &PageRange)| Extent {
+        range: *run,
+        backing: backing.clone(),
+        at: place.start,
+    };
+    runs.iter().zip(places).map(extent).collect()
+}
+
+/// Packs `runs` into a new backing. `write` gets those that follow one another there, and the page at which they begin.
+fn store(
+    runs: &[PageRange],
+    mut write: impl FnMut(&Memfd, &[PageRange], usize) -> Result<(), SysError>,
+) -> Result<Vec<Extent>, ImageError> {
+    if runs.is_empty() {
+        return Ok(Vec::new());
+    }
+    let places = places(runs);
+    let backing = Backing::create::<SysError>(places.clone(), |file, start| {
         let mut from = 0;
         while from < runs.len() {
             let follow = places[from..].windows(2).take_while(|w| w[0].end() == w[1].start);
@@ -283,9 +280,78 @@ fn store(
         }
         Ok(())
     })?;
-    Ok(runs
-        .iter()
-        .zip(places)
-        .map(|(run, place)| Extent { range: *run, backing: backing.clone(), at: place.start })
-        .collect())
+    Ok(extents(runs, &places, &backing))
+}
+
+/// Pages that are read at a time.
+const AT_ONCE: usize = 256;
+
+/// Hands `runs` to `each` in parts of so many pages, at most.
+pub(crate) fn in_parts<E>(
+    runs: &[PageRange],
+    mut each: impl FnMut(&[PageRange]) -> Result<(), E>,
+) -> Result<(), E> {
+    let mut part: Vec<PageRange> = Vec::new();
+    let mut left = AT_ONCE;
+    for run in runs {
+        let mut at = run.start;
+        while at < run.end() {
+            let piece = PageRange::new(at, left.min(run.end() - at));
+            part.push(piece);
+            (at, left) = (piece.end(), left - piece.len);
+            if left == 0 {
+                each(&part)?;
+                part.clear();
+                left = AT_ONCE;
+            }
+        }
+    }
+    if part.is_empty() { Ok(()) } else { each(&part) }
+}
+
+/// What is read of `runs` at a time, in bytes.
+pub(crate) fn buffer_for(runs: &[PageRange]) -> Vec<u8> {
+    let all: usize = runs.iter().map(|run| run.len).sum();
+    vec![0; all.min(AT_ONCE) * PAGE_SIZE]
+}
+
+impl Image {
+    /// This image, of `pages` pages, but for `changed`: of those the pages `stored` hold something, which `read` puts into bytes, a few
+    /// runs after one another at a time. Both are sorted and disjoint, and all of `stored` is in `changed`. Shares the rest.
+    ///
+    /// # Errors
+    /// As [`ImageBuilder::build`], when the pages are not as they must be, and what `read` returns.
+    pub(crate) fn with_pages<E: From<SysError> + From<ImageError>>(
+        &self,
+        pages: usize,
+        changed: &[PageRange],
+        stored: &[PageRange],
+        mut read: impl FnMut(&[PageRange], &mut [u8]) -> Result<(), E>,
+    ) -> Result<Image, E> {
+        check_sorted(changed, pages)?;
+        check_sorted(stored, pages)?;
+        let mut all = self.kept(pages, changed);
+        if !stored.is_empty() {
+            let places = places(stored);
+            let mut buffer = buffer_for(stored);
+            let backing = Backing::create(places.clone(), |file, start| {
+                in_parts(stored, |part| {
+                    let len = part.iter().map(|piece| piece.byte_len()).sum();
+                    read(part, &mut buffer[..len])?;
+                    let mut rest = &buffer[..len];
+                    for piece in part {
+                        let (bytes, after) = rest.split_at(piece.byte_len());
+                        rest = after;
+                        let at = stored.partition_point(|run| run.end() <= piece.start);
+                        let page = start + places[at].start + piece.start - stored[at].start;
+                        file.write_at(bytes, page * PAGE_SIZE)?;
+                    }
+                    Ok::<(), E>(())
+                })
+            })?;
+            all.extend(extents(stored, &places, &backing));
+            all.sort_by_key(|extent| extent.range.start);
+        }
+        Ok(Image::from_extents(pages, all))
+    }
 }

@@ -160,8 +160,9 @@ mod tests {
         let mut builder = ImageBuilder::new(45);
         builder.segment(2 * afresh_sys::PAGE_SIZE, b"new").unwrap();
         builder.segment(44 * afresh_sys::PAGE_SIZE, b"grown").unwrap();
-        let changed = [PageRange::new(2, 1), PageRange::new(44, 1)];
-        let grown = builder.build_over(&memory, &changed).unwrap();
+        let built = builder.build().unwrap();
+        let changed = [2, 44].map(|page| (page, built.slice(PageRange::new(page, 1))));
+        let grown = memory.with_parts(45, &changed).unwrap();
         let after = Image::join(&[grown, files]);
         let runs = after.since(&before);
         assert_eq!(runs[0], Since::Same { from: 0, len: 2 });
