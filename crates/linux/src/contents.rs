@@ -15,7 +15,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use afresh_files::{FileVersion, Node, Refused, Tree};
 use afresh_memory::{Image, ImageError, Lender, Lent, PageRange};
-use afresh_sys::{Memfd, PAGE_SIZE, fork};
+use afresh_sys::fork::Mark;
+use afresh_sys::{Memfd, PAGE_SIZE};
 use rustix::io::Errno;
 
 use crate::ranges::Ranges;
@@ -50,8 +51,6 @@ pub(crate) struct Place {
     end: Mutex<u64>,
     /// Bytes in it.
     holds: AtomicU64,
-    /// Which process made it. A fork of that has it, too, and must not change it.
-    generation: u32,
 }
 
 impl Place {
@@ -59,7 +58,7 @@ impl Place {
     pub(crate) fn new() -> Option<Arc<Self>> {
         let file = Memfd::new(c"afresh-contents").ok()?;
         let (end, holds) = (Mutex::new(0), AtomicU64::new(0));
-        Some(Arc::new(Self { file, end, holds, generation: fork::generation() }))
+        Some(Arc::new(Self { file, end, holds }))
     }
 
     /// Bytes in it.
@@ -74,7 +73,7 @@ impl Place {
         self.file.set_len(range.end as usize).ok()?;
         *end = range.end;
         let (place, filled, lent) = (self.clone(), Mutex::default(), Lent::default());
-        Some(Arc::new(Lies { place, range, filled, lent }))
+        Some(Arc::new(Lies { place, range, filled, lent, made: Mark::now() }))
     }
 }
 
@@ -87,6 +86,8 @@ pub(crate) struct Lies {
     filled: Mutex<Ranges>,
     /// What images show of them.
     lent: Lent,
+    /// A process that was forked since has them, too, and neither takes them from the other.
+    made: Mark,
 }
 
 impl Lender for Lies {
@@ -158,7 +159,7 @@ impl Lies {
 
     /// Gives the memory of a part of the file back, in which so many bytes were counted.
     fn give_back(&self, part: &Range<u64>, bytes: u64) {
-        if self.place.generation != fork::generation() || part.is_empty() {
+        if part.is_empty() || !self.made.is_alone() {
             return;
         }
         let first = (self.range.start + part.start) / PAGE;
@@ -290,8 +291,11 @@ impl Contents {
 
 #[cfg(test)]
 mod tests {
+    use std::io::{Read, Write};
+
     use super::*;
     use afresh_files::{Budget, Time};
+    use afresh_sys::alone;
 
     fn tree(pages: u64) -> (Tree, Node) {
         let mut tree = Tree::new(Budget::default());
@@ -360,14 +364,47 @@ mod tests {
     }
 
     #[test]
-    fn a_fork_of_the_process_changes_nothing_there() {
-        let mut place = Place::new().unwrap();
-        Arc::get_mut(&mut place).unwrap().generation += 1;
-        let ((tree, node), contents) = (tree(8), Some(place.clone()));
-        let mut contents = Contents { place: contents, ..Contents::default() };
-        drop(contents.show(&tree, node, 0, 8 * PAGE, u64::MAX).unwrap());
-        let mut bytes = vec![0; 8 * PAGE_SIZE];
-        rustix::io::pread(place.file.as_fd(), &mut bytes, 0).unwrap();
-        assert_eq!(bytes, [1; 8 * PAGE_SIZE]);
+    fn neither_a_fork_of_the_process_nor_the_process_takes_from_the_other() {
+        const NAME: &str =
+            "contents::tests::neither_a_fork_of_the_process_nor_the_process_takes_from_the_other";
+        alone(NAME, || {
+            let ((tree, node), mut contents) = (tree(8), Contents::default());
+            let (shown, _) = contents.show(&tree, node, 0, 8 * PAGE, u64::MAX).unwrap().unwrap();
+            let mut image = Some(shown.image(8 * PAGE).unwrap());
+            drop((shown, contents));
+            let whole = |image: &Option<Image>| {
+                let page = |page| image.as_ref().and_then(|image| image.page(page));
+                (0..8).all(|number| page(number) == Some(&[1; PAGE_SIZE]))
+            };
+            let child = forked(|| {
+                image = None;
+                true
+            });
+            assert!(ended_well(child) && whole(&image));
+
+            let (mut told, mut tells) = std::io::pipe().unwrap();
+            let child = forked(|| told.read_exact(&mut [0]).is_ok() && whole(&image));
+            image = None;
+            tells.write_all(&[1]).unwrap();
+            assert!(ended_well(child) && image.is_none());
+        });
+    }
+
+    /// A child that does this, and ends by what comes of it.
+    fn forked(work: impl FnOnce() -> bool) -> libc::pid_t {
+        // SAFETY: there is one thread, and the child uses nothing but the allocator, which the C library's fork keeps whole.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let good = work();
+            // SAFETY: ends the child and nothing else.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        child
+    }
+
+    fn ended_well(child: libc::pid_t) -> bool {
+        let mut status = 0;
+        // SAFETY: waits for a child of this process.
+        unsafe { libc::waitpid(child, &mut status, 0) == child && status == 0 }
     }
 }

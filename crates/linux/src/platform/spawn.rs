@@ -8,7 +8,7 @@ use std::process::{Child, Command};
 use std::sync::Mutex;
 use std::sync::mpsc::{Sender, SyncSender, channel, sync_channel};
 
-use afresh_sys::PerProcess;
+use afresh_sys::{PerProcess, fork};
 
 struct Request {
     command: Command,
@@ -30,7 +30,7 @@ pub(super) fn spawn(command: Command) -> io::Result<Child> {
                 let (requests, waiting) = channel::<Request>();
                 std::thread::Builder::new().name("afresh-linux".to_owned()).spawn(move || {
                     for Request { mut command, answer } in waiting {
-                        let _ = answer.send(command.spawn());
+                        let _ = answer.send(fork::to_execute(|| command.spawn()));
                     }
                 })?;
                 starter.insert(requests)

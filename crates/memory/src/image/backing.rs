@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use afresh_sys::{
-    HUGE_PAGES, Memfd, PageRange, PerProcess, Protection, Reservation, SysError, fork,
+    HUGE_PAGES, Memfd, PageRange, PerProcess, Protection, Reservation, SysError, fork::Mark,
 };
 
 use super::inserter::Arrived;
@@ -35,8 +35,6 @@ static FILLED_PACK: PerProcess<Mutex<Weak<Pack>>> = PerProcess::new(|| Mutex::ne
 /// A file shared by many backings.
 struct Pack {
     file: Memfd,
-    /// Of the process that made it, which alone writes the file and gives its memory back.
-    generation: u32,
     /// Next free page, and backings placed so far.
     next: Mutex<(usize, usize)>,
 }
@@ -57,11 +55,7 @@ impl Pack {
             Some(pack) => pack,
             None => {
                 let file = Memfd::new(c"afresh-pack")?;
-                let pack = Arc::new(Pack {
-                    file,
-                    generation: fork::generation(),
-                    next: Mutex::new((0, 0)),
-                });
+                let pack = Arc::new(Pack { file, next: Mutex::new((0, 0)) });
                 *current = Arc::downgrade(&pack);
                 pack
             }
@@ -77,9 +71,11 @@ impl Pack {
 
 enum Store {
     Own(Memfd),
+    /// Only the process that made it writes there.
     Packed {
         pack: Arc<Pack>,
         start: usize,
+        made: Mark,
     },
     /// A part of a file of somebody else's.
     Lent(Arc<dyn Lender>),
@@ -155,7 +151,8 @@ impl Backing {
             // lacks must not come with a page of another's.
             let (pack, start) =
                 Pack::room(FILLED_PACK.get(), pages.next_multiple_of(HUGE_PAGES), HUGE_PAGES)?;
-            return Self::viewed(Store::Packed { pack, start }, view, pages, Vec::new());
+            let store = Store::Packed { pack, start, made: Mark::now() };
+            return Self::viewed(store, view, pages, Vec::new());
         }
         let file = Memfd::new(c"afresh-image").and_then(|file| {
             file.set_len(PageRange::new(0, pages).byte_len())?;
@@ -279,14 +276,14 @@ impl Backing {
             let _ = pack.file.punch_hole(PageRange::new(start, pages));
             return Err(error);
         }
-        Ok(Store::Packed { pack, start })
+        Ok(Store::Packed { pack, start, made: Mark::now() })
     }
 
     /// The file and the first page of this backing in it.
     pub(crate) fn file(&self) -> (&Memfd, usize) {
         match &self.store {
             Store::Own(file) => (file, 0),
-            Store::Packed { pack, start } => (&pack.file, *start),
+            Store::Packed { pack, start, .. } => (&pack.file, *start),
             Store::Lent(lender) => (lender.file(), lender.part().start),
         }
     }
@@ -326,8 +323,8 @@ impl Drop for Backing {
                 OWNED.fetch_sub(1, Ordering::Relaxed);
             }
             // The space is not handed out again, so an error costs memory until the pack goes, never
-            // content.
-            Store::Packed { pack, start } if pack.generation == fork::generation() => {
+            // content. What a child may have is not taken away from it, either.
+            Store::Packed { pack, start, made } if made.is_alone() => {
                 let _ = pack.file.punch_hole(PageRange::new(*start, self.pages));
             }
             Store::Packed { .. } | Store::Lent(_) => {}

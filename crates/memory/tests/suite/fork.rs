@@ -150,3 +150,29 @@ fn images_that_a_child_makes_and_drops_change_none_of_its_parents() {
         }
     });
 }
+
+#[test]
+fn images_that_a_parent_drops_stay_its_childs() {
+    alone("fork::images_that_a_parent_drops_stay_its_childs", || {
+        let images: Vec<Image> = (0..110).map(|at| image(at as u8)).collect();
+        let (mut told, mut tells) = std::io::pipe().unwrap();
+        // SAFETY: one thread; the child reads, compares and ends.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            drop(tells);
+            let gone = std::io::Read::read(&mut told, &mut [0]).is_ok_and(|read| read == 1);
+            let kept = |(at, image): (usize, &Image)| {
+                image.page(3).is_some_and(|page| page.iter().all(|byte| *byte == at as u8))
+            };
+            let good = gone && images.iter().enumerate().skip(1).all(kept);
+            // SAFETY: ends the child and nothing else.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        drop(images);
+        std::io::Write::write_all(&mut tells, &[1]).unwrap();
+        let mut status = 0;
+        // SAFETY: waits for the child just made.
+        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
+        assert_eq!(status, 0, "an image of the child has lost its content");
+    });
+}

@@ -6,7 +6,10 @@
 //! and whichever library forked. No system call is needed to look. Where the kernel cannot mark a page, a
 //! handler of the C library's `fork` clears the word instead; it misses children made by a bare system call.
 
+use std::cell::Cell;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
+
+use crate::Inherited;
 
 /// The word that a child finds cleared: this process's generation, or 0 when it was not settled yet.
 static WORD: AtomicPtr<AtomicU32> = AtomicPtr::new(std::ptr::null_mut());
@@ -26,6 +29,60 @@ pub fn generation() -> u32 {
         0 => settle(),
         generation => generation,
     }
+}
+
+/// How often the C library was told to fork, in this process and those it descends from.
+static FORKS: AtomicU32 = AtomicU32::new(0);
+/// Whether that is counted.
+static COUNTED: Inherited<bool> = Inherited::new();
+
+/// When something was made that children share: memory of a file, which they see change and vanish with their parent.
+///
+/// A child made by a bare system call is not counted. It must not outlive what it uses of its parent's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mark {
+    generation: u32,
+    forks: u32,
+}
+
+impl Mark {
+    /// Now, in this process.
+    #[must_use]
+    pub fn now() -> Self {
+        // SAFETY: the handler only adds to an atomic.
+        let hook = || unsafe { libc::pthread_atfork(Some(count), None, None) } == 0;
+        let forks = match COUNTED.get_or_make(hook) {
+            true => FORKS.load(Ordering::Acquire),
+            // Out of memory for the handler, nothing is known of children: no two marks are equal.
+            false => FORKS.fetch_add(1, Ordering::AcqRel),
+        };
+        Self { generation: generation(), forks }
+    }
+
+    /// Whether nobody else can have what was made then: this process made it, and has forked nothing since.
+    #[must_use]
+    pub fn is_alone(self) -> bool {
+        self == Self::now()
+    }
+}
+
+std::thread_local! {
+    /// Whether what this thread forks now runs another program at once.
+    static EXECUTES: Cell<bool> = const { Cell::new(false) };
+}
+
+extern "C" fn count() {
+    if !EXECUTES.with(Cell::get) {
+        FORKS.fetch_add(1, Ordering::AcqRel);
+    }
+}
+
+/// Does `work`, in which this thread forks nothing but what runs another program at once, and so shares nothing.
+pub fn to_execute<T>(work: impl FnOnce() -> T) -> T {
+    let before = EXECUTES.replace(true);
+    let done = work();
+    EXECUTES.set(before);
+    done
 }
 
 /// Gives this process its number.
@@ -140,6 +197,21 @@ mod tests {
     fn a_child_has_another_generation_and_values_of_its_own() {
         // SAFETY: the child calls async-signal-safe functions and the allocator, whose locks `fork` keeps whole.
         in_children(|| unsafe { libc::fork() }, |of, mine| of != mine);
+    }
+
+    #[test]
+    fn what_was_made_before_a_fork_is_nobodys_alone() {
+        let before = Mark::now();
+        // SAFETY: as above.
+        let child = unsafe { libc::fork() };
+        if child == 0 {
+            let good = !before.is_alone() && Mark::now().is_alone();
+            // SAFETY: ends the child and nothing else.
+            unsafe { libc::_exit(i32::from(!good)) };
+        }
+        assert!(ended_well(child));
+        assert!(!before.is_alone());
+        assert!(to_execute(|| EXECUTES.get()) && !EXECUTES.get());
     }
 
     #[test]
