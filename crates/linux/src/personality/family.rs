@@ -491,7 +491,7 @@ impl State {
             self.forget(gone);
         }
         let Kin { id, parent, group, memory, .. } = self.family.own.clone();
-        let spent = self.family.spent_by(id);
+        let (spent, groups) = (self.family.spent_by(id), self.kept_groups());
         self.tree.release(self.directory);
         self.leave_children(id, parent);
         let heir = if self.family.lives(parent) { parent } else { FIRST };
@@ -499,6 +499,7 @@ impl State {
         self.family.others.remove(&id);
         self.table.drop_process(id);
         self.drop_unowned();
+        self.wake_orphans(groups);
         if memory == id {
             self.family.layouts.remove(&id);
             self.count_memory();

@@ -241,7 +241,9 @@ impl State {
             (thread.pending.set() | own) & !thread.blocked
         };
         let came = self.threads.iter().fold(0, |set, thread| set | open(thread));
-        came & STOPPING != 0 && came & self.stopping() != 0
+        // Stopped, it would not come to its end.
+        let ends = (came | self.pending.set()) & bit(libc::SIGKILL as u8) != 0;
+        came & STOPPING != 0 && !ends && came & self.stopping() != 0
     }
 
     /// Stops the current process if it is to. For when none of its threads runs.

@@ -8,6 +8,7 @@ use afresh_files::{Access, New, Node, Tree, Walk};
 use rustix::io::Errno;
 
 use super::encode::Bytes;
+use super::kin::Kin;
 use super::readiness::{IN, OUT};
 use super::table::Open;
 use super::terminals::{ENOUGH, FIRST_DEVICE, SOME, TERMINALS, Terminal, TerminalEnd, Termios};
@@ -62,14 +63,37 @@ impl State {
         self.terminals.of_session(self.family.own.session)
     }
 
-    /// Whether nobody outside of the current process's group, but in its session, could have it go on.
-    fn is_orphaned(&self) -> bool {
-        let own = &self.family.own;
+    /// Whether nobody outside of a group, but in its session, could have it go on.
+    fn is_orphaned(&self, group: u32) -> bool {
         let cares = |id: u32| {
-            let kin = self.family.kin(id).and_then(|kin| self.family.kin(kin.parent));
-            kin.is_some_and(|parent| parent.group != own.group && parent.session == own.session)
+            let kin = self.family.kin(id);
+            let parent = kin.and_then(|kin| self.family.kin(kin.parent));
+            let outside = |kin: &Kin, of: &Kin| of.group != kin.group && of.session == kin.session;
+            kin.zip(parent).is_some_and(|(kin, parent)| outside(kin, parent))
         };
-        !self.family.group(own.group).into_iter().any(cares)
+        !self.family.group(group).into_iter().any(cares)
+    }
+
+    /// The groups that somebody could have go on, and perhaps nobody once the current process is gone.
+    pub(super) fn kept_groups(&self) -> Vec<u32> {
+        let own = &self.family.own;
+        let children = self.family.kins().filter(|kin| kin.parent == own.id).map(|kin| kin.group);
+        let mut groups: Vec<_> = children.chain([own.group]).collect();
+        groups.sort_unstable();
+        groups.dedup();
+        groups.retain(|group| !self.is_orphaned(*group));
+        groups
+    }
+
+    /// Those of `groups` that are orphaned by now are told so, and go on, if a process in them was stopped.
+    pub(super) fn wake_orphans(&mut self, groups: Vec<u32>) {
+        for group in groups {
+            let stopped = |id: u32| self.family.kin(id).is_some_and(|kin| kin.stopped.is_some());
+            if self.is_orphaned(group) && self.family.group(group).into_iter().any(stopped) {
+                self.signal_group(group, libc::SIGHUP);
+                self.signal_group(group, libc::SIGCONT);
+            }
+        }
     }
 }
 
@@ -181,7 +205,7 @@ impl Person {
         if self.state.shuns(signal as u8) {
             return if signal == libc::SIGTTIN { Err(Errno::IO.into()) } else { Ok(None) };
         }
-        if self.state.is_orphaned() {
+        if self.state.is_orphaned(self.state.family.own.group) {
             return Err(Errno::IO.into());
         }
         let group = own.group;

@@ -72,6 +72,31 @@ static void stops(void) {
     if (!(child = fork())) for (;;) pause();
     CHECK(!kill(child, SIGSTOP) && waitpid(child, &status, WUNTRACED) == child && WIFSTOPPED(status));
     CHECK(!kill(child, SIGKILL) && waitpid(child, &status, 0) == child && WTERMSIG(status) == SIGKILL);
+    // Both have come before it is looked at: it does not stop with its end before it.
+    if (!(child = fork())) for (;;) pause();
+    CHECK(!kill(child, SIGSTOP) && !kill(child, SIGKILL));
+    CHECK(waitpid(child, &status, WUNTRACED) == child && WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL);
+}
+
+// Who is stopped, and has nobody left that could have it go on, is told so and goes on.
+static void orphans(void) {
+    int status, pipes[2];
+    char byte;
+    CHECK(!pipe(pipes));
+    pid_t leader = fork();
+    if (!leader) {
+        setsid();
+        pid_t job = fork();
+        if (!job) {
+            setpgid(0, 0);
+            raise(SIGSTOP);
+            for (;;) pause();
+        }
+        CHECK(waitpid(job, &status, WUNTRACED) == job && WIFSTOPPED(status));
+        _exit(7);
+    }
+    CHECK(waitpid(leader, &status, 0) == leader && WEXITSTATUS(status) == 7);
+    CHECK(!close(pipes[1]) && read(pipes[0], &byte, 1) == 0 && !close(pipes[0]));
 }
 
 // Much at once goes at once, of files.
@@ -124,6 +149,7 @@ int main(void) {
         if (*line == 'e') errors();
         if (*line == 'h') stops();
         if (*line == 'm') much();
+        if (*line == 'o') orphans();
         printf("%s\n", *found ? found : "ok");
         fflush(stdout);
     }
