@@ -69,6 +69,30 @@ struct Found {
     lent: Vec<(Range<u64>, Contents)>,
 }
 
+impl Found {
+    /// Of pages that are there, `held`, of which `own` are the process's, and contents of files.
+    fn new(
+        contents: Vec<(Range<u64>, Contents)>,
+        held: Vec<Range<u64>>,
+        own: &[Range<u64>],
+    ) -> Self {
+        let mut all = Ranges::default();
+        // Whether or not a page of contents is there it has them.
+        let shown = contents.iter().map(|(part, _)| part.clone());
+        held.into_iter().chain(shown).for_each(|part| all.insert(part));
+        let lent = contents.into_iter().flat_map(|(part, contents)| {
+            let mut left = Ranges::default();
+            left.insert(part.clone());
+            if !planted::is(Bug::Lent) {
+                own.iter().for_each(|own| left.remove(own.clone()));
+            }
+            let cut: Vec<_> = left.iter().filter(|cut| cut.end - cut.start >= LENT).collect();
+            cut.into_iter().map(move |cut| (cut.clone(), contents.from(cut.start - part.start)))
+        });
+        Self { all, lent: lent.collect() }
+    }
+}
+
 /// What a state that is frozen has differently from the image before, by pages.
 #[derive(Default)]
 struct Taken {
@@ -383,7 +407,7 @@ impl Body {
         let mut taken = Taken { gone: segments.without(&old), ..Taken::default() };
         for part in segments.iter() {
             let own = self.process.private(part.range())?;
-            let found = self.found(part.range(), own.clone(), own);
+            let found = Found::new(self.contents(part.range()), own.clone(), &own);
             taken.take(&segments, part.range(), found, |range| self.blank(range))?;
         }
         // What the image before does not have is zero.
@@ -414,26 +438,6 @@ impl Body {
         parts.into_iter().flat_map(|part| self.showing.within(part)).collect()
     }
 
-    /// What there is in `range`: pages that are there, `held`, of which `own` are the process's, and contents of files.
-    fn found(&self, range: Range<u64>, held: Vec<Range<u64>>, own: Vec<Range<u64>>) -> Found {
-        let contents = self.contents(range);
-        let mut all = Ranges::default();
-        // Whether or not a page of contents is there it has them.
-        let shown = contents.iter().map(|(part, _)| part.clone());
-        held.into_iter().chain(shown).for_each(|part| all.insert(part));
-        let lent = contents.into_iter().flat_map(|(part, contents)| {
-            let mut left = Ranges::default();
-            left.insert(part.clone());
-            if !planted::is(Bug::Lent) {
-                own.iter().for_each(|own| left.remove(own.clone()));
-            }
-            let cut: Vec<_> = left.iter().filter(|cut| cut.end - cut.start >= LENT).collect();
-            cut.into_iter().map(move |cut| (cut.clone(), contents.from(cut.start - part.start)))
-        });
-        let lent = lent.collect();
-        Found { all, lent }
-    }
-
     /// The parts of `range` that show no image.
     fn blank(&self, range: Range<u64>) -> Vec<Range<u64>> {
         let mut blank = Ranges::default();
@@ -459,11 +463,12 @@ impl Body {
         let mut taken = Taken { gone: segments.without(old), ..Taken::default() };
         for part in disturbed.iter().flat_map(|range| segments.within(range)) {
             let held = self.process.populated(part.range())?;
-            let own = match self.contents(part.range()).is_empty() {
+            let contents = self.contents(part.range());
+            let own = match contents.is_empty() {
                 true => Vec::new(),
                 false => self.process.private(part.range())?,
             };
-            let found = self.found(part.range(), held, own);
+            let found = Found::new(contents, held, &own);
             taken.take(&segments, part.range(), found, |range| replaced.within(range))?;
         }
         taken.sort();

@@ -4,7 +4,7 @@
 //! private memory, each page cost a fault before anybody asked for it: two thirds of what a large library took to load.
 //!
 //! Promises: a process shows what the file held when its bytes were first mapped, whatever becomes of the file; memory that no
-//! process shows any more is given back; and what lies here beside a guest's own memory keeps to a budget. May break it: whoever
+//! process and no image shows any more is given back, but for what a fork of this process may have; and what lies here beside a guest's own memory keeps to a budget. May break it: whoever
 //! lets go of [`Shown`] before the mapping is gone, for its pages become zero.
 
 use std::collections::BTreeMap;

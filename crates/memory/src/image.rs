@@ -26,7 +26,7 @@ use afresh_sys::{PAGE_SIZE, PageRange};
 
 pub(crate) use backing::Backing;
 pub use build::ImageBuilder;
-pub(crate) use build::{buffer_for, in_parts};
+pub(crate) use build::read_parts;
 #[cfg(not(miri))]
 pub use file::ImageFile;
 pub use inserter::Inserter;

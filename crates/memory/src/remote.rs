@@ -12,7 +12,7 @@
 use afresh_sys::planted::{self, Bug};
 use afresh_sys::{PAGE_SIZE, PageRange, SysError};
 
-use crate::image::{buffer_for, in_parts, is_zero};
+use crate::image::{is_zero, read_parts};
 use crate::slot::adapt::{Adapt, Next};
 use crate::tracker::push_run;
 use crate::write_set::WriteSet;
@@ -303,7 +303,7 @@ impl RemoteSlot {
         pages: usize,
         Differing { placed, lent, gone }: &Differing<'_>,
     ) -> Result<(Image, Vec<PageRange>), RemoteError<R::Error>> {
-        let (changed, stored) = self.guarded::<_, R>(|slot| {
+        let (changed, mut stored) = self.guarded::<_, R>(|slot| {
             slot.take(remote)?;
             let mut looked_at = WriteSet::default();
             looked_at.learn(&slot.runs);
@@ -322,12 +322,8 @@ impl RemoteSlot {
         })?;
         let mut replaced = WriteSet::default();
         replaced.learn(planted::but_last(Bug::Freeze, &changed));
-        let kept = replaced.runs();
-        let kept_of = |run: &PageRange| {
-            let (run, first) = (*run, kept.partition_point(|kept| kept.end() <= run.start));
-            kept[first..].iter().map_while(move |kept| kept.intersect(run))
-        };
-        let stored: Vec<_> = stored.iter().flat_map(kept_of).collect();
+        // Each lies in one run of what changed, of which a planted bug leaves one out.
+        stored.retain(|run| replaced.count_in(*run) > 0);
         let inside = |range: &PageRange| range.intersect(PageRange::new(0, pages));
         replaced.learn(&gone.iter().filter_map(inside).collect::<Vec<_>>());
         // They are read once more, while nothing runs that could change them: kept since, they would take as much memory again.
@@ -436,12 +432,10 @@ fn read_runs<R: Remote>(
     runs: &[PageRange],
     mut each: impl FnMut(usize, &[u8]),
 ) -> Result<(), RemoteError<R::Error>> {
-    let mut buffer = buffer_for(runs);
-    in_parts(runs, |part| {
-        let len = part.iter().map(|piece| piece.byte_len()).sum();
-        let live = &mut buffer[..len];
-        remote.read(part, live).map_err(RemoteError::Owner)?;
-        let pages = part.iter().flat_map(|piece| piece.start..piece.end());
+    let read =
+        |part: &[PageRange], live: &mut [u8]| remote.read(part, live).map_err(RemoteError::Owner);
+    read_parts(runs, read, |piece, live| {
+        let pages = piece.start..piece.end();
         pages.zip(live.chunks_exact(PAGE_SIZE)).for_each(|(page, bytes)| each(page, bytes));
         Ok(())
     })

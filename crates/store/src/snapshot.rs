@@ -209,30 +209,24 @@ impl Snapshot {
             return Self::read_distant_set(layer, each);
         }
         // Most runs are short and stored one behind the other: those are read many at once.
-        let mut near = vec![0; NEAR as usize * PAGE_SIZE];
-        let mut has = 0..0;
-        let mut buffer = Vec::new();
+        let (mut buffer, mut has) = (Vec::new(), 0..0);
+        let mut zeros = Vec::new();
         for extent in &layer.index().extents {
             for skip in (0..extent.len).step_by(BATCH as usize) {
                 let len = BATCH.min(extent.len - skip);
                 let bytes = len as usize * PAGE_SIZE;
-                let stored = extent.stored.map(|stored| stored + skip);
-                let run = match stored.filter(|_| len <= NEAR) {
+                let run = match extent.stored.map(|stored| stored + skip) {
                     Some(stored) => {
                         if stored < has.start || stored + len > has.end {
-                            has = stored..layer.index().stored.min(stored + NEAR);
-                            let read = (has.end - has.start) as usize * PAGE_SIZE;
-                            layer.read(stored, &mut near[..read])?;
-                        }
-                        &near[(stored - has.start) as usize * PAGE_SIZE..][..bytes]
-                    }
-                    None => {
-                        buffer.clear();
-                        buffer.resize(bytes, 0);
-                        if let Some(stored) = stored {
+                            has = stored..layer.index().stored.min(stored + len.max(NEAR));
+                            buffer.resize((has.end - has.start) as usize * PAGE_SIZE, 0);
                             layer.read(stored, &mut buffer)?;
                         }
-                        &buffer[..]
+                        &buffer[(stored - has.start) as usize * PAGE_SIZE..][..bytes]
+                    }
+                    None => {
+                        zeros.resize(bytes, 0);
+                        &zeros[..]
                     }
                 };
                 each(PageRange::new((extent.first + skip) as usize, len as usize), run)?;

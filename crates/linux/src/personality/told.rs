@@ -75,8 +75,8 @@ impl State {
 
     /// What the one processor has done since the start. The guest's own time is not told from its rest.
     fn processor_lines(&self) -> String {
-        let (rest, begun) =
-            (now_moment() / TICK, now().seconds - (now_moment() / 1_000_000_000) as i64);
+        let since = now_moment();
+        let (rest, begun) = (since / TICK, now().seconds - (since / 1_000_000_000) as i64);
         let times = format!("0 0 0 {rest} 0 0 0 0 0 0");
         let runs = self.family.kins().count();
         format!(

@@ -111,11 +111,10 @@ impl Process {
         let coming = image.is_some_and(|(shown, _)| shown.is_coming());
         let files = pieces.iter().filter(|piece| coming && piece.file.is_some());
         let files: Vec<_> = files.map(Piece::range).collect();
-        let sent = image.map(|(shown, _)| shown.main(boot::FILES)).unwrap_or_default();
+        let sent = image.map(|(shown, _)| shown.main()).unwrap_or_default();
         let (mut first, mut rest) = (Vec::new(), Vec::new());
         for piece in pieces {
-            let of = piece.file.as_ref();
-            let known = of.is_none_or(|file| sent.iter().any(|sent| sent.shares_file(file)));
+            let known = piece.is_of(&sent);
             if known && first.len() < boot::PIECES { first.push(piece) } else { rest.push(piece) }
         }
         boot::write_child(&mut control, image.map(|_| (&first[..], &sent[..])));

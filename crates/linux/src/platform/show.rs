@@ -33,6 +33,12 @@ impl Piece {
         self.start..self.start + self.len
     }
 
+    /// Whether it is of one of `files`, or of none at all.
+    pub(super) fn is_of(&self, files: &[&ImageFile]) -> bool {
+        let sent = |file: &ImageFile| files.iter().any(|sent| sent.shares_file(file));
+        self.file.as_ref().is_none_or(sent)
+    }
+
     /// The call that makes it; `descriptor` is the file's in the process.
     pub(super) fn order(&self, descriptor: u64) -> [u64; 7] {
         let mut flags = libc::MAP_PRIVATE | libc::MAP_FIXED | libc::MAP_NORESERVE;
@@ -125,8 +131,8 @@ impl Shown {
         self.pieces_at(segment.start, segment.pages(), segment.protection, out);
     }
 
-    /// The files that hold most of it, at most so many.
-    pub(super) fn main(&self, most: usize) -> Vec<&ImageFile> {
+    /// The files that hold most of it: as many as a process is sent when it begins.
+    pub(super) fn main(&self) -> Vec<&ImageFile> {
         let mut found: Vec<(&ImageFile, usize)> = Vec::new();
         for file in &self.files {
             let len = file.pages().len;
@@ -138,7 +144,7 @@ impl Shown {
             }
         }
         found.sort_by_key(|(_, pages)| std::cmp::Reverse(*pages));
-        found.into_iter().take(most).map(|(file, _)| file).collect()
+        found.into_iter().take(boot::FILES).map(|(file, _)| file).collect()
     }
 
     /// All pieces of a guest that starts, and the files that they are of; nothing if content may be missing, or there are more files than a
@@ -147,10 +153,9 @@ impl Shown {
         if self.coming.is_some() {
             return None;
         }
-        let main = self.main(boot::FILES);
+        let main = self.main();
         let pieces = self.all(segments);
-        let of_main = |file: &ImageFile| main.iter().any(|main| main.shares_file(file));
-        pieces.iter().all(|piece| piece.file.as_ref().is_none_or(of_main)).then_some((main, pieces))
+        pieces.iter().all(|piece| piece.is_of(&main)).then_some((main, pieces))
     }
 
     /// All pieces of a guest that starts: the window's, then those of its segments.

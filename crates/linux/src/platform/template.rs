@@ -88,7 +88,6 @@ impl Template {
             ends().map_err(|error| PlatformError::kernel("making a template", error))?;
         let lent: Vec<_> = files.iter().map(|file| file.file()).chain([theirs.as_fd()]).collect();
         let process = zygote::start(&control, &lent)?;
-        drop(lent);
         drop(theirs);
         let mut forker = Forker::new(process.pid, socket, control);
         forker.clock = process.clock;

@@ -286,11 +286,25 @@ fn store(
 /// Pages that are read at a time.
 const AT_ONCE: usize = 256;
 
-/// Hands `runs` to `each` in parts of so many pages, at most.
-pub(crate) fn in_parts<E>(
+/// Has `read` put the pages of `runs` into bytes, so many at a time, one run after the other, and hands them to `each`, a run or a
+/// part of one at a time.
+pub(crate) fn read_parts<E>(
     runs: &[PageRange],
-    mut each: impl FnMut(&[PageRange]) -> Result<(), E>,
+    mut read: impl FnMut(&[PageRange], &mut [u8]) -> Result<(), E>,
+    mut each: impl FnMut(PageRange, &[u8]) -> Result<(), E>,
 ) -> Result<(), E> {
+    let all: usize = runs.iter().map(|run| run.len).sum();
+    let mut buffer = vec![0; all.min(AT_ONCE) * PAGE_SIZE];
+    let mut hand = |part: &[PageRange]| {
+        let bytes = &mut buffer[..part.iter().map(|piece| piece.byte_len()).sum()];
+        read(part, bytes)?;
+        let mut rest = &*bytes;
+        part.iter().try_for_each(|piece| {
+            let (bytes, after) = rest.split_at(piece.byte_len());
+            rest = after;
+            each(*piece, bytes)
+        })
+    };
     let mut part: Vec<PageRange> = Vec::new();
     let mut left = AT_ONCE;
     for run in runs {
@@ -300,19 +314,13 @@ pub(crate) fn in_parts<E>(
             part.push(piece);
             (at, left) = (piece.end(), left - piece.len);
             if left == 0 {
-                each(&part)?;
+                hand(&part)?;
                 part.clear();
                 left = AT_ONCE;
             }
         }
     }
-    if part.is_empty() { Ok(()) } else { each(&part) }
-}
-
-/// What is read of `runs` at a time, in bytes.
-pub(crate) fn buffer_for(runs: &[PageRange]) -> Vec<u8> {
-    let all: usize = runs.iter().map(|run| run.len).sum();
-    vec![0; all.min(AT_ONCE) * PAGE_SIZE]
+    if part.is_empty() { Ok(()) } else { hand(&part) }
 }
 
 impl Image {
@@ -326,27 +334,18 @@ impl Image {
         pages: usize,
         changed: &[PageRange],
         stored: &[PageRange],
-        mut read: impl FnMut(&[PageRange], &mut [u8]) -> Result<(), E>,
+        read: impl FnMut(&[PageRange], &mut [u8]) -> Result<(), E>,
     ) -> Result<Image, E> {
         check_sorted(changed, pages)?;
         check_sorted(stored, pages)?;
         let mut all = self.kept(pages, changed);
         if !stored.is_empty() {
             let places = places(stored);
-            let mut buffer = buffer_for(stored);
             let backing = Backing::create(places.clone(), |file, start| {
-                in_parts(stored, |part| {
-                    let len = part.iter().map(|piece| piece.byte_len()).sum();
-                    read(part, &mut buffer[..len])?;
-                    let mut rest = &buffer[..len];
-                    for piece in part {
-                        let (bytes, after) = rest.split_at(piece.byte_len());
-                        rest = after;
-                        let at = stored.partition_point(|run| run.end() <= piece.start);
-                        let page = start + places[at].start + piece.start - stored[at].start;
-                        file.write_at(bytes, page * PAGE_SIZE)?;
-                    }
-                    Ok::<(), E>(())
+                read_parts(stored, read, |piece, bytes| {
+                    let at = stored.partition_point(|run| run.end() <= piece.start);
+                    let page = start + places[at].start + piece.start - stored[at].start;
+                    Ok::<(), E>(file.write_at(bytes, page * PAGE_SIZE)?)
                 })
             })?;
             all.extend(extents(stored, &places, &backing));

@@ -2,13 +2,15 @@
 //! not be right, and nothing that a child does reaches its parent.
 #![cfg(not(miri))]
 
+use std::io::{Read, Write};
+
 use afresh_memory::{
     HostAccess, Image, ImageBuilder, PAGE_SIZE, Slot, SlotConfig, SlotError, Strategy, TrackerKind,
 };
 use afresh_sys::alone;
 
-/// Runs `check` in a forked child; whether it returned true there within a minute.
-fn in_child(check: impl FnOnce() -> bool) -> bool {
+/// A forked child that runs `check`, and ends by what it returns.
+fn forked(check: impl FnOnce() -> bool) -> libc::pid_t {
     // SAFETY: the child uses the allocator, which the C library's fork keeps whole, and locks of this crate, which no
     // other thread of this process takes: each test here is a process of its own.
     let child = unsafe { libc::fork() };
@@ -19,10 +21,20 @@ fn in_child(check: impl FnOnce() -> bool) -> bool {
         // SAFETY: ends the child without running the parent's destructors.
         unsafe { libc::_exit(i32::from(!good)) };
     }
+    child
+}
+
+/// Whether `check` returned true within a minute in that child.
+fn was_good(child: libc::pid_t) -> bool {
     let mut status = 0;
-    // SAFETY: waits for the child just made.
+    // SAFETY: waits for a child of this process.
     assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
     status == 0
+}
+
+/// Runs `check` in a forked child; whether it returned true there within a minute.
+fn in_child(check: impl FnOnce() -> bool) -> bool {
+    was_good(forked(check))
 }
 
 fn image(byte: u8) -> Image {
@@ -156,23 +168,15 @@ fn images_that_a_parent_drops_stay_its_childs() {
     alone("fork::images_that_a_parent_drops_stay_its_childs", || {
         let images: Vec<Image> = (0..110).map(|at| image(at as u8)).collect();
         let (mut told, mut tells) = std::io::pipe().unwrap();
-        // SAFETY: one thread; the child reads, compares and ends.
-        let child = unsafe { libc::fork() };
-        if child == 0 {
-            drop(tells);
-            let gone = std::io::Read::read(&mut told, &mut [0]).is_ok_and(|read| read == 1);
+        let child = forked(|| {
+            let gone = told.read(&mut [0]).is_ok_and(|read| read == 1);
             let kept = |(at, image): (usize, &Image)| {
                 image.page(3).is_some_and(|page| page.iter().all(|byte| *byte == at as u8))
             };
-            let good = gone && images.iter().enumerate().skip(1).all(kept);
-            // SAFETY: ends the child and nothing else.
-            unsafe { libc::_exit(i32::from(!good)) };
-        }
+            gone && images.iter().enumerate().skip(1).all(kept)
+        });
         drop(images);
-        std::io::Write::write_all(&mut tells, &[1]).unwrap();
-        let mut status = 0;
-        // SAFETY: waits for the child just made.
-        assert_eq!(unsafe { libc::waitpid(child, &mut status, 0) }, child);
-        assert_eq!(status, 0, "an image of the child has lost its content");
+        tells.write_all(&[1]).unwrap();
+        assert!(was_good(child), "an image of the child has lost its content");
     });
 }
